@@ -1,0 +1,13 @@
+"""The two ways atoll says no: bad input from a person, and a party that could not answer."""
+
+
+class AtollError(Exception):
+    """Bad input: one clear sentence that says what, where and what to do. The command line prints it and exits with 2."""
+
+
+class PartyFailure(Exception):
+    """A party did not answer a message; `reason` says why in a few words."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
