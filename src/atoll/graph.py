@@ -1,54 +1,17 @@
-"""Graphs of one or many parties in one block-diagonal block, and the sparse kernels everything runs on."""
+"""Graphs of one or many parties in one block-diagonal block."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-
-class Sparse:
-    """A constant sparse matrix kept in CSR together with its transpose; `matrix @ dense` is differentiable in `dense`.
-
-    torch's own CSR backward rebuilds the transpose in every call; holding both makes the backward pass one product.
-    """
-
-    def __init__(self, matrix: sp.csr_array) -> None:
-        self.shape: tuple[int, int] = matrix.shape
-        self.forward = _csr(matrix)
-        self.transposed = _csr(sp.csr_array(matrix.T.tocsr()))
-
-    def __matmul__(self, dense: Tensor) -> Tensor:
-        return _Product.apply(self, dense)
-
-
-class _Product(torch.autograd.Function):
-    """Y = M·X and its gradient Mᵀ·G."""
-
-    @staticmethod
-    def forward(ctx: Any, matrix: Sparse, dense: Tensor) -> Tensor:
-        ctx.matrix = matrix
-        return matrix.forward @ dense
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
-        return None, ctx.matrix.transposed @ gradients[0]
-
-
-def _csr(matrix: sp.csr_array) -> Tensor:
-    return torch.sparse_csr_tensor(
-        torch.from_numpy(matrix.indptr.astype(np.int32)),
-        torch.from_numpy(matrix.indices.astype(np.int32)),
-        torch.from_numpy(matrix.data.astype(np.float32)),
-        size=matrix.shape,
-        check_invariants=False,
-    )
+from .kernels import Blocks, Features, Sparse
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +31,8 @@ class Graph:
     num_classes: int
     ids: Tensor  # (N,) int64: the node's index in the whole graph
     ptr: Tensor  # (P + 1,) int64: where each party's rows begin
+    widths: tuple[int, ...] | None = None  # vertical: party p's real columns are x[:, :widths[p]], the rest is zero padding
+    class_names: tuple[str, ...] | None = None  # where the classes have names
 
     @property
     def num_nodes(self) -> int:
@@ -87,6 +52,54 @@ class Graph:
         return self.ptr.diff().tolist()
 
     @cached_property
+    def blocks(self) -> Blocks:
+        """How the rows fall into parties: the arithmetic of rows times a party's own weights."""
+        return Blocks(self.sizes)
+
+    @cached_property
+    def features(self) -> Features:
+        """`graph.features @ weight` with weight (P, d, h): each party's features times its own weight."""
+        return Features(self.x, self.blocks)
+
+    @cached_property
+    def adjacency(self) -> sp.csr_array:
+        """(N, N) float64; row i holds the sources of the edges into i."""
+        source, target = self.edge_index.numpy()
+        ones = np.ones(len(source))
+        return sp.csr_array((ones, (target, source)), shape=(self.num_nodes, self.num_nodes))
+
+    @cached_property
+    def symmetric(self) -> bool:
+        """Whether every edge has its reverse."""
+        adjacency = self.adjacency
+        return (adjacency != adjacency.T).nnz == 0
+
+    @cached_property
+    def propagate(self) -> Sparse:
+        """D^(-1/2)·(A + I)·D^(-1/2), D the in-degrees of A + I."""
+        looped = self.adjacency + sp.eye_array(self.num_nodes, format="csr")
+        scale = sp.diags_array(looped.sum(1) ** -0.5)
+        return Sparse(sp.csr_array(scale @ looped @ scale), symmetric=self.symmetric)
+
+    @cached_property
+    def mean(self) -> Sparse:
+        """D⁻¹·A: the mean over a node's neighbours, 0 for a node without any."""
+        degree = self.adjacency.sum(1)
+        return Sparse(sp.csr_array(sp.diags_array(1 / np.maximum(degree, 1)) @ self.adjacency))
+
+    @cached_property
+    def pooled(self) -> Graph:
+        """The same graph as one block (P = 1): what a model that all parties share runs on."""
+        graph = replace(self, ptr=self.ptr[[0, -1]])
+        graph.__dict__.update({name: self.__dict__[name] for name in ("propagate", "mean") if name in self.__dict__})
+        return graph
+
+    @cached_property
+    def derived(self) -> dict[str, Tensor]:
+        """What others compute once for this graph (for instance the losses' node weights), by name."""
+        return {}
+
+    @cached_property
     def party(self) -> Tensor:
         """(N,) which party each row belongs to."""
         return torch.repeat_interleave(torch.arange(self.parties), self.ptr.diff())
@@ -98,7 +111,8 @@ class Graph:
         starts, ends = self.ptr[:-1].tolist(), self.ptr[1:].tolist()
         rows = torch.cat([torch.arange(starts[p], ends[p]) for p in parties])
         sizes = torch.tensor([ends[p] - starts[p] for p in parties], dtype=torch.int64)
-        return replace(self.rows(rows), ptr=torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]))
+        widths = None if self.widths is None else tuple(self.widths[p] for p in parties)
+        return replace(self.rows(rows), ptr=torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]), widths=widths)
 
     def rows(self, rows: Tensor) -> Graph:
         """The induced subgraph of distinct rows as one block (P = 1)."""
@@ -117,6 +131,7 @@ class Graph:
             num_classes=self.num_classes,
             ids=self.ids[rows],
             ptr=torch.tensor([0, len(rows)]),
+            class_names=self.class_names,
         )
 
 
@@ -135,4 +150,6 @@ def stack(graphs: Sequence[Graph]) -> Graph:
         num_classes=graphs[0].num_classes,
         ids=torch.cat([graph.ids for graph in graphs]),
         ptr=torch.cat([torch.zeros(1, dtype=torch.int64)] + [graph.ptr[1:] + int(start) for graph, start in zip(graphs, offsets, strict=False)]),
+        widths=None if any(graph.widths is None for graph in graphs) else tuple(w for graph in graphs for w in graph.widths or ()),
+        class_names=graphs[0].class_names,
     )
