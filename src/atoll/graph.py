@@ -33,17 +33,21 @@ class Graph:
     ptr: Tensor  # (P + 1,) int64: where each party's rows begin
     widths: tuple[int, ...] | None = None  # vertical: party p's real columns are x[:, :widths[p]], the rest is zero padding
     class_names: tuple[str, ...] | None = None  # where the classes have names
+    majority: Tensor | None = None  # (N,) int64: the majority class where each node comes from, where that is not the block itself
 
     @property
     def num_nodes(self) -> int:
+        """N, of all parties together."""
         return self.y.shape[0]
 
     @property
     def num_features(self) -> int:
+        """d, the columns of x."""
         return self.x.shape[1]
 
     @property
     def parties(self) -> int:
+        """P, the number of blocks."""
         return self.ptr.shape[0] - 1
 
     @cached_property
@@ -66,7 +70,9 @@ class Graph:
         """(N, N) float64; row i holds the sources of the edges into i."""
         source, target = self.edge_index.numpy()
         ones = np.ones(len(source))
-        return sp.csr_array((ones, (target, source)), shape=(self.num_nodes, self.num_nodes))
+        matrix = sp.csr_array((ones, (target, source)), shape=(self.num_nodes, self.num_nodes))
+        matrix.sort_indices()
+        return matrix
 
     @cached_property
     def symmetric(self) -> bool:
@@ -132,6 +138,7 @@ class Graph:
             ids=self.ids[rows],
             ptr=torch.tensor([0, len(rows)]),
             class_names=self.class_names,
+            majority=None if self.majority is None else self.majority[rows],
         )
 
 
@@ -149,7 +156,12 @@ def stack(graphs: Sequence[Graph]) -> Graph:
         test=torch.cat([graph.test for graph in graphs]),
         num_classes=graphs[0].num_classes,
         ids=torch.cat([graph.ids for graph in graphs]),
-        ptr=torch.cat([torch.zeros(1, dtype=torch.int64)] + [graph.ptr[1:] + int(start) for graph, start in zip(graphs, offsets, strict=False)]),
-        widths=None if any(graph.widths is None for graph in graphs) else tuple(w for graph in graphs for w in graph.widths or ()),
+        ptr=torch.cat(
+            [torch.zeros(1, dtype=torch.int64)]
+            + [graph.ptr[1:] + int(start) for graph, start in zip(graphs, offsets, strict=False)]
+        ),
+        widths=None
+        if any(graph.widths is None for graph in graphs)
+        else tuple(w for graph in graphs for w in graph.widths or ()),
         class_names=graphs[0].class_names,
     )

@@ -1,0 +1,242 @@
+"""The few products everything runs on: constant sparse matrices, and rows that belong to parties with weights of their own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from .random import Draws
+
+warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+
+
+class Sparse:
+    """A constant sparse matrix kept in CSR together with its transpose; `matrix @ dense` is differentiable in `dense`.
+
+    torch's own CSR backward rebuilds the transpose in every call; holding both makes the backward pass one product.
+    """
+
+    def __init__(self, matrix: sp.csr_array, *, symmetric: bool = False) -> None:
+        self.shape: tuple[int, int] = matrix.shape
+        self.forward = _csr(matrix)
+        self.symmetric = symmetric
+
+    @cached_property
+    def transposed(self) -> Tensor:
+        """Mᵀ; M itself where M is symmetric."""
+        return self.forward if self.symmetric else _csr(self._flipped(self.forward.values().numpy()))
+
+    @cached_property
+    def order(self) -> Tensor:
+        """(nnz,) which stored value of M stands at each place of Mᵀ."""
+        return torch.from_numpy(self._flipped(np.arange(self.forward.values().numel())).data)
+
+    def _flipped(self, values: np.ndarray) -> sp.csr_array:
+        columns, starts = self.forward.col_indices().numpy(), self.forward.crow_indices().numpy()
+        return sp.csr_array(sp.csr_array((values, columns, starts), shape=self.shape).T.tocsr())
+
+    def weighted(self, factors: Tensor) -> Sparse:
+        """The same pattern with every stored value multiplied by its factor."""
+        result = object.__new__(Sparse)
+        result.shape, result.symmetric = self.shape, False
+        result.forward = _like(self.forward, self.forward.values() * factors)
+        result.transposed = _like(self.transposed, result.forward.values()[self.order])
+        return result
+
+    def __matmul__(self, dense: Tensor) -> Tensor:
+        return _Product.apply(self, dense)
+
+
+class _Product(torch.autograd.Function):
+    """Y = M·X and its gradient Mᵀ·G."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Sparse, dense: Tensor) -> Tensor:
+        ctx.matrix = matrix
+        return matrix.forward @ dense
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        return None, ctx.matrix.transposed @ gradients[0]
+
+
+def _csr(matrix: sp.csr_array) -> Tensor:
+    return torch.sparse_csr_tensor(
+        torch.from_numpy(matrix.indptr.astype(np.int32)),
+        torch.from_numpy(matrix.indices.astype(np.int32)),
+        torch.from_numpy(matrix.data.astype(np.float32)),
+        size=matrix.shape,
+        check_invariants=False,
+    )
+
+
+def _like(pattern: Tensor, values: Tensor) -> Tensor:
+    return torch.sparse_csr_tensor(
+        pattern.crow_indices(), pattern.col_indices(), values, size=pattern.shape, check_invariants=False
+    )
+
+
+class Blocks:
+    """How N rows fall into the blocks of P parties; plain arithmetic, without gradients."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = list(sizes)
+        ends = np.cumsum([0, *sizes]).tolist()
+        self.ranges = list(pairwise(ends))
+        self.rows: int = ends[-1]
+        self.equal = len(set(self.sizes)) == 1 and len(self.sizes) > 1
+
+    @cached_property
+    def party(self) -> Tensor:
+        """(N,) which party each row belongs to."""
+        return torch.repeat_interleave(torch.arange(len(self.sizes)), torch.tensor(self.sizes))
+
+    def product(self, rows: Tensor, weight: Tensor) -> Tensor:
+        """(N, i), (P, i, o) → (N, o): each party's rows times its own weight."""
+        if self.equal:
+            return torch.bmm(rows.view(len(self.sizes), -1, rows.shape[1]), weight).view(self.rows, -1)
+        result = rows.new_empty(self.rows, weight.shape[2])
+        for (start, end), own in zip(self.ranges, weight, strict=True):
+            torch.mm(rows[start:end], own, out=result[start:end])
+        return result
+
+    def gram(self, rows: Tensor, gradient: Tensor) -> Tensor:
+        """(N, i), (N, o) → (P, i, o): each party's rowsᵀ · gradient."""
+        if self.equal:
+            left = rows.view(len(self.sizes), -1, rows.shape[1])
+            return torch.bmm(left.transpose(1, 2), gradient.view(len(self.sizes), -1, gradient.shape[1]))
+        result = rows.new_empty(len(self.sizes), rows.shape[1], gradient.shape[1])
+        for (start, end), own in zip(self.ranges, result, strict=True):
+            torch.mm(rows[start:end].t(), gradient[start:end], out=own)
+        return result
+
+    def sum(self, rows: Tensor) -> Tensor:
+        """(N, …) → (P, …): each party's sum over its rows."""
+        if len(self.sizes) > 64:
+            return rows.new_zeros(len(self.sizes), *rows.shape[1:]).index_add_(0, self.party, rows)
+        return torch.stack([rows[start:end].sum(0) for start, end in self.ranges])
+
+    def add_(self, rows: Tensor, bias: Tensor) -> Tensor:
+        """Add bias (P, o) to every row (N, o) of its party, in place."""
+        if len(self.sizes) > 64:
+            return rows.add_(bias[self.party])
+        for (start, end), own in zip(self.ranges, bias, strict=True):
+            rows[start:end].add_(own)
+        return rows
+
+
+class Features:
+    """The constant features of P parties: `features @ weight` with weight (P, d, h), differentiable in the weight.
+
+    Sparse features are one product for all parties: party p's columns are shifted by p·d, the weight is seen as (P·d, h).
+    """
+
+    def __init__(self, x: sp.csr_array | Tensor, blocks: Blocks) -> None:
+        self.shape = (x.shape[0], x.shape[1])
+        self.blocks = blocks
+        self.dense = x if isinstance(x, Tensor) else None
+        self.sparse = None if isinstance(x, Tensor) else Sparse(_shifted(x, blocks))
+
+    def product(self, weight: Tensor) -> Tensor:
+        """(P, d, h) → (N, h)."""
+        if self.sparse is None:
+            return self.blocks.product(self.dense, weight)
+        return self.sparse.forward @ weight.reshape(-1, weight.shape[2])
+
+    def gram(self, gradient: Tensor) -> Tensor:
+        """(N, h) → (P, d, h): the gradient of the weight."""
+        if self.sparse is None:
+            return self.blocks.gram(self.dense, gradient)
+        return (self.sparse.transposed @ gradient).view(len(self.blocks.sizes), -1, gradient.shape[1])
+
+    def dropped(self, probability: float, draws: Draws) -> Features:
+        """The features after dropout: each party draws for its own stored values."""
+        result = object.__new__(Features)
+        result.shape, result.blocks, result.dense, result.sparse = self.shape, self.blocks, None, None
+        if self.sparse is None:
+            result.dense = self.dense * draws.keep(1 - probability, self.blocks.sizes, self.shape[1])
+        else:
+            starts = self.sparse.forward.crow_indices()[[0, *(end for _, end in self.blocks.ranges)]]
+            result.sparse = self.sparse.weighted(draws.keep(1 - probability, starts.diff().tolist(), 1).flatten())
+        return result
+
+    def __matmul__(self, weight: Tensor) -> Tensor:
+        return transform(self, weight, self.blocks)
+
+
+def _shifted(x: sp.csr_array, blocks: Blocks) -> sp.csr_array:
+    parties, width = len(blocks.sizes), x.shape[1]
+    shift = np.repeat(np.arange(parties) * width, blocks.sizes)
+    columns = x.indices + np.repeat(shift, np.diff(x.indptr))
+    return sp.csr_array((x.data, columns, x.indptr), shape=(x.shape[0], parties * width))
+
+
+def transform(
+    inputs: Features | Tensor,
+    weight: Tensor,
+    blocks: Blocks,
+    bias: Tensor | None = None,
+    *,
+    through: Sparse | None = None,
+    relu: bool = False,
+) -> Tensor:
+    """relu(M·(X_p·W_p) + b_p): one layer of every party at once; without `through` M is the identity."""
+    rows = None if isinstance(inputs, Features) else inputs
+    features = inputs if isinstance(inputs, Features) else None
+    return _Layer.apply(rows, weight, bias, features, through, blocks, relu)
+
+
+class _Layer(torch.autograd.Function):
+    """Y = relu(M·(X_p·W_p) + b_p) and the gradients of X (unless constant), W and b."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        features: Features | None,
+        through: Sparse | None,
+        blocks: Blocks,
+        relu: bool,
+    ) -> Tensor:
+        result = blocks.product(rows, weight) if features is None else features.product(weight)
+        if through is not None:
+            result = through.forward @ result
+        if bias is not None:
+            blocks.add_(result, bias)
+        if relu:
+            result.relu_()
+        ctx.save_for_backward(rows, weight, result if relu else None)
+        ctx.constants = features, through, blocks
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight, result = ctx.saved_tensors
+        features, through, blocks = ctx.constants
+        need_rows, need_weight, need_bias = ctx.needs_input_grad[:3]
+        gradient = gradients[0].contiguous()
+        if result is not None:
+            gradient = torch.ops.aten.threshold_backward(gradient, result, 0)
+        of_bias = blocks.sum(gradient) if need_bias else None
+        if through is not None and (need_rows or need_weight):
+            gradient = through.transposed @ gradient
+        of_rows = blocks.product(gradient, weight.transpose(1, 2)) if need_rows else None
+        of_weight = None
+        if need_weight:
+            of_weight = blocks.gram(rows, gradient) if features is None else features.gram(gradient)
+        return of_rows, of_weight, of_bias, None, None, None, None
+
+
+def party_matmul(rows: Tensor, weight: Tensor, sizes: Sequence[int]) -> Tensor:
+    """(N, i), (P, i, o) → (N, o): each party's rows times its own weight, differentiable in both."""
+    return transform(rows, weight, Blocks(sizes))

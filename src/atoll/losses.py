@@ -1,0 +1,80 @@
+"""Losses of many parties at once: the sum over parties of each party's mean, so that each party's gradient is its own."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .errors import AtollError
+from .graph import Graph
+
+Mask = str | Tensor  # "train", "val", "test", or (N,) bool
+
+IGNORED = -100
+
+
+def cross_entropy(logits: Tensor, graph: Graph, mask: Mask = "train") -> Tensor:
+    """Σ_p mean_{i ∈ mask_p} −log softmax(logits_i)[y_i]; unlabelled nodes are left out, a party without any counts 0."""
+    targets, weights = _labelled(graph, mask)
+    return F.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORED) @ weights
+
+
+def kl(targets: Tensor, logits: Tensor, graph: Graph, mask: Mask | None = None) -> Tensor:
+    """Σ_p mean_{i ∈ mask_p} KL(targets_i ∥ softmax(logits_i)), over all nodes without a mask."""
+    return F.kl_div(logits.log_softmax(1), targets, reduction="none").sum(1) @ node_weights(graph, mask)
+
+
+def by_party(values: Tensor, graph: Graph, mask: Mask | None = None) -> Tensor:
+    """(N, …) → (P, …): each party's sum over its (masked) nodes."""
+    if mask is not None:
+        chosen = resolve(graph, mask).view(-1, *[1] * (values.ndim - 1))
+        values = torch.where(chosen, values, torch.zeros((), dtype=values.dtype))
+    return graph.blocks.sum(values)
+
+
+def node_weights(graph: Graph, mask: Mask | None = None) -> Tensor:
+    """(N,) 1/n_p at the n_p masked nodes of party p, 0 elsewhere; kept with the graph for its own masks."""
+    name = _name(graph, mask)
+    if name is None:
+        return _shares(graph, resolve(graph, mask))
+    key = f"weights.{name}"
+    if key not in graph.derived:
+        graph.derived[key] = _shares(graph, resolve(graph, mask))
+    return graph.derived[key]
+
+
+def resolve(graph: Graph, mask: Mask | None) -> Tensor:
+    """(N,) bool: the mask of that name, or the mask itself; all nodes for None."""
+    if mask is None:
+        return torch.ones(graph.num_nodes, dtype=torch.bool)
+    if isinstance(mask, Tensor):
+        return mask
+    if mask not in ("train", "val", "test"):
+        raise AtollError(f"there is no mask {mask!r}; a graph has train, val and test")
+    chosen: Tensor = getattr(graph, mask)
+    return chosen
+
+
+def _labelled(graph: Graph, mask: Mask) -> tuple[Tensor, Tensor]:
+    """Targets (N,) with what does not count ignored, and the weights of the nodes that do."""
+    name = _name(graph, mask)
+    if name is not None and f"targets.{name}" in graph.derived:
+        return graph.derived[f"targets.{name}"], graph.derived[f"labelled.{name}"]
+    chosen = resolve(graph, mask) & (graph.y >= 0)
+    targets, weights = graph.y.masked_fill(~chosen, IGNORED), _shares(graph, chosen)
+    if name is not None:
+        graph.derived[f"targets.{name}"], graph.derived[f"labelled.{name}"] = targets, weights
+    return targets, weights
+
+
+def _name(graph: Graph, mask: Mask | None) -> str | None:
+    """The name to keep a mask's weights under; None for a passing mask."""
+    if not isinstance(mask, Tensor):
+        return mask or "all"
+    return next((name for name in ("train", "val", "test") if getattr(graph, name) is mask), None)
+
+
+def _shares(graph: Graph, chosen: Tensor) -> Tensor:
+    counts = graph.blocks.sum(chosen.to(torch.float64))
+    return (chosen / counts.clamp(min=1)[graph.party]).to(torch.float32)

@@ -1,0 +1,152 @@
+"""Optimisers whose whole state has a leading party axis, so parties can be sliced out, stepped and written back exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+
+import torch
+from torch import Tensor, nn
+
+from .errors import AtollError
+
+Parameters = nn.Module | Mapping[str, Tensor] | Iterable[Tensor]
+
+
+class Adam:
+    """Adam: Kingma & Ba, ICLR 2015, with L2 weight decay as in torch.optim.Adam.
+
+    m ← β₁m + (1−β₁)g;  v ← β₂v + (1−β₂)g²;  w ← w − η·m̂ / (√v̂ + ε), bias-corrected by each party's own step count.
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        self.params = _named(params)
+        self.lr, self.weight_decay, self.betas, self.eps = lr, weight_decay, betas, eps
+        self.first = {name: torch.zeros_like(p) for name, p in self.params.items()}
+        self.second = {name: torch.zeros_like(p) for name, p in self.params.items()}
+        self.steps = torch.zeros(_parties(self.params))
+        self._in_step = True  # all parties have taken equally many steps
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """One step of every party; gradients in the order of the parameters."""
+        self.steps += 1
+        columns = [list(self.params.values()), list(gradients), list(self.first.values()), list(self.second.values())]
+        if self._in_step:
+            counts = [self.steps[0]] * len(gradients)
+        else:
+            columns = [[own for tensor in column for own in tensor.unbind()] for column in columns]
+            counts = list(self.steps.unbind()) * len(gradients)
+        torch._fused_adam_(
+            *columns,
+            [],
+            counts,
+            lr=self.lr,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """The live state by name, every tensor (P, …)."""
+        moments = {f"{kind}.{name}": t for kind in ("first", "second") for name, t in getattr(self, kind).items()}
+        return {"steps": self.steps, **moments}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Copy a state of the same parties in."""
+        _restore(self.state(), state)
+        self._in_step = bool((self.steps == self.steps[0]).all())
+
+
+class SGD:
+    """Stochastic gradient descent with momentum and L2 weight decay as in torch.optim.SGD: v ← μv + g; w ← w − η·v."""
+
+    def __init__(self, params: Parameters, lr: float, weight_decay: float = 0.0, momentum: float = 0.0) -> None:
+        self.params = _named(params)
+        self.lr, self.weight_decay, self.momentum = lr, weight_decay, momentum
+        self.velocity = {name: torch.zeros_like(p) for name, p in self.params.items()} if momentum else {}
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """One step of every party; gradients in the order of the parameters."""
+        torch._fused_sgd_(
+            list(self.params.values()),
+            list(gradients),
+            list(self.velocity.values()),
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            lr=self.lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """The live state by name, every tensor (P, …); empty without momentum."""
+        return {f"velocity.{name}": t for name, t in self.velocity.items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Copy a state of the same parties in."""
+        _restore(self.state(), state)
+
+
+Optimizer = Adam | SGD
+
+
+def make(name: str, params: Parameters, lr: float, weight_decay: float = 0.0, momentum: float = 0.0) -> Optimizer:
+    """The optimiser of that name: adam or sgd."""
+    if name == "adam":
+        return Adam(params, lr, weight_decay)
+    if name == "sgd":
+        return SGD(params, lr, weight_decay, momentum)
+    close = get_close_matches(name.lower(), ["adam", "sgd"], 1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise AtollError(f"unknown optimizer {name!r}: choose adam or sgd{hint}")
+
+
+def descend(optimizer: Optimizer, loss: Tensor) -> None:
+    """One step down the loss; a parameter the loss does not touch has gradient zero."""
+    optimizer.step(gradients(optimizer, loss))
+
+
+def gradients(optimizer: Optimizer, loss: Tensor) -> list[Tensor]:
+    """The gradients of the loss in the order of the optimiser's parameters; accumulates nothing anywhere."""
+    found = torch.autograd.grad(loss, list(optimizer.params.values()), materialize_grads=True)
+    return [gradient.contiguous() for gradient in found]
+
+
+def _named(params: Parameters) -> dict[str, Tensor]:
+    if isinstance(params, nn.Module):
+        return dict(params.named_parameters())
+    if isinstance(params, Mapping):
+        return dict(params)
+    return {str(place): tensor for place, tensor in enumerate(params)}
+
+
+def _parties(params: Mapping[str, Tensor]) -> int:
+    counts = {tensor.shape[0] for tensor in params.values()}
+    if len(counts) != 1:
+        raise AtollError(f"the parameters of one optimizer need the same number of parties, not {sorted(counts)}")
+    return counts.pop()
+
+
+def _restore(live: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    if live.keys() != state.keys():
+        odd = sorted(live.keys() ^ state.keys())
+        raise AtollError(f"this optimizer state belongs to other parameters: {', '.join(odd)} should be in both or neither")
+    for name, tensor in live.items():
+        if tensor.shape != state[name].shape:
+            raise AtollError(f"optimizer state {name!r} has shape {tuple(state[name].shape)}, not {tuple(tensor.shape)}")
+        with torch.no_grad():
+            tensor.copy_(state[name])
