@@ -1,0 +1,25 @@
+"""Data: known, synthetic and own graphs, splits, partitions and what is in them.
+
+graph = load("pubmed")
+parties = split(partition(graph, "louvain", 7, PartitionSettings(), seed=0), SplitSettings("random"), seed=0)
+"""
+
+from atoll.data.datasets import Dataset, from_pyg, known, load, row_normalise
+from atoll.data.files import save
+from atoll.data.partition import SETTING, PartitionSettings, partition, setting_of
+from atoll.data.splits import SplitSettings, split
+
+__all__ = [
+    "SETTING",
+    "Dataset",
+    "PartitionSettings",
+    "SplitSettings",
+    "from_pyg",
+    "known",
+    "load",
+    "partition",
+    "row_normalise",
+    "save",
+    "setting_of",
+    "split",
+]

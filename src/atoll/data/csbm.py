@@ -1,0 +1,149 @@
+"""cSBM: contextual stochastic block models (Deshpande et al. 2018), as in appendix A.2.1 of GFL-APPNP, and a federated variant."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.data.assemble import Ints, assemble
+from atoll.errors import AtollError
+from atoll.graph import Graph
+from atoll.random import seed_of
+
+
+@dataclass(frozen=True)
+class CsbmSettings:
+    """A synthetic graph; the defaults give a small federation for a demo."""
+
+    nodes: int = field(default=3000, metadata={"help": "N, the number of nodes."})
+    degree: float = field(default=8.0, metadata={"help": "d, the average degree."})
+    lam: float = field(default=2.0, metadata={"help": "λ, how strongly edges follow the classes; at most √d."})
+    mu: float = field(default=600.0, metadata={"help": "μ, how strongly features follow the classes."})
+    features: int = field(default=64, metadata={"help": "p, the number of features."})
+    classes: int = field(default=5, metadata={"help": "The number of classes; the papers' cSBM has 2."})
+    samples: int = field(default=1, metadata={"help": "Feature vectors of each node; its rows stand together."})
+    flip: float = field(
+        default=0.0, metadata={"help": "The chance that a sample has another class than its node (papers: 0.3 for SC)."}
+    )
+    communities: int = field(default=10, metadata={"help": "Communities, each with a main class; 0 gives the papers' cSBM."})
+    mixing: float = field(default=0.1, metadata={"help": "The share of the edges that leave their community."})
+    minority: float = field(default=0.25, metadata={"help": "The share of a community's nodes that are not of its main class."})
+    seed: int = field(default=0, metadata={"help": "Of classes and edges."})
+    feature_seed: int = field(
+        default=-1, metadata={"help": "Of the features alone, to redraw them on one graph; negative: like seed."}
+    )
+
+
+def csbm(
+    nodes: int,
+    degree: float,
+    lam: float,
+    mu: float,
+    features: int,
+    samples: int = 1,
+    classes: int = 2,
+    flip: float = 0.0,
+    seed: int = 0,
+    feature_seed: int = -1,
+) -> Graph:
+    """The papers' cSBM, without communities; see `generate`."""
+    return generate(
+        CsbmSettings(
+            nodes, degree, lam, mu, features, classes, samples, flip, communities=0, seed=seed, feature_seed=feature_seed
+        )
+    )
+
+
+def generate(settings: CsbmSettings) -> Graph:
+    """One whole graph (P = 1), every node labelled, no split.
+
+    Two classes: v = ±1 with equal chance; nodes i, j are joined with probability c/N, c = d + λ√d where v_i = v_j, else d − λ√d;
+    x_i = √(μ/N)·v_i·u + z_i/√p with u ~ N(0, I/p), z_i ~ N(0, I). More classes: c = d + (C − 1)·λ√d inside a class, so that the
+    average degree stays d, and each class has a u of its own in place of ±u.
+
+    Communities: each has a main class (its number modulo C), `minority` of its nodes have a random other class, and c is weighted so
+    that a share `mixing` of the edges leaves the community.
+
+    With `samples` = n > 1 the rows i·n to (i + 1)·n − 1 are node i's: `ids` is i for all of them, and edges join the nodes' first
+    rows, so the topology is `ids[edge_index]`; the `node` partition makes one party of the rows that share an id.
+    """
+    _check(settings)
+    rng = np.random.default_rng(seed_of("csbm", settings.seed))
+    classes, blocks, chances = _blocks(settings, rng)
+    edges = sample_edges(blocks, chances, rng)
+    feature_seed = settings.seed if settings.feature_seed < 0 else settings.feature_seed
+    x, y = _features(settings, classes, np.random.default_rng(seed_of("csbm", "features", feature_seed)))
+    rows = np.repeat(np.arange(settings.nodes), settings.samples)
+    return assemble(x, edges * settings.samples, y, where="csbm", num_classes=settings.classes, ids=rows)
+
+
+def sample_edges(blocks: Ints, chances: NDArray[np.float64], rng: np.random.Generator) -> Ints:
+    """(2, E) undirected edges, each once: nodes i < j are joined with probability chances[blocks[i], blocks[j]].
+
+    The number of edges between two blocks is binomial and, given it, every set of distinct pairs is equally likely: so draw the
+    numbers, then endpoints, and redraw what came twice. Time and memory go with the edges, not with N².
+    """
+    nodes, count = len(blocks), len(chances)
+    order, sizes = np.argsort(blocks, kind="stable"), np.bincount(blocks, minlength=count)
+    starts = sizes.cumsum() - sizes
+    first, second = np.triu_indices(count)
+    pairs = np.where(first == second, sizes[first] * (sizes[first] - 1) // 2, sizes[first] * sizes[second])
+    wanted = rng.binomial(pairs, chances[first, second])
+    codes = np.empty(0, np.int64)
+    between = np.repeat(np.arange(len(wanted)), wanted)
+    while len(between):
+        a, b = first[between], second[between]
+        i = rng.integers(0, sizes[a])
+        j = rng.integers(0, sizes[b] - (a == b))
+        j += (a == b) & (j >= i)  # two different nodes of one block
+        i, j = order[starts[a] + i], order[starts[b] + j]
+        fresh = np.minimum(i, j) * nodes + np.maximum(i, j)
+        unique, at = np.unique(fresh, return_index=True)
+        new = at[~np.isin(unique, codes, assume_unique=True)]
+        codes = np.concatenate([codes, fresh[new]])
+        between = np.delete(between, new)
+    return np.stack([codes // nodes, codes % nodes])
+
+
+def _check(s: CsbmSettings) -> None:
+    if s.nodes < 2 or s.features < 1 or s.classes < 2 or s.samples < 1 or s.communities < 0:
+        raise AtollError("csbm needs at least 2 nodes, 2 classes, 1 feature, 1 sample and 0 communities.")
+    if s.degree <= 0 or abs(s.lam) > math.sqrt(s.degree) or s.mu < 0:
+        raise AtollError(
+            f"csbm needs degree > 0, lam at most √degree and mu ≥ 0, but degree={s.degree:g}, lam={s.lam:g}, mu={s.mu:g}: "
+            "nodes of different classes would be joined with a negative probability."
+        )
+    if not (0 <= s.flip <= 1 and 0 <= s.minority <= 1 and 0 <= s.mixing <= 1):
+        raise AtollError("csbm needs flip, minority and mixing between 0 and 1.")
+
+
+def _blocks(s: CsbmSettings, rng: np.random.Generator) -> tuple[Ints, Ints, NDArray[np.float64]]:
+    """The nodes' classes, their blocks (community and class together) and the blocks' edge probabilities."""
+    inside, across = s.degree + (s.classes - 1) * s.lam * math.sqrt(s.degree), s.degree - s.lam * math.sqrt(s.degree)
+    by_class = np.where(np.eye(s.classes, dtype=bool), inside, across)  # c_in, c_out
+    if s.communities < 2:
+        classes = rng.integers(0, s.classes, s.nodes)
+        return classes, classes, np.clip(by_class / s.nodes, 0, 1)
+    community = rng.integers(0, s.communities, s.nodes)
+    other = rng.integers(1, s.classes, s.nodes) * (rng.random(s.nodes) < s.minority)
+    classes = (community + other) % s.classes
+    home = np.eye(s.communities, dtype=bool)
+    weight = np.where(home, s.communities * (1 - s.mixing), s.mixing * s.communities / (s.communities - 1))
+    return classes, community * s.classes + classes, np.clip(np.kron(weight, by_class) / s.nodes, 0, 1)
+
+
+def _features(s: CsbmSettings, classes: Ints, rng: np.random.Generator) -> tuple[NDArray[np.float32], Ints]:
+    """√(μ/N)·v·u + z/√p for every sample, and the samples' classes."""
+    y = np.repeat(classes, s.samples)
+    centres = rng.standard_normal((s.classes if s.classes > 2 else 1, s.features), np.float32) / math.sqrt(s.features)
+    if s.classes == 2:
+        centres = np.concatenate([-centres, centres])  # v = −1, +1
+    if s.flip:
+        y = (y + rng.integers(1, s.classes, len(y)) * (rng.random(len(y)) < s.flip)) % s.classes
+    x = rng.standard_normal((len(y), s.features), np.float32)
+    x /= math.sqrt(s.features)
+    x += math.sqrt(s.mu / s.nodes) * centres[y]
+    return x, y

@@ -1,0 +1,187 @@
+"""The user's own graphs: a folder of two tables, or one `.npz`.
+
+Tables, `.parquet` or `.csv`: `nodes` has `id`, a column a feature and, where wanted, `label` (empty: unlabelled), `split` (train, val,
+test or empty) and `index` (the node's number in the federation, where parties share nodes); `edges` has `source` and `target`.
+`classes.txt`, one class a line, fixes the classes and their order: parties that share a model must agree on it. Without it the classes
+are 0, 1, 2, … or the names seen, sorted.
+
+An `.npz` (or `graph.npz` in a folder) has `x` or the CSR parts `x_data x_indices x_indptr x_shape`, `edge_index`, `y` and, where wanted,
+`train val test` masks, `ids`, `class_names` and `num_classes`.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+from atoll.data.assemble import Ints, Masks, assemble
+from atoll.data.tables import read_tables, write_tables
+from atoll.errors import AtollError
+from atoll.graph import Graph
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def read(path: Path, *, directed: bool = False) -> Graph:
+    """The whole graph (P = 1) of a folder or an `.npz`."""
+    path = path.expanduser()
+    if path.is_dir():
+        return _read_npz(path / "graph.npz", directed) if (path / "graph.npz").is_file() else read_tables(path, directed)
+    if not path.exists():
+        raise AtollError(f"There is no folder or file {path}; check the path.")
+    return _read_npz(path, directed)
+
+
+def save(graph: Graph, folder: Path, form: str = "npz") -> None:
+    """One party's graph as a folder that `read` takes: `npz` (exact and compact), `parquet` or `csv` (tables for people)."""
+    if graph.parties != 1:
+        raise AtollError(f"A folder holds one party, not {graph.parties}; save graph.select([p]) for each party p.")
+    folder.mkdir(parents=True, exist_ok=True)
+    if form == "npz":
+        write_npz(folder / "graph.npz", arrays(graph))
+    elif form in ("parquet", "csv"):
+        write_tables(graph, folder, form)
+    else:
+        raise AtollError(f"A graph cannot be saved as '{form}'; choose npz, parquet or csv.")
+
+
+def arrays(graph: Graph) -> Arrays:
+    """The graph as plain arrays, for an .npz without pickles."""
+    small = np.int32 if graph.num_nodes < 2**31 else np.int64
+    found: Arrays = {
+        "edge_index": graph.edge_index.numpy().astype(small),
+        "y": graph.y.numpy(),
+        "train": graph.train.numpy(),
+        "val": graph.val.numpy(),
+        "test": graph.test.numpy(),
+        "ids": graph.ids.numpy(),
+        "num_classes": np.array(graph.num_classes),
+    }
+    if isinstance(graph.x, torch.Tensor):
+        found["x"] = graph.x.numpy()
+    else:
+        found |= {
+            "x_data": graph.x.data,
+            "x_indices": graph.x.indices,
+            "x_indptr": graph.x.indptr,
+            "x_shape": np.array(graph.x.shape),
+        }
+    if graph.class_names is not None:
+        found["class_names"] = np.array(graph.class_names, dtype=str)
+    return found
+
+
+def graph_of(found: Arrays) -> Graph:
+    """What `arrays` gave, without the checks and the tidying that foreign arrays need."""
+    nodes = len(found["y"])
+    x: Any
+    if "x" in found:
+        x = torch.from_numpy(found["x"])
+    else:
+        x = sp.csr_array((found["x_data"], found["x_indices"], found["x_indptr"]), shape=tuple(found["x_shape"]))
+        x.has_sorted_indices = True
+    return Graph(
+        x=x,
+        edge_index=torch.from_numpy(found["edge_index"].astype(np.int64)),
+        y=torch.from_numpy(found["y"]),
+        train=torch.from_numpy(found["train"]),
+        val=torch.from_numpy(found["val"]),
+        test=torch.from_numpy(found["test"]),
+        num_classes=int(found["num_classes"]),
+        ids=torch.from_numpy(found["ids"]),
+        ptr=torch.tensor([0, nodes]),
+        class_names=tuple(str(name) for name in found["class_names"]) if "class_names" in found else None,
+    )
+
+
+def write_npz(path: Path, found: Arrays) -> None:
+    """An .npz that appears whole or not at all."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, allow_pickle=False, **found)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _read_npz(path: Path, directed: bool) -> Graph:
+    found = _open_npz(path)
+    for key, instead in (
+        ("edge_index", "the edges as two rows, sources and targets"),
+        ("y", "a class a node, -1 where unlabelled"),
+    ):
+        if key not in found:
+            raise AtollError(f"{path} has no array `{key}`; add {instead}.")
+    parts = ("x_data", "x_indices", "x_indptr", "x_shape")
+    if "x" not in found and not all(part in found for part in parts):
+        raise AtollError(f"{path} has no features; add `x`, or its CSR parts {', '.join(parts)}.")
+    x: Any = found.get("x")
+    if x is None:
+        try:
+            x = sp.csr_array(
+                (found["x_data"], found["x_indices"], found["x_indptr"]), shape=tuple(int(n) for n in found["x_shape"])
+            )
+            x.check_format(full_check=True)
+        except (ValueError, TypeError, IndexError) as error:
+            raise AtollError(
+                f"The CSR parts of x in {path} do not fit together ({error}); write them from one scipy CSR matrix."
+            ) from error
+    elif not (np.issubdtype(x.dtype, np.number) or x.dtype == bool) or np.issubdtype(x.dtype, np.complexfloating):
+        raise AtollError(f"The features in {path} are {x.dtype}; give real numbers.")
+    num_classes = int(found["num_classes"]) if "num_classes" in found else None
+    names = tuple(str(name) for name in found["class_names"]) if "class_names" in found else None
+    if names is not None:
+        if num_classes is not None and num_classes != len(names):
+            raise AtollError(f"{path} names {len(names)} classes but says num_classes={num_classes}; make them agree.")
+        num_classes = len(names)
+    y = _whole_numbers(found["y"], path)
+    masks = _masks(found, len(y), path)
+    ids = found.get("ids")
+    if ids is not None and (ids.shape != y.shape or not np.issubdtype(ids.dtype, np.integer)):
+        raise AtollError(f"`ids` in {path} has shape {ids.shape} and type {ids.dtype}; give one whole number a node.")
+    return assemble(
+        x, found["edge_index"], y, masks, where=str(path), directed=directed, num_classes=num_classes, class_names=names, ids=ids
+    )
+
+
+def _open_npz(path: Path) -> Arrays:
+    try:
+        with np.load(path) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise ValueError("it is a single array")
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, TypeError, AttributeError) as error:
+        raise AtollError(f"{path} cannot be read as an .npz of plain arrays ({error}); write it with numpy.savez.") from error
+
+
+def _whole_numbers(y: np.ndarray[Any, Any], path: Path) -> Ints:
+    """Labels as int64; float labels are fine where they are whole, NaN means unlabelled."""
+    if np.issubdtype(y.dtype, np.floating):
+        y = np.where(np.isnan(y), -1, y)
+        wrong = np.flatnonzero(y != np.round(y))
+        if len(wrong):
+            raise AtollError(f"{path}: label {y[wrong[0]]} of node {wrong[0]} is no class; classes are 0, 1, 2, …")
+        return y.astype(np.int64)
+    return y
+
+
+def _masks(found: Arrays, nodes: int, path: Path) -> Masks:
+    masks = []
+    for name in ("train", "val", "test"):
+        mask = found.get(name, found.get(f"{name}_mask"))
+        if mask is None:
+            mask = np.zeros(nodes, bool)
+        if mask.dtype != bool:
+            raise AtollError(f"The mask `{name}` in {path} is {mask.dtype}; give true or false for every node.")
+        masks.append(mask)
+    return masks[0], masks[1], masks[2]

@@ -1,0 +1,145 @@
+"""Which nodes train, validate and test: public splits, random ones inside each party, counts a class, stratified fractions."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from atoll.errors import AtollError
+from atoll.graph import Graph
+from atoll.random import generator
+
+KINDS = ("auto", "public", "random", "per_class", "geom", "stratified")
+
+
+@dataclass(frozen=True)
+class SplitSettings:
+    """How labelled nodes become train, validation and test nodes."""
+
+    split: str = field(
+        default="auto",
+        metadata={
+            "help": "auto (the dataset's own split, else random), public, geom, random (inside each party), per_class or stratified."
+        },
+    )
+    train: float = field(default=0.4, metadata={"help": "Share of the labelled nodes that train (random, stratified)."})
+    val: float = field(default=0.3, metadata={"help": "Share of the labelled nodes that validate (random, stratified)."})
+    test: float = field(default=0.3, metadata={"help": "Share of the labelled nodes that test (random, stratified)."})
+    per_class: int = field(default=20, metadata={"help": "Training nodes of each class (per_class)."})
+    val_count: int = field(default=500, metadata={"help": "Validation nodes in all (per_class)."})
+    test_count: int = field(default=1000, metadata={"help": "Test nodes in all (per_class)."})
+    fold: int = field(default=0, metadata={"help": "Which of the dataset's own splits, where it has several (geom-gcn: 0 to 9)."})
+
+
+def split(graph: Graph, settings: SplitSettings, seed: int, parties: Sequence[int] | None = None) -> Graph:
+    """The graph with train, val and test set.
+
+    `random` shuffles inside each party, keyed by (seed, party): the party gets the same split wherever it lives (`parties` are the
+    blocks' numbers in the federation, 0, 1, … by default). Everything else is drawn over the distinct nodes of all blocks, so that
+    a node that several parties hold is in the same split everywhere; so is `random` where parties hold the same nodes (vertical)
+    or one node each.
+    """
+    kind = _checked(settings)
+    own = bool((graph.train | graph.val | graph.test).any())
+    if kind == "auto":
+        kind = "public" if own else "random"
+    if kind in ("public", "geom"):
+        if not own:
+            raise AtollError(f"split='{kind}', but this graph comes without a split; use split='random' or 'per_class'.")
+        return graph
+    if kind == "random" and not _spread_thin(graph):
+        numbers = range(graph.parties) if parties is None else parties
+        roles = torch.full((graph.num_nodes,), -1)
+        for block, labels, number in zip(roles.split(graph.sizes), graph.y.split(graph.sizes), numbers, strict=True):
+            block[:] = _fractions(labels, settings, generator(seed, number, "split"))
+        return _with(graph, roles)
+    ids, row = torch.unique(graph.ids, return_inverse=True)
+    labels = torch.full((len(ids),), -1).scatter_reduce_(0, row, graph.y, "amax")
+    source = generator(seed, "split")
+    if kind == "random":
+        chosen = _fractions(labels, settings, source)
+    elif kind == "stratified":
+        chosen = _stratified(labels, graph.num_classes, settings, source)
+    else:
+        chosen = _per_class(labels, graph.num_classes, settings, source)
+    return _with(graph, chosen[row])
+
+
+def _checked(settings: SplitSettings) -> str:
+    if settings.split not in KINDS:
+        close = difflib.get_close_matches(settings.split, KINDS, 1)
+        hint = f"did you mean '{close[0]}'?" if close else f"choose one of {', '.join(KINDS)}."
+        raise AtollError(f"There is no split '{settings.split}'; {hint}")
+    shares = (settings.train, settings.val, settings.test)
+    if not all(math.isfinite(share) and share >= 0 for share in shares) or settings.train == 0 or sum(shares) > 1 + 1e-9:
+        raise AtollError(
+            f"The shares train={settings.train}, val={settings.val}, test={settings.test} must not be negative, train must be more "
+            "than 0, and together they must be at most 1."
+        )
+    if settings.per_class < 1 or settings.val_count < 0 or settings.test_count < 0:
+        raise AtollError("per_class must be at least 1, val_count and test_count at least 0.")
+    return settings.split
+
+
+def _spread_thin(graph: Graph) -> bool:
+    """Whether a split inside each party makes no sense: the parties hold the same nodes, or one node each."""
+    return graph.widths is not None or (graph.parties > 1 and graph.parties == graph.num_nodes)
+
+
+def _with(graph: Graph, roles: Tensor) -> Graph:
+    """Roles 0, 1, 2 become the masks."""
+    return replace(graph, train=roles == 0, val=roles == 1, test=roles == 2)
+
+
+def _cuts(count: int, settings: SplitSettings) -> tuple[int, int, int]:
+    """Where train, val and test end among `count` shuffled nodes."""
+    ends = (settings.train, settings.train + settings.val, settings.train + settings.val + settings.test)
+    first, second, third = (math.floor(count * end + 1e-6) for end in ends)
+    return first, second, third
+
+
+def _fractions(labels: Tensor, settings: SplitSettings, source: torch.Generator) -> Tensor:
+    """Shuffle the labelled nodes; the first 40 % train, the next 30 % validate, the next 30 % test."""
+    labelled = (labels >= 0).nonzero()[:, 0]
+    shuffled = labelled[torch.randperm(len(labelled), generator=source)]
+    first, second, third = _cuts(len(labelled), settings)
+    roles = torch.full_like(labels, -1)
+    roles[shuffled[:first]] = 0
+    roles[shuffled[first:second]] = 1
+    roles[shuffled[second:third]] = 2
+    return roles
+
+
+def _stratified(labels: Tensor, classes: int, settings: SplitSettings, source: torch.Generator) -> Tensor:
+    """The same shares of every class."""
+    roles = torch.full_like(labels, -1)
+    for label in range(classes):
+        of_class = (labels == label).nonzero()[:, 0]
+        roles[of_class] = _fractions(labels[of_class], settings, source)
+    return roles
+
+
+def _per_class(labels: Tensor, classes: int, settings: SplitSettings, source: torch.Generator) -> Tensor:
+    """PyG's random Planetoid split: so many training nodes of every class (all of a smaller class), then val and test from the rest.
+
+    Where the rest is smaller than val_count + test_count, both shrink in proportion.
+    """
+    roles = torch.full_like(labels, -1)
+    for label in range(classes):
+        of_class = (labels == label).nonzero()[:, 0]
+        shuffled = of_class[torch.randperm(len(of_class), generator=source)]
+        roles[shuffled[: settings.per_class]] = 0
+    rest = ((labels >= 0) & (roles < 0)).nonzero()[:, 0]
+    rest = rest[torch.randperm(len(rest), generator=source)]
+    val, test = settings.val_count, settings.test_count
+    if val + test > len(rest):
+        val = len(rest) * val // (val + test)
+        test = len(rest) - val
+    roles[rest[:val]] = 1
+    roles[rest[val : val + test]] = 2
+    return roles
