@@ -1,3 +1,43 @@
-"""atoll: federated graph learning."""
+"""atoll: federated graph learning. Train graph neural networks on graphs that cannot be put in one place.
+
+    result = atoll.run("fedavg", dataset="csbm", parties=5, rounds=50)
+    result.metrics["accuracy"], result.history, result.bytes
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from atoll.api import compare, resume, run
+    from atoll.cohort import Cohort, verb
+    from atoll.data.datasets import load
+    from atoll.errors import AtollError
+    from atoll.federation import Federation
+    from atoll.graph import Graph
+    from atoll.runner import Result
+
+__all__ = ["AtollError", "Cohort", "Federation", "Graph", "Result", "compare", "load", "resume", "run", "verb"]
+
+_HOME = {
+    "run": "api",
+    "resume": "api",
+    "compare": "api",
+    "load": "data.datasets",
+    "AtollError": "errors",
+    "Cohort": "cohort",
+    "verb": "cohort",
+    "Federation": "federation",
+    "Graph": "graph",
+    "Result": "runner",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use: `import atoll` alone stays light."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'atoll' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"atoll.{_HOME[name]}"), name)

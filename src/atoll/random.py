@@ -10,6 +10,8 @@ from torch import Tensor
 
 Word = int | str
 
+SERVER = -1  # the server draws as this party
+
 
 def seed_of(*words: Word) -> int:
     """A 63-bit seed from any words: the same words always give the same seed."""

@@ -1,0 +1,74 @@
+"""FedAvg: McMahan et al., AISTATS 2017. One model for all; with `model=mlp` it is FedMLP.
+
+Payload bytes a round and party, w parameters: down 4·w, up 4·w + 8 (the number of training nodes).
+The server sees the sum of the parties' models, weighted by their training nodes, and the sum of those nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import atoll.cohort
+from atoll import metrics, optim
+from atoll.algorithms import State
+from atoll.cohort import Fields, backbone, first_model, verb
+from atoll.federation import Federation
+from atoll.losses import cross_entropy
+from atoll.models import load
+from atoll.parameters import scale, weighted
+from atoll.settings import Training, setting
+
+SPREADS = ("horizontal", "overlapping")
+
+
+@dataclass(frozen=True)
+class Settings(Training):
+    """The shared training settings and what becomes of the optimiser between rounds."""
+
+    keep_optimizer: bool = setting(True, "Keep the parties' optimiser state from round to round instead of starting afresh.")
+
+
+class Cohort(atoll.cohort.Cohort):
+    """Parties that train the server's model on their own graphs."""
+
+    memory = ("optimizer",)  # the model arrives anew with every message
+    settings: Settings
+
+    def setup(self) -> None:
+        """A place for the model, and the optimiser."""
+        s = self.settings
+        self.model = backbone(s, self.schema, self.graph.parties, None)
+        self.optimizer = optim.make(s.optimizer, self.model, s.lr, s.weight_decay)
+
+    @verb
+    def fit(self, model: Fields) -> Fields:
+        """w_k ← w, then E epochs on the party's own training nodes."""
+        load(self.model, model)
+        if not self.settings.keep_optimizer:
+            self.optimizer.reset()
+        draws = self.draws()
+        for _ in range(self.settings.epochs):
+            optim.descend(self.optimizer, cross_entropy(self.model(self.graph, draws), self.graph, "train"))
+        return {"model": weighted(self.model, self.graph.num_train), "n": self.graph.num_train}
+
+    @verb
+    def evaluate(self, model: Fields) -> Fields:
+        """Counts of the server's model at each party."""
+        load(self.model, model)
+        return metrics.count(self.model(self.graph), self.graph)
+
+
+def start(federation: Federation, settings: Settings) -> State:
+    """A first model."""
+    return {"model": first_model(settings, federation.schema, federation.seed)}
+
+
+def step(federation: Federation, state: State, settings: Settings) -> State:
+    """w ← Σ_k (n_k / n) w_k."""
+    total = federation.total("fit", model=state["model"])
+    return {"model": scale(total["model"], 1 / total["n"])}
+
+
+def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, object]:
+    """Pooled over the parties' nodes."""
+    return metrics.evaluate(federation, model=state["model"])

@@ -1,0 +1,91 @@
+"""What scripts and notebooks call: `atoll.run`, `atoll.resume`, `atoll.compare`. No files are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from atoll import config, runner
+from atoll.comparison import Comparison, Trial
+from atoll.data.datasets import from_pyg
+from atoll.graph import Graph
+from atoll.runner import Result, Watch
+
+
+def run(
+    algorithm: str,
+    *,
+    dataset: Any = None,
+    partition: str | None = None,
+    parties: int | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    progress: bool = False,
+    **settings: Any,
+) -> Result:
+    """Run an algorithm. What is not said is as in the algorithm's own paper.
+
+    `dataset` is a name, a path to an own graph, a torch_geometric `Data` or an atoll `Graph`; `settings` are any of the
+    algorithm's, model's, partition's, split's or run's (`atoll algorithms NAME` lists them).
+    """
+    name, graph = _dataset(dataset)
+    chosen = config.resolve(algorithm, dataset=name, partition=partition, parties=parties, seed=seed, values=settings)
+    with _progress(progress, algorithm) as watch:
+        return runner.run(chosen, graph, out=out, watch=watch)
+
+
+def resume(path: str | Path, *, progress: bool = False) -> Result:
+    """Go on with a run that was written to a folder."""
+    with _progress(progress, str(path)) as watch:
+        return runner.resume(path, watch=watch)
+
+
+def compare(
+    algorithms: Sequence[str] | str,
+    *,
+    dataset: Any = None,
+    seeds: int | Iterable[int] = 5,
+    models: Sequence[str] | str = (),
+    partition: str | None = None,
+    parties: int | None = None,
+    out: str | Path | None = None,
+    progress: bool = False,
+    **settings: Any,
+) -> Comparison:
+    """Run several algorithms on the same data, splits and seeds. A setting goes to every algorithm that knows it."""
+    name, graph = _dataset(dataset)
+    comparison = Comparison(
+        algorithms.split(",") if isinstance(algorithms, str) else list(algorithms),
+        dataset=name,
+        models=models.split(",") if isinstance(models, str) else list(models),
+        seeds=list(range(seeds) if isinstance(seeds, int) else seeds),
+        partition=partition,
+        parties=parties,
+        values=settings,
+    )
+
+    def one(trial: Trial, folder: Path | None) -> Result:
+        with _progress(progress, trial.label) as watch:
+            return trial.run(folder, graph, watch)
+
+    comparison.run(one, Path(out) if out is not None else None)
+    return comparison
+
+
+def _dataset(dataset: Any) -> tuple[str | None, Graph | None]:
+    """A dataset's name and, where it was given as an object, the graph."""
+    if dataset is None or isinstance(dataset, (str, Path)):
+        return None if dataset is None else str(dataset), None
+    return "given", dataset if isinstance(dataset, Graph) else from_pyg(dataset)
+
+
+def _progress(shown: bool, label: str) -> Any:
+    from contextlib import nullcontext
+
+    from atoll.console import Progress
+
+    return Progress(label) if shown else nullcontext(None)
+
+
+__all__ = ["Watch", "compare", "resume", "run"]

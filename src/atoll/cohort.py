@@ -1,0 +1,236 @@
+"""Cohorts: the parties that live in one process, the verbs they answer and the memory they keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, TypeVar, overload, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from atoll.errors import AtollError
+from atoll.graph import Graph
+from atoll.models import Model, build, load, read
+from atoll.random import SERVER, Draws, Word
+from atoll.settings import Training
+
+Fields = dict[str, Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What everybody knows of the data: how many features and classes, and how many parties there are."""
+
+    features: int
+    classes: int
+    parties: int
+
+
+@dataclass(frozen=True)
+class Message:
+    """One call of a verb: `common` goes to every addressed party, the first axis of each tensor in `each` is the party."""
+
+    verb: str
+    round: int
+    call: int  # the how-manieth message of this round
+    training: bool  # False while evaluating: then no gradient is kept
+    parties: tuple[int, ...]
+    common: Mapping[str, Any]
+    each: Mapping[str, Any]
+
+    def select(self, parties: Sequence[int]) -> Message:
+        """The same message to some of its parties."""
+        if tuple(parties) == self.parties:
+            return self
+        place = {party: index for index, party in enumerate(self.parties)}
+        each = pick(self.each, [place[party] for party in parties])
+        return replace(self, parties=tuple(parties), each=each)
+
+
+class Guard(Protocol):
+    """What stands between a verb's reply and the channel, at the party (clipping, noise); `fields` have a party axis."""
+
+    def __call__(self, message: Message, fields: Fields, draws: Draws) -> Fields:
+        """The fields as they may leave the party."""
+        ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Something whose whole state is a dict of tensors with a leading party axis: an optimiser."""
+
+    def state(self) -> dict[str, Tensor]:
+        """The state as it stands."""
+        ...
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take the state back."""
+        ...
+
+
+@overload
+def verb(function: Function, /) -> Function: ...
+@overload
+def verb(*, public: bool) -> Callable[[Function], Function]: ...
+def verb(function: Function | None = None, /, *, public: bool = False) -> Function | Callable[[Function], Function]:
+    """Mark a method of a cohort as one the server may call; `public` ones may be asked under secure aggregation."""
+
+    def mark(method: Function) -> Function:
+        method.__dict__["verb"] = "public" if public else "private"
+        return method
+
+    return mark if function is None else mark(function)
+
+
+class Cohort:
+    """The parties of one site: private graphs in one block-diagonal graph, a memory, the verbs they answer.
+
+    Written once for any number of parties: parameters and replies carry a leading party axis; a party alone is P = 1.
+    """
+
+    memory: ClassVar[tuple[str, ...]] = ()  # attributes that survive between messages, restarts and resume; first axis: party
+    node_memory: ClassVar[tuple[str, ...]] = ()  # the same with one row a node
+
+    def __init__(
+        self,
+        graph: Graph,
+        settings: Any,
+        schema: Schema,
+        seed: int,
+        parties: Sequence[int],
+        guards: Sequence[Guard] = (),
+        *,
+        blank: bool = False,
+    ) -> None:
+        """`blank` leaves out the first random values: the memory is about to be remembered."""
+        self.graph = graph
+        self.settings = settings
+        self.schema = schema
+        self.seed = seed
+        self.parties = tuple(parties)
+        self.guards = tuple(guards)
+        self.blank = blank
+        self.message: Message | None = None
+        self.parts: dict[tuple[int, ...], Graph] = {}
+        self.setup()
+
+    def setup(self) -> None:
+        """Make the things named in `memory`."""
+
+    def draws(self, *words: Word) -> Draws:
+        """The parties' own randomness for this call: a function of seed, party, round, call and the words alone."""
+        call: tuple[Word, ...] = ("setup",)
+        if self.message is not None:
+            call = (self.message.verb, self.message.round, self.message.call)
+        return Draws(self.seed, self.parties, *call, *words)
+
+    def first_draws(self, *words: Word) -> Draws | None:
+        """Randomness for first values; None where they are about to be replaced by what is remembered."""
+        return None if self.blank else Draws(self.seed, self.parties, "setup", *words)
+
+    def answer(self, message: Message) -> Fields:
+        """Call a verb for the addressed parties, all of which live here."""
+        method = self.verb_named(message.verb)
+        if message.parties != self.parties:
+            return self._answer_for_some(message)
+        self.message = message
+        with torch.set_grad_enabled(message.training):
+            fields = method(self, **message.common, **message.each) or {}
+        for guard in self.guards:
+            fields = guard(message, fields, Draws(self.seed, self.parties, "guard", message.verb, message.round, message.call))
+        return fields
+
+    def _answer_for_some(self, message: Message) -> Fields:
+        """Stand up a cohort of the addressed parties alone, let it answer, and take its memory back."""
+        places = tuple(self.parties.index(party) for party in message.parties)
+        if places not in self.parts:
+            while len(self.parts) >= 4:
+                self.parts.pop(next(iter(self.parts)))
+            self.parts[places] = self.graph.select(places)
+        graph = self.parts[places]
+        part = type(self)(graph, self.settings, self.schema, self.seed, message.parties, self.guards, blank=True)
+        rows = torch.cat([torch.arange(self.graph.ptr[p], self.graph.ptr[p + 1]) for p in places])
+        whole = self.recall()
+        index = torch.tensor(places)
+        part.remember({name: _take(whole[name], rows if name in self.node_memory else index) for name in whole})
+        fields = part.answer(message)
+        for name, value in part.recall().items():
+            _put(whole[name], rows if name in self.node_memory else index, value)
+        self.remember(whole)
+        return fields
+
+    @classmethod
+    def verb_named(cls, name: str) -> Callable[..., Fields | None]:
+        """The method behind a verb; nothing else of a cohort can be reached."""
+        method = getattr(cls, name, None)
+        if getattr(method, "verb", None) is None:
+            raise AtollError(f"{cls.__module__} has no verb {name!r}; its verbs are {', '.join(cls.verbs())}.")
+        return method  # type: ignore[no-any-return]
+
+    @classmethod
+    def verbs(cls) -> dict[str, str]:
+        """The verbs by name, each `public` or `private`."""
+        methods = {name: getattr(cls, name) for name in dir(cls)}
+        return {name: method.verb for name, method in methods.items() if callable(method) and hasattr(method, "verb")}
+
+    def recall(self) -> Fields:
+        """The whole memory as tensors."""
+        kept = {}
+        for name in self.memory + self.node_memory:
+            value = getattr(self, name)
+            kept[name] = read(value) if isinstance(value, nn.Module) else value.state() if isinstance(value, Stateful) else value
+        return kept
+
+    def remember(self, memory: Mapping[str, Any]) -> None:
+        """Take back what `recall` gave."""
+        for name, kept in memory.items():
+            value = getattr(self, name)
+            if isinstance(value, nn.Module):
+                load(value, kept)
+            elif isinstance(value, Stateful):
+                value.restore(kept)
+            else:
+                setattr(self, name, kept)
+
+
+def backbone(settings: Training, schema: Schema, parties: int, draws: Draws | None) -> Model:
+    """The graph neural network the settings name, for so many parties; its first values are drawn, or zero without draws."""
+    return build(
+        settings.model,
+        parties=parties,
+        features=schema.features,
+        classes=schema.classes,
+        hidden=settings.hidden,
+        layers=settings.layers,
+        dropout=settings.dropout,
+        draws=draws,
+    )
+
+
+def first_model(settings: Training, schema: Schema, seed: int) -> dict[str, Tensor]:
+    """The model the server starts with, without a party axis."""
+    return {name: value[0] for name, value in read(backbone(settings, schema, 1, Draws(seed, [SERVER], "model"))).items()}
+
+
+def pick(fields: Mapping[str, Any], places: Sequence[int]) -> Fields:
+    """The rows of some parties from fields with a party axis."""
+    index = torch.tensor(places, dtype=torch.int64)
+    return {name: _take(value, index) for name, value in fields.items()}
+
+
+def _take(value: Any, index: Tensor) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _take(item, index) for name, item in value.items()}
+    if isinstance(value, list):
+        return [value[i] for i in index.tolist()]
+    return value[index]
+
+
+def _put(value: Any, index: Tensor, new: Any) -> None:
+    if isinstance(value, Mapping):
+        for name in value:
+            _put(value[name], index, new[name])
+    else:
+        value[index] = new

@@ -1,0 +1,197 @@
+"""Configurations: what a person asked for, filled up with the paper's defaults and checked, before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.resources
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from atoll import algorithms
+from atoll.data.csbm import CsbmSettings
+from atoll.data.partition import PartitionSettings
+from atoll.data.splits import SplitSettings
+from atoll.errors import AtollError
+from atoll.settings import build, known, setting, suggest
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """How a run goes, whatever the algorithm."""
+
+    rounds: int = setting(100, "Rounds at the most.", low=1)
+    evaluate_every: int = setting(1, "Evaluate after every so many rounds.", low=1)
+    patience: int = setting(0, "Stop after so many rounds without a better validation score; 0 never stops early.", low=0)
+    select: str = setting("loss", "The validation score that names the best round.", choices=("loss", "accuracy"))
+    checkpoint_every: int = setting(0, "Checkpoint after every so many rounds; 0 means every few seconds.", low=0)
+    participation: float = setting(1.0, "Share of the parties that take part in a round, chosen by seed.", low=0, high=1)
+    missing: str = setting("continue", "What a party that does not answer does to the round.", choices=("continue", "stop"))
+    placement: str = setting("together", "Parties in one cohort, or each at a site of its own.", choices=("together", "apart"))
+    amnesia: bool = setting(False, "Rebuild every party from its declared memory before each message (a check for authors).")
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """A dataset that has nothing to set."""
+
+
+GROUPS = ("settings", "run", "partition", "split", "data")
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run, completely: the same configuration gives the same numbers."""
+
+    algorithm: str
+    dataset: str
+    partition: str
+    parties: int | None
+    seed: int
+    settings: Any
+    engine: str = "inprocess"
+    run: RunSettings = field(default_factory=RunSettings)
+    partition_settings: PartitionSettings = field(default_factory=PartitionSettings)
+    split: SplitSettings = field(default_factory=SplitSettings)
+    data: Any = field(default_factory=NoSettings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as they stand in config.toml."""
+        plain = {name: getattr(self, name) for name in ("algorithm", "dataset", "partition", "parties", "seed", "engine")}
+        groups = {
+            "settings": self.settings,
+            "run": self.run,
+            "partition_settings": self.partition_settings,
+            "split": self.split,
+            "data": self.data,
+        }
+        tables = {name: _plain(dataclasses.asdict(group)) for name, group in groups.items()}
+        return _plain(plain) | {name: table for name, table in tables.items() if table}
+
+
+def resolve(
+    algorithm: str,
+    *,
+    dataset: str | None = None,
+    partition: str | None = None,
+    parties: int | None = None,
+    seed: int = 0,
+    engine: str = "inprocess",
+    values: Mapping[str, Any] | None = None,
+    optional: bool = False,
+) -> Config:
+    """The configuration of a run: dataclass defaults, then the paper's for the algorithm and dataset, then `values`.
+
+    `values` are keyed by a setting's name, alone or as `group.name` or `algorithm.name`.
+    With `optional`, a value that this algorithm does not know is passed over (it is meant for another one of a comparison).
+    """
+    dataset = dataset or _defaults(algorithm, None).get("dataset", "csbm")
+    chosen = _defaults(algorithm, dataset)
+    if partition is not None:
+        chosen.pop("parties", None) if partition != chosen.get("partition") and parties is None else None
+        chosen["partition"] = partition
+    if parties is not None:
+        chosen["parties"] = parties
+    groups = groups_of(algorithm, dataset)
+    partition, parties = str(chosen.pop("partition", "louvain")), chosen.pop("parties", None)
+    sorted_values: dict[str, dict[str, Any]] = {name: {} for name in groups}
+    for name, value in chosen.items():
+        place = _place(name, groups)
+        if place is not None:
+            sorted_values[place[0]][place[1]] = value
+    for name, value in (values or {}).items():
+        owner, _, rest = name.partition(".")
+        if rest and owner in algorithms.names():
+            if owner != algorithm:
+                continue
+            name = rest
+        place = _place(name, groups)
+        if place is not None:
+            sorted_values[place[0]][place[1]] = value
+        elif not optional:
+            options = [option for group in groups.values() for option in known(group)]
+            raise AtollError(f"{algorithm} has no setting {name!r}{suggest(name, options)}.")
+    if parties is not None:
+        parties = _whole(parties)
+    built = {name: build(group, sorted_values[name], f"{algorithm} {name}") for name, group in groups.items()}
+    if built["run"].participation <= 0:
+        raise AtollError("participation is 0 but must be above 0: at least one party takes part in a round.")
+    return Config(
+        algorithm, dataset, partition, parties, seed, built["settings"], engine, built["run"], built["partition"], built["split"], built["data"]
+    )
+
+
+def groups_of(algorithm: str, dataset: str) -> dict[str, type]:
+    """The settings dataclasses of a run by group, an algorithm's own first."""
+    return {
+        "settings": algorithms.find(algorithm).Settings,
+        "run": RunSettings,
+        "partition": PartitionSettings,
+        "split": SplitSettings,
+        "data": CsbmSettings if dataset.lower() == "csbm" else NoSettings,
+    }
+
+
+def from_dict(document: Mapping[str, Any], where: str) -> Config:
+    """The configuration that `to_dict` wrote, or that a person did in the same form."""
+    document = dict(document)
+    if "algorithm" not in document:
+        raise AtollError(f"{where} names no algorithm; add a line such as algorithm = \"fedavg\".")
+    tables = {name: value for name, value in document.items() if isinstance(value, dict)}
+    plain = {name: value for name, value in document.items() if not isinstance(value, dict)}
+    fields = ("algorithm", "dataset", "partition", "parties", "seed", "engine")
+    for name in plain:
+        if name not in fields:
+            raise AtollError(f"{where} has an unknown key {name!r}{suggest(name, fields)}.")
+    values: dict[str, Any] = {}
+    for table, entries in tables.items():
+        group = table.removesuffix("_settings") if table.endswith("_settings") else table
+        if group not in GROUPS:
+            raise AtollError(f"{where} has an unknown table [{table}]{suggest(table, [*GROUPS[:2], 'partition_settings', *GROUPS[3:]])}.")
+        values |= {f"{group}.{name}": value for name, value in entries.items()}
+    seed = plain.get("seed", 0)
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise AtollError(f"{where}: seed is {seed!r} but must be a whole number.")
+    return resolve(
+        str(plain["algorithm"]),
+        dataset=plain.get("dataset"),
+        partition=plain.get("partition"),
+        parties=plain.get("parties"),
+        seed=seed,
+        engine=str(plain.get("engine", "inprocess")),
+        values=values,
+    )
+
+
+def _place(name: str, groups: Mapping[str, type]) -> tuple[str, str] | None:
+    """The group and name of a setting; an algorithm's own come first."""
+    group, _, rest = name.partition(".")
+    if rest:
+        return (group, rest) if group in groups and rest in known(groups[group]) else None
+    return next(((group, name) for group in groups if name in known(groups[group])), None)
+
+
+def _whole(parties: Any) -> int:
+    if isinstance(parties, bool) or not isinstance(parties, int) or parties < 1:
+        raise AtollError(f"parties is {parties!r} but must be a whole number of at least 1.")
+    return parties
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(importlib.resources.files(algorithms).joinpath("defaults.toml").read_text())
+
+
+def _defaults(algorithm: str, dataset: str | None) -> dict[str, Any]:
+    """What the paper used for this algorithm, and for it on this dataset; an entry may be `like` another."""
+    entry = dict(_table().get(algorithm, {}))
+    chosen = _defaults(entry.pop("like"), dataset) if "like" in entry else {}
+    on = entry.pop("on", {})
+    return chosen | entry | on.get((dataset or "").lower(), {})
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values TOML can say: no None, lists for tuples."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items() if value is not None}

@@ -1,0 +1,76 @@
+"""From a configuration to the parties' graphs: load, partition, split, check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from atoll.data.datasets import load
+from atoll.data.partition import partition, setting_of
+from atoll.data.splits import split
+from atoll.errors import AtollError
+from atoll.graph import Graph
+from atoll.metrics import majority
+
+if TYPE_CHECKING:
+    from atoll.config import Config
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A graph spread over parties."""
+
+    setting: str  # horizontal, overlapping, vertical or node
+    parts: Graph  # the parties' graphs, block-diagonal
+    whole: Graph  # the union of their nodes, with the edges between parties: what no party has
+    public: Mapping[str, Any] = field(default_factory=dict)  # what the setting lets the server know
+
+
+def spread(config: Config, graph: Graph | None, spreads: Sequence[str]) -> Spread:
+    """The data of a run; `graph` stands for the dataset where it was given as an object."""
+    if graph is None:
+        graph = load(config.dataset, fold=config.split.fold, **asdict(config.data))
+    chosen = config.partition_settings.partition_seed
+    parts = partition(graph, config.partition, config.parties, config.partition_settings, config.seed if chosen < 0 else chosen)
+    parts = split(parts, config.split, config.seed)
+    setting = setting_of(config.partition, parts)
+    whole = union(parts, graph)
+    if spreads == ("whole",):
+        setting, parts = "whole", whole
+    elif setting not in spreads:
+        raise AtollError(
+            f"{config.algorithm} is for {' or '.join(spreads)} parties, but the partition {config.partition!r} is {setting}; "
+            "choose another --partition or another algorithm."
+        )
+    _check(parts, setting)
+    public = {"edge_index": whole.edge_index} if setting == "node" else {}
+    return Spread(setting, parts, whole, public)
+
+
+def union(parts: Graph, graph: Graph) -> Graph:
+    """The induced subgraph of all nodes that some party holds, with the parties' splits and, for each node, its party's majority class."""
+    ids, place = torch.unique(parts.ids, return_inverse=True)
+    whole = graph if len(ids) == graph.num_nodes else graph.rows(ids)
+    masks = {}
+    for name in ("train", "val", "test"):
+        mask = torch.zeros(len(ids), dtype=torch.bool)
+        mask[place[getattr(parts, name)]] = True
+        masks[name] = mask
+    common = torch.zeros(len(ids), dtype=torch.int64)
+    common[place.flip(0)] = majority(parts).flip(0)  # of several parties that hold a node, the first
+    return replace(whole, **masks, majority=common)
+
+
+def _check(parts: Graph, setting: str) -> None:
+    """Refuse what cannot be trained: no training nodes at all, or a party without any where parties train alone."""
+    if not bool(parts.train.any()):
+        raise AtollError("The graph has no training nodes; label some nodes, or choose another split with --set split=random.")
+    if setting in ("horizontal", "overlapping"):
+        if int(parts.num_train.min()) == 0:
+            party = int(parts.num_train.argmin())
+            raise AtollError(
+                f"Party {party} has {parts.sizes[party]} nodes but none of them trains; use fewer parties, another partition or another split."
+            )

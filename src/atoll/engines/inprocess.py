@@ -1,0 +1,79 @@
+"""The in-process engine: all parties in this process, together in one cohort or each at a site of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from atoll import wire
+from atoll.cohort import Cohort, Fields, Message
+from atoll.errors import PartyFailure
+from atoll.federation import Answer, Failure
+
+Make = Callable[[Sequence[int], bool], Cohort]  # (parties, blank) → their cohort
+
+
+class InProcess:
+    """Sites of parties in this process. One site with everybody is the fast path: nothing is copied.
+
+    `amnesia` rebuilds every cohort from its declared memory before each message and carries all messages as bytes:
+    whatever a party keeps elsewhere, or cannot be written down, is lost (promise 2).
+    """
+
+    def __init__(self, make: Make, sites: Sequence[Sequence[int]], *, amnesia: bool = False) -> None:
+        self.make = make
+        self.sites = [tuple(site) for site in sites]
+        self.cohorts = [make(site, False) for site in self.sites]
+        self.amnesia = amnesia
+
+    def deliver(self, message: Message) -> list[Answer | Failure]:
+        """Let every site answer for those of the addressed parties that live there."""
+        if len(self.sites) == 1 and message.parties == self.sites[0]:
+            return self._answer(0, message)
+        addressed = set(message.parties)
+        results: list[Answer | Failure] = []
+        for place, site in enumerate(self.sites):
+            here = [party for party in site if party in addressed]
+            if here:
+                results += self._answer(place, message.select(here))
+        return results
+
+    def _answer(self, place: int, message: Message) -> list[Answer | Failure]:
+        if self.amnesia:
+            message = _through_bytes(message)
+            self._forget(place)
+        try:
+            fields = self.cohorts[place].answer(message)
+        except PartyFailure as failure:
+            return [Failure(party, failure.reason) for party in message.parties]
+        return [Answer(message.parties, wire.decode(wire.encode(fields)) if self.amnesia else fields)]
+
+    def _forget(self, place: int) -> None:
+        memory = wire.decode(wire.encode(self.cohorts[place].recall()))
+        self.cohorts[place] = self.make(self.sites[place], True)
+        self.cohorts[place].remember(memory)
+
+    def recall(self) -> Fields:
+        """The memory of every site."""
+        return {str(place): cohort.recall() for place, cohort in enumerate(self.cohorts)}
+
+    def remember(self, memory: dict[str, Any]) -> None:
+        """Give every site its memory back."""
+        for place, cohort in enumerate(self.cohorts):
+            cohort.remember(memory.get(str(place), {}))
+
+
+def together(parties: int) -> list[range]:
+    """One site with everybody."""
+    return [range(parties)]
+
+
+def apart(parties: int) -> list[list[int]]:
+    """A site for each party."""
+    return [[party] for party in range(parties)]
+
+
+def _through_bytes(message: Message) -> Message:
+    decoded = wire.decode(wire.encode({"common": message.common, "each": message.each}))
+    return replace(message, common=decoded.get("common", {}), each=decoded.get("each", {}))

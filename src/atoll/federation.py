@@ -1,0 +1,308 @@
+"""The server's only door to the parties: `ask` sees every reply, `total` only their sum. Every byte passes here and is counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll import wire
+from atoll.cohort import Fields, Message, Schema, pick
+from atoll.errors import AtollError
+from atoll.graph import Graph
+from atoll.ledger import Ledger
+from atoll.random import generator
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The reply of the parties of one site; every field has a party axis, or is a list with one tensor a party."""
+
+    parties: tuple[int, ...]
+    fields: Fields
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A party that did not answer, and why."""
+
+    party: int
+    reason: str
+
+
+class Engine(Protocol):
+    """What carries messages to the parties and their answers back."""
+
+    def deliver(self, message: Message) -> list[Answer | Failure]:
+        """Send one message to the parties it names; every one of them is in an answer or a failure."""
+        ...
+
+    def recall(self) -> Fields:
+        """The memory of all parties, for a checkpoint."""
+        ...
+
+    def remember(self, memory: Fields) -> None:
+        """Give all parties their memory back."""
+        ...
+
+
+class Replies(Mapping[int, Fields]):
+    """The parties' replies by party; `stack` gives one field of all of them along a party axis, in party order."""
+
+    def __init__(self, parties: Sequence[int], fields: Fields) -> None:
+        self.parties = tuple(parties)
+        self.fields = fields
+
+    def __getitem__(self, party: int) -> Fields:
+        place = self.parties.index(party)
+        return {name: _row(value, place) for name, value in self.fields.items()}
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.parties)
+
+    def __len__(self) -> int:
+        return len(self.parties)
+
+    def stack(self, field: str) -> Any:
+        """(P, …) or a dict of such; a list where the parties' tensors differ in shape."""
+        return self.fields[field]
+
+
+class Federation:
+    """The parties as the server sees them."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        schema: Schema,
+        *,
+        verbs: Mapping[str, str],
+        seed: int = 0,
+        participation: float = 1.0,
+        missing_is_fatal: bool = False,
+        secure: bool = False,
+        public: Mapping[str, Any] | None = None,
+        whole: Graph | None = None,
+    ) -> None:
+        """`verbs`: name → public or private. `public`: what the setting lets the server know (the node setting's edges).
+        `whole`: the union of the parties' graphs; only a simulation has it, and only `evaluate` may look at it.
+        """
+        self.engine = engine
+        self.schema = schema
+        self.verbs = verbs
+        self.seed = seed
+        self.participation = participation
+        self.missing_is_fatal = missing_is_fatal
+        self.secure = secure
+        self.public = public or {}
+        self.whole = whole
+        self.ledger = Ledger(schema.parties)
+        self.round = 0
+        self.calls = 0
+        self.training = True
+        self.missing: dict[int, str] = {}
+
+    @property
+    def parties(self) -> tuple[int, ...]:
+        """All parties there are."""
+        return tuple(range(self.schema.parties))
+
+    def begin(self, round: int) -> None:
+        """A new round: everybody who was missing is welcome again."""
+        self.round = round
+        self.calls = 0
+        self.missing = {}
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """What is said inside is evaluation: to all parties, and billed apart."""
+        self.training = False
+        try:
+            yield
+        finally:
+            self.training = True
+
+    def participants(self) -> tuple[int, ...]:
+        """The parties of this round: all, or a fraction of them chosen by seed and round."""
+        if self.participation >= 1 or not self.training or self.round == 0:
+            return self.parties
+        count = max(1, round(self.participation * len(self.parties)))
+        order = torch.randperm(len(self.parties), generator=generator(self.seed, "participants", self.round))
+        return tuple(sorted(order[:count].tolist()))
+
+    def ask(
+        self, verb: str, *, to: Sequence[int] | None = None, each: Mapping[str, Any] | None = None, **common: Any
+    ) -> Replies:
+        """Call a verb at the parties and see each one's reply.
+
+        `common` goes to every party; the first axis of each tensor in `each` is the party: one row for each in `to`,
+        or, without `to`, for each of all parties. Without `to`, this round's participants are asked.
+        """
+        if self.secure and self.verbs.get(verb) != "public":
+            raise AtollError(f"Secure aggregation is on and the verb {verb!r} is private: the server may only ask for its total.")
+        return self._exchange(verb, to, each, common)
+
+    def total(
+        self, verb: str, *, to: Sequence[int] | None = None, each: Mapping[str, Any] | None = None, **common: Any
+    ) -> Fields:
+        """Call a verb at the parties and see only the sum of their replies, added in party order."""
+        return _sum(self._exchange(verb, to, each, common).fields)
+
+    def _exchange(
+        self, verb: str, to: Sequence[int] | None, each: Mapping[str, Any] | None, common: Mapping[str, Any]
+    ) -> Replies:
+        addressed = tuple(self.participants() if to is None else to)
+        each = each or {}
+        if to is None and addressed != self.parties:
+            each = pick(each, addressed)
+        present = tuple(party for party in addressed if party not in self.missing)
+        message = Message(verb, self.round, self.calls, self.training, addressed, common, each)
+        self.calls += 1
+        if not present:
+            raise AtollError(f"Round {self.round}: no party is left to answer {verb!r} ({_reasons(self.missing)}).")
+        message = message.select(present)
+        self._bill_down(message)
+        replies = self._gather(message, self.engine.deliver(message))
+        self._bill_up(message, replies)
+        return replies
+
+    def _gather(self, message: Message, results: Sequence[Answer | Failure]) -> Replies:
+        """Check what arrived, note who is missing, and put the rest in party order."""
+        failed = {result.party: result.reason for result in results if isinstance(result, Failure)}
+        answers = [result for result in results if isinstance(result, Answer)]
+        if len(answers) > 1:
+            answers, odd = _agreeing(answers)
+            failed |= odd
+        parties = tuple(party for answer in answers for party in answer.parties)
+        fields = _concatenate([answer.fields for answer in answers])
+        failed |= {parties[place]: reason for place, reason in _unfit(fields, len(parties)).items()}
+        kept = sorted(party for party in parties if party not in failed)
+        if tuple(kept) != parties:
+            fields = pick(fields, [parties.index(party) for party in kept])
+        self._note(message, failed)
+        if not kept:
+            raise AtollError(f"Round {self.round}: no party answered {message.verb!r} ({_reasons(self.missing)}).")
+        return Replies(kept, fields)
+
+    def _note(self, message: Message, failed: Mapping[int, str]) -> None:
+        if failed and self.missing_is_fatal:
+            raise AtollError(f"Round {self.round}: {message.verb!r} stopped the run ({_reasons(failed)}).")
+        self.missing |= dict(sorted(failed.items()))
+
+    def _bill_down(self, message: Message) -> None:
+        envelope = {"verb": message.verb, "round": message.round, "call": message.call, "training": message.training}
+        payload, size = _sizes(message.common, message.each, envelope)
+        self._record(message.parties, message.verb, down=payload, wire_down=size, messages=1)
+
+    def _bill_up(self, message: Message, replies: Replies) -> None:
+        payload, size = _sizes({}, replies.fields, {})
+        self._record(replies.parties, message.verb, up=payload, wire_up=size)
+
+    def _record(self, parties: Sequence[int], verb: str, **bytes: int | np.ndarray) -> None:
+        self.ledger.record(self.round, verb, self.training, parties, **bytes)
+
+
+def _row(value: Any, place: int) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _row(item, place) for name, item in value.items()}
+    return value[place]
+
+
+def _sum(fields: Mapping[str, Any]) -> Fields:
+    return {name: _sum(value) if isinstance(value, Mapping) else value.sum(0) for name, value in fields.items()}
+
+
+def _reasons(missing: Mapping[int, str]) -> str:
+    return "; ".join(f"party {party}: {reason}" for party, reason in missing.items())
+
+
+def _concatenate(chunks: Sequence[Fields]) -> Fields:
+    """The fields of several sites one after the other; those of a single site as they are."""
+    if len(chunks) <= 1:
+        return chunks[0] if chunks else {}
+    joined: Fields = {}
+    for name, first in chunks[0].items():
+        values = [chunk[name] for chunk in chunks]
+        if isinstance(first, Mapping):
+            joined[name] = _concatenate(values)
+        elif isinstance(first, list):
+            joined[name] = [item for value in values for item in value]
+        else:
+            joined[name] = torch.cat(values)
+    return joined
+
+
+def _signature(fields: Fields) -> tuple[Any, ...]:
+    """Names, types and shapes of a reply without its party axis."""
+    described: dict[str, Any] = {}
+    for name, value in wire.leaves(fields):
+        ragged = name.endswith("]")
+        described[name.rsplit("/[", 1)[0]] = (str(value.dtype), "ragged" if ragged else tuple(value.shape[1:]))
+    return tuple(sorted(described.items()))
+
+
+def _agreeing(answers: list[Answer]) -> tuple[list[Answer], dict[int, str]]:
+    """Answers of the common form, and for the parties whose answer has another one what differs."""
+    signatures = [_signature(answer.fields) for answer in answers]
+    usual = dict(Counter(signatures).most_common(1)[0][0])
+    kept, odd = [], {}
+    for answer, signature in zip(answers, signatures, strict=True):
+        differing = [
+            f"field {name!r} is {dict(signature).get(name)}, expected {usual.get(name)}"
+            for name in sorted(dict(signature).keys() | usual.keys())
+            if dict(signature).get(name) != usual.get(name)
+        ]
+        if differing:
+            odd |= dict.fromkeys(answer.parties, differing[0])
+        else:
+            kept.append(answer)
+    return kept, odd
+
+
+def _unfit(fields: Fields, parties: int) -> dict[int, str]:
+    """Places of the parties whose reply holds a number that is not finite, and in which field."""
+    found: dict[int, str] = {}
+    for name, value in wire.leaves(fields):
+        if not value.is_floating_point() or value.numel() == 0:
+            continue
+        if name.endswith("]"):
+            place = int(name.rsplit("[", 1)[1][:-1])
+            if not bool(torch.isfinite(value).all()):
+                found.setdefault(place, f"field {name!r} is not finite")
+        elif not bool(torch.isfinite(value.sum())):  # one pass; look closer only where the sum is off
+            for place in range(parties):
+                if not bool(torch.isfinite(value[place]).all()):
+                    found.setdefault(place, f"field {name!r} is not finite")
+    return found
+
+
+def _sizes(common: Mapping[str, Any], each: Mapping[str, Any], scalars: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Payload and wire bytes of one party's message: a number where all are alike, an array where some field is ragged."""
+    shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    values = dict(scalars)
+    ragged: dict[str, list[Tensor]] = {}
+    for name, value in wire.leaves(common):
+        if isinstance(value, Tensor):
+            shapes[name] = (value.dtype, tuple(value.shape))
+        else:
+            values[name] = value
+    for name, value in wire.leaves(each):
+        if name.endswith("]"):
+            ragged.setdefault(name.rsplit("/[", 1)[0], []).append(value)
+        else:
+            shapes[name] = (value.dtype, (1, *value.shape[1:]))
+    if not ragged:
+        return _bytes(shapes), wire.wire_size(shapes, values)
+    count = len(next(iter(ragged.values())))
+    one = [shapes | {f"{name}/[0]": (items[i].dtype, tuple(items[i].shape)) for name, items in ragged.items()} for i in range(count)]
+    return np.array([_bytes(shape) for shape in one]), np.array([wire.wire_size(shape, values) for shape in one])
+
+
+def _bytes(shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> int:
+    return sum(dtype.itemsize * int(np.prod(shape, dtype=np.int64)) for dtype, shape in shapes.values())

@@ -1,0 +1,70 @@
+"""The ledger: every byte that passed between the server and the parties, by round, verb, direction and party."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+DETAILED = 1024  # up to so many parties every round's bytes are kept for each party; beyond, only their sum
+COLUMNS = ("up", "down", "wire_up", "wire_down", "messages")
+
+
+class Ledger:
+    """Payload bytes (tensor data, what papers count), wire bytes and messages; training apart from evaluation.
+
+    `up` is from the parties to the server, `down` from the server to the parties; a message and its reply count as one.
+    """
+
+    def __init__(self, parties: int) -> None:
+        self.parties = parties
+        self.by_party = np.zeros((parties, len(COLUMNS)), dtype=np.int64)  # training only, all rounds
+        self.rounds: dict[int, dict[tuple[str, bool], np.ndarray]] = {}  # round → (verb, training) → (P or 1, columns)
+
+    def record(self, round: int, verb: str, training: bool, parties: Sequence[int], **bytes: int | np.ndarray) -> None:
+        """Add what some parties sent or received; a number stands for each of them, an array for one after the other."""
+        added = np.zeros((len(parties), len(COLUMNS)), dtype=np.int64)
+        for column, count in bytes.items():
+            added[:, COLUMNS.index(column)] = count
+        places: Any = slice(None) if len(parties) == self.parties else np.asarray(parties, dtype=np.int64)
+        if training:
+            self.by_party[places] += added
+        rows = self.rounds.setdefault(round, {})
+        if self.parties <= DETAILED:
+            rows.setdefault((verb, training), np.zeros_like(self.by_party))[places] += added
+        else:
+            rows.setdefault((verb, training), np.zeros((1, len(COLUMNS)), np.int64))[0] += added.sum(0)
+
+    def total(self, *, round: int | None = None, verb: str | None = None, training: bool = True) -> dict[str, int]:
+        """Sums over all parties, of one round or verb or of all."""
+        sums = np.zeros(len(COLUMNS), dtype=np.int64)
+        for rows in self.rounds.values() if round is None else [self.rounds.get(round, {})]:
+            for (name, purpose), row in rows.items():
+                if purpose == training and verb in (None, name):
+                    sums += row.sum(0)
+        return dict(zip(COLUMNS, map(int, sums), strict=True))
+
+    def summary(self) -> dict[str, Any]:
+        """What result.json says: training traffic by direction and verb, and evaluation traffic beside it."""
+        verbs = dict.fromkeys(verb for rows in self.rounds.values() for verb, training in rows if training)
+        return {
+            **self.total(),
+            "by_verb": {verb: self.total(verb=verb) for verb in verbs},
+            "evaluation": self.total(training=False),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """The whole ledger, for a checkpoint."""
+        keys = [[at, verb, training] for at, rows in self.rounds.items() for verb, training in rows]
+        rows = [row for rows in self.rounds.values() for row in rows.values()]
+        stacked = np.stack(rows) if rows else np.zeros((0, 1, len(COLUMNS)), np.int64)
+        return {"by_party": torch.from_numpy(self.by_party.copy()), "keys": keys, "rows": torch.from_numpy(stacked)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state` gave."""
+        self.by_party = state["by_party"].numpy().copy()
+        self.rounds = {}
+        for (at, verb, training), row in zip(state["keys"], state["rows"].numpy(), strict=True):
+            self.rounds.setdefault(at, {})[verb, training] = row.copy()

@@ -1,0 +1,104 @@
+"""What a model is worth: counts at the parties, metrics from their sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atoll.cohort import Fields
+from atoll.federation import Federation
+from atoll.graph import Graph
+
+
+def count(logits: Tensor, graph: Graph) -> Fields:
+    """Each party's counts on its validation and test nodes; everything a metric needs is a sum of these.
+
+    `validation` (P, 3): nodes, correct, summed loss. `test` (P, 5): the same, then minority nodes and correct ones.
+    `confusion` (P, C, C): test nodes by class and prediction.
+    """
+    rows, group, minority = _plan(graph)
+    parties, classes = graph.parties, graph.num_classes
+    logits = logits.index_select(0, rows)  # validation nodes, then test nodes
+    y = graph.y.index_select(0, rows)
+    losses = F.cross_entropy(logits, y, reduction="none")
+    guesses = logits.argmax(1)
+    right = guesses == y
+    columns = torch.stack([torch.ones_like(losses), right, losses, minority, minority * right], 1)
+    sums = torch.zeros(2 * parties, 5, dtype=torch.float64).index_add_(0, group, columns.double())
+    cells = torch.bincount((group * classes + y) * classes + guesses, minlength=2 * parties * classes**2)
+    return {
+        "validation": sums[:parties, :3],
+        "test": sums[parties:],
+        "confusion": cells.view(2, parties, classes, classes)[1],
+    }
+
+
+def majority(graph: Graph) -> Tensor:
+    """(N,) the most frequent training class of each node's party (the lowest of several); minority nodes are of another."""
+    if graph.majority is not None:
+        return graph.majority
+    labelled = graph.train & (graph.y >= 0)
+    cells = graph.party[labelled] * graph.num_classes + graph.y[labelled]
+    counts = torch.bincount(cells, minlength=graph.parties * graph.num_classes).view(graph.parties, graph.num_classes)
+    return counts.argmax(1)[graph.party]
+
+
+def _plan(graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
+    """Validation rows then test rows; the row of the counts each adds to; 1 where it is a minority node of the test set."""
+    if "evaluation.rows" not in graph.derived:
+        val, test = (((mask & (graph.y >= 0)).nonzero().squeeze(1)) for mask in (graph.val, graph.test))
+        rows = torch.cat([val, test])
+        tested = torch.cat([torch.zeros_like(val), torch.ones_like(test)])
+        graph.derived["evaluation.rows"] = rows
+        graph.derived["evaluation.group"] = graph.party[rows] + tested * graph.parties
+        graph.derived["evaluation.minority"] = (tested * (graph.y != majority(graph))[rows]).float()
+    return tuple(graph.derived[f"evaluation.{name}"] for name in ("rows", "group", "minority"))  # type: ignore[return-value]
+
+
+def evaluate(federation: Federation, verb: str = "evaluate", **common: Any) -> dict[str, Any]:
+    """Metrics over all parties' nodes pooled and, unless secure aggregation hides them, of each party."""
+    if federation.secure:
+        return pooled(federation.total(verb, **common))
+    replies = federation.ask(verb, **common)
+    counts = {name: replies.stack(name) for name in ("validation", "test", "confusion")}
+    metrics = pooled({name: value.sum(0) for name, value in counts.items()})
+    return metrics | by_party(replies.parties, counts)
+
+
+def pooled(counts: Fields) -> dict[str, float]:
+    """Metrics from summed counts; what cannot be said (no such nodes) is left out."""
+    nodes, correct, loss = counts["validation"].tolist()
+    metrics = {}
+    if nodes:
+        metrics |= {"val_loss": loss / nodes, "val_accuracy": correct / nodes}
+    nodes, correct, loss, minority, minority_correct = counts["test"].tolist()
+    if nodes:
+        metrics |= {"loss": loss / nodes, "accuracy": correct / nodes, "macro_f1": macro_f1(counts["confusion"])}
+    if minority:
+        metrics["minority_accuracy"] = minority_correct / minority
+    return metrics
+
+
+def macro_f1(confusion: Tensor) -> float:
+    """The mean over classes of F1 = 2·TP / (2·TP + FP + FN), over the classes that occur or are predicted."""
+    hits = confusion.diagonal().double()
+    occurring = confusion.sum(0) + confusion.sum(1)
+    return float((2 * hits / occurring.clamp(min=1))[occurring > 0].mean())
+
+
+def by_party(parties: tuple[int, ...], counts: Fields) -> dict[str, Any]:
+    """Accuracy of each party, where there are few enough to list; None where a party has no such node."""
+    if len(parties) > 100:
+        return {}
+    test = counts["test"]
+    return {
+        "party_accuracy": _ratios(test[:, 1], test[:, 0]),
+        "party_minority_accuracy": _ratios(test[:, 4], test[:, 3]),
+    }
+
+
+def _ratios(part: Tensor, whole: Tensor) -> list[float | None]:
+    return [a / b if b else None for a, b in zip(part.tolist(), whole.tolist(), strict=True)]

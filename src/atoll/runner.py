@@ -1,0 +1,219 @@
+"""Runs: data, parties and algorithm put together, then rounds until the end; checkpoints, best round, early stopping."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atoll import __version__, algorithms
+from atoll.cohort import Schema
+from atoll.config import Config
+from atoll.data.spread import Spread, spread
+from atoll.engines.inprocess import InProcess, apart, together
+from atoll.errors import AtollError
+from atoll.federation import Engine, Federation
+from atoll.folder import Folder
+from atoll.graph import Graph
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Watch = Callable[[dict[str, Any], int], None]  # called with each round's history row and the number of rounds
+SECONDS_BETWEEN_CHECKPOINTS = 5.0
+
+
+@dataclass
+class Result:
+    """What came out of a run."""
+
+    config: Config
+    setting: str
+    parties: int
+    rounds: int
+    best_round: int
+    metrics: dict[str, Any]  # test metrics at the round with the best validation score
+    last: dict[str, Any]  # those of the last round
+    bytes: dict[str, Any]
+    seconds: dict[str, float]
+    rows: list[dict[str, Any]] = field(repr=False)
+    state: dict[str, Any] = field(repr=False)  # the server's state after the last round
+    memory: dict[str, Any] = field(repr=False)  # what the parties keep, as far as this process holds them
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """A table with a row a round."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What result.json holds."""
+        plain = self.config.to_dict()
+        return {
+            "atoll": __version__,
+            **{name: plain[name] for name in ("algorithm", "dataset", "partition", "seed")},
+            "setting": self.setting,
+            "parties": self.parties,
+            "settings": plain.get("settings", {}),
+            "rounds": self.rounds,
+            "best_round": self.best_round,
+            "metrics": self.metrics,
+            "last": self.last,
+            "bytes": self.bytes,
+            "seconds": self.seconds,
+        }
+
+
+@dataclass
+class Book:
+    """What the loop knows of itself; with the state, the memory and the ledger it is all a run consists of."""
+
+    round: int = 0
+    best_round: int = 0
+    best_score: float = math.inf
+    best: dict[str, Any] = field(default_factory=dict)
+    last: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def judge(self, metrics: dict[str, Any], select: str) -> None:
+        """Keep the metrics of the round with the best validation score; without validation nodes, of the last."""
+        self.last = metrics
+        score = metrics.get("val_loss", -math.inf) if select == "loss" else -metrics.get("val_accuracy", math.inf)
+        if score < self.best_score or score == -math.inf or not self.best:
+            self.best_round, self.best_score, self.best = self.round, score, metrics
+
+    def over(self, rounds: int, patience: int) -> bool:
+        """Whether the last round has been."""
+        return self.round >= rounds or bool(patience and self.best and self.round - self.best_round >= patience)
+
+
+@dataclass
+class Experiment:
+    """A configuration brought to life."""
+
+    config: Config
+    algorithm: algorithms.Algorithm
+    spread: Spread
+    federation: Federation
+
+    @property
+    def engine(self) -> Engine:
+        """What carries the messages."""
+        return self.federation.engine
+
+
+def prepare(config: Config, graph: Graph | None = None, *, engine: Callable[[Engine], Engine] | None = None) -> Experiment:
+    """Load, partition and split the data and stand up the parties; `engine` may wrap the engine (tests inject faults)."""
+    algorithm = algorithms.find(config.algorithm)
+    data = spread(config, graph, algorithm.SPREADS)
+    schema = Schema(data.parts.num_features, data.parts.num_classes, data.parts.parties)
+
+    def make(parties: Any, blank: bool) -> Any:
+        return algorithm.Cohort(data.parts.select(parties), config.settings, schema, config.seed, parties, blank=blank)
+
+    sites = together(schema.parties) if config.run.placement == "together" else apart(schema.parties)
+    carrier: Engine = InProcess(make, sites, amnesia=config.run.amnesia)
+    federation = Federation(
+        engine(carrier) if engine else carrier,
+        schema,
+        verbs=algorithm.Cohort.verbs(),
+        seed=config.seed,
+        participation=config.run.participation,
+        missing_is_fatal=config.run.missing == "stop",
+        public=data.public,
+        whole=data.whole,
+    )
+    return Experiment(config, algorithm, data, federation)
+
+
+def run(config: Config, graph: Graph | None = None, *, out: str | Path | None = None, watch: Watch | None = None) -> Result:
+    """Run a configuration from its first round to its last."""
+    experiment = prepare(config, graph)
+    folder = Folder.create(out, config) if out is not None else None
+    return rounds(experiment, folder, watch)
+
+
+def resume(path: str | Path, *, watch: Watch | None = None) -> Result:
+    """Go on with a run from its last checkpoint; one that was finished gives its result again."""
+    folder, config = Folder.open(path)
+    return rounds(prepare(config), folder, watch, folder.load())
+
+
+def rounds(
+    experiment: Experiment, folder: Folder | None = None, watch: Watch | None = None, checkpoint: dict[str, Any] | None = None
+) -> Result:
+    """The loop: start, then step, evaluate, write down and perhaps checkpoint, round after round."""
+    algorithm, federation, settings, run = experiment.algorithm, experiment.federation, experiment.config.settings, experiment.config.run
+    rows = folder.rows() if folder else []
+    if checkpoint is None:
+        book = Book()
+        federation.begin(0)
+        state = algorithm.start(federation, settings)
+    else:
+        book, state = Book(**checkpoint["book"]), checkpoint.get("state", {})
+        federation.ledger.restore(checkpoint["ledger"])
+        experiment.engine.remember(checkpoint.get("memory", {}))
+    began, saved, first = time.perf_counter() - book.seconds, time.perf_counter(), book.round
+    while not book.over(run.rounds, run.patience):
+        book.round += 1
+        federation.begin(book.round)
+        state = algorithm.step(federation, state, settings)
+        metrics = {}
+        if book.round % run.evaluate_every == 0 or book.round == run.rounds:
+            with federation.evaluating():
+                metrics = algorithm.evaluate(federation, state, settings)
+            book.judge(metrics, run.select)
+        book.seconds = time.perf_counter() - began
+        row = _row(book, federation, metrics)
+        rows.append(row)
+        if folder:
+            folder.append(row)
+            now = time.perf_counter()
+            due = book.round % run.checkpoint_every == 0 if run.checkpoint_every else now - saved > SECONDS_BETWEEN_CHECKPOINTS
+            if due or book.over(run.rounds, run.patience):
+                folder.save(_checkpoint(book, state, experiment))
+                saved = now
+        if watch:
+            watch(row, run.rounds)
+    result = _result(experiment, book, rows, state)
+    if folder and (book.round > first or not folder.result.exists()):
+        folder.finish(result.to_dict())
+    return result
+
+
+def _row(book: Book, federation: Federation, metrics: dict[str, Any]) -> dict[str, Any]:
+    traffic = federation.ledger.total(round=book.round)
+    row = {"round": book.round, **metrics, "up": traffic["up"], "down": traffic["down"]}
+    if federation.missing:
+        row["missing"] = {str(party): reason for party, reason in federation.missing.items()}
+    return row | {"seconds": round(book.seconds, 6)}
+
+
+def _checkpoint(book: Book, state: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
+    return {
+        "book": vars(book),
+        "state": state,
+        "memory": experiment.engine.recall(),
+        "ledger": experiment.federation.ledger.state(),
+    }
+
+
+def _result(experiment: Experiment, book: Book, rows: list[dict[str, Any]], state: dict[str, Any]) -> Result:
+    return Result(
+        config=experiment.config,
+        setting=experiment.spread.setting,
+        parties=experiment.federation.schema.parties,
+        rounds=book.round,
+        best_round=book.best_round,
+        metrics=book.best,
+        last=book.last,
+        bytes=experiment.federation.ledger.summary(),
+        seconds={"total": book.seconds, "per_round": book.seconds / max(book.round, 1)},
+        rows=rows,
+        state=state,
+        memory=experiment.engine.recall(),
+    )

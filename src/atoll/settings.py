@@ -1,0 +1,95 @@
+"""Settings: frozen dataclasses with one sentence a field; values from the command line and files are checked against them."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from atoll.errors import AtollError
+
+
+def setting(default: Any, help: str, *, choices: Iterable[str] = (), low: float | None = None, high: float | None = None) -> Any:
+    """A field of a settings dataclass: its default, one sentence, and what values it takes."""
+    return dataclasses.field(default=default, metadata={"help": help, "choices": tuple(choices), "low": low, "high": high})
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """What every method that trains a graph neural network at the parties has in common."""
+
+    model: str = setting("gcn", "Backbone of the parties.", choices=("gcn", "sgc", "sage", "gat", "gcnii", "appnp", "mlp"))
+    hidden: int = setting(64, "Width of the hidden layers.", low=1)
+    layers: int = setting(2, "Number of layers.", low=1)
+    dropout: float = setting(0.0, "Share of hidden units dropped while training.", low=0, high=0.99)
+    lr: float = setting(0.003, "Learning rate.", low=0)
+    weight_decay: float = setting(0.0, "L2 penalty on the weights.", low=0)
+    optimizer: str = setting("adam", "Optimiser of the parties.", choices=("adam", "sgd"))
+    epochs: int = setting(5, "Local epochs a round.", low=0)
+
+
+def known(group: type) -> dict[str, dataclasses.Field[Any]]:
+    """The fields of a settings dataclass by name."""
+    return {field.name: field for field in dataclasses.fields(group)}
+
+
+def build(group: type, values: Mapping[str, Any], where: str) -> Any:
+    """An instance of a settings dataclass from values of any origin; `where` is for the error."""
+    fields = known(group)
+    for name in values:
+        if name not in fields:
+            raise AtollError(f"{where} has no setting {name!r}{suggest(name, fields)}.")
+    hints = typing.get_type_hints(group)
+    return group(**{name: coerce(value, hints[name], fields[name], f"{where}: {name}") for name, value in values.items()})
+
+
+def coerce(value: Any, kind: Any, field: dataclasses.Field[Any], where: str) -> Any:
+    """The value as its field's type, within the field's bounds."""
+    typed = _typed(value, kind, where)
+    choices, low, high = (field.metadata.get(key) for key in ("choices", "low", "high"))
+    if choices and typed is not None and typed not in choices:
+        raise AtollError(f"{where} is {value!r} but must be one of {', '.join(choices)}{suggest(str(value), choices)}.")
+    if isinstance(typed, (int, float)) and not isinstance(typed, bool):
+        if low is not None and not typed >= low:
+            raise AtollError(f"{where} is {value} but must be at least {low}.")
+        if high is not None and not typed <= high:
+            raise AtollError(f"{where} is {value} but must be at most {high}.")
+    return typed
+
+
+def _typed(value: Any, kind: Any, where: str) -> Any:
+    options = typing.get_args(kind) if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union else (kind,)
+    if type(None) in options and (value is None or value in ("none", "None", "")):
+        return None
+    target = next(option for option in options if option is not type(None))
+    if typing.get_origin(target) is tuple:
+        inner = typing.get_args(target)[0]
+        items = [item for item in value.split(",") if item.strip()] if isinstance(value, str) else value
+        if not isinstance(items, (list, tuple)):
+            items = [items]
+        return tuple(_typed(item.strip() if isinstance(item, str) else item, inner, where) for item in items)
+    try:
+        if target is bool:
+            return {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}[str(value).lower()]
+        if target is int:
+            if isinstance(value, bool) or float(value) != int(float(value)):
+                raise ValueError
+            return int(float(value)) if isinstance(value, float) else int(value)
+        if target is float:
+            if isinstance(value, bool):
+                raise ValueError
+            return float(value)
+        return str(value)
+    except (ValueError, KeyError, TypeError, OverflowError):
+        names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+        raise AtollError(f"{where} is {value!r} but must be {names.get(target, str(target))}.") from None
+
+
+def suggest(name: str, options: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or what there is, for the end of an error."""
+    options = list(options)
+    close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; there is {', '.join(sorted(options))}"

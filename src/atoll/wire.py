@@ -1,0 +1,129 @@
+"""Payloads as bytes: tensors in the safetensors layout, scalars as JSON in its header. Never pickle.
+
+A payload is a dict whose values are tensors, scalars (JSON values), lists of tensors, or dicts of the same;
+nesting becomes `/` in names and a place in a list `[i]`.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from atoll.errors import AtollError
+
+Payload = Mapping[str, Any]
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def leaves(payload: Payload, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every (name, value) of a payload, depth first, nested names joined by `/`."""
+    for name, value in payload.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{name}/")
+        elif isinstance(value, list) and value and isinstance(value[0], Tensor):
+            yield from ((f"{prefix}{name}/[{place}]", item) for place, item in enumerate(value))
+        else:
+            yield prefix + name, value
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `leaves`."""
+    payload: dict[str, Any] = {}
+    for path, value in flat.items():
+        *parents, name = path.split("/")
+        place = payload
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[name] = value
+    return {name: _lists(value) for name, value in payload.items()}
+
+
+def _lists(value: Any) -> Any:
+    """Turn {"[0]": a, "[1]": b} back into [a, b]."""
+    if not isinstance(value, dict):
+        return value
+    if value and all(name.startswith("[") for name in value):
+        return [value[f"[{place}]"] for place in range(len(value))]
+    return {name: _lists(item) for name, item in value.items()}
+
+
+def encode(payload: Payload) -> bytes:
+    """The payload as one safetensors document."""
+    tensors, scalars = _split(payload)
+    order = _order({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()})
+    parts = [_header(order, scalars)]
+    parts += [tensors[name].detach().contiguous().view(-1).view(torch.uint8).numpy().data for name, _, _ in order]
+    return b"".join(parts)
+
+
+def decode(data: bytes) -> dict[str, Any]:
+    """The payload behind the bytes; anything that is not exactly such a document is an error."""
+    try:
+        tensors = safetensors.torch.load(data)
+        (length,) = struct.unpack("<Q", data[:8])
+        scalars = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["scalars"])
+        return nest(tensors | scalars)
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise AtollError(f"A message could not be read: {error}; it is damaged or was not written by atoll.") from error
+
+
+def payload_size(payload: Payload) -> int:
+    """Bytes of tensor data: what papers count."""
+    return sum(value.numel() * value.element_size() for _, value in leaves(payload) if isinstance(value, Tensor))
+
+
+def wire_size(shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], scalars: Mapping[str, Any]) -> int:
+    """The length of `encode` for tensors of these shapes, without making the bytes."""
+    order = _order(shapes)
+    return len(_header(order, scalars)) + sum(size for _, _, size in order)
+
+
+def _split(payload: Payload) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    tensors: dict[str, Tensor] = {}
+    scalars: dict[str, Any] = {}
+    for name, value in leaves(payload):
+        if isinstance(value, Tensor):
+            tensors[name] = value
+        else:
+            scalars[name] = value
+    return tensors, scalars
+
+
+def _order(shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> list[tuple[str, dict[str, Any], int]]:
+    """(name, header entry, bytes) of each tensor, widest type first, so that all of them are aligned."""
+    entries = []
+    start = 0
+    for name, (dtype, shape) in sorted(shapes.items(), key=lambda item: (-item[1][0].itemsize, item[0])):
+        size = dtype.itemsize
+        for extent in shape:
+            size *= extent
+        entries.append((name, {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": [start, start + size]}, size))
+        start += size
+    return entries
+
+
+def _header(order: list[tuple[str, dict[str, Any], int]], scalars: Mapping[str, Any]) -> bytes:
+    document: dict[str, Any] = {"__metadata__": {"scalars": json.dumps(scalars, separators=(",", ":"))}}
+    document.update((name, entry) for name, entry, _ in order)
+    text = json.dumps(document, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
