@@ -11,7 +11,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from .kernels import Blocks, Features, Sparse
+from .kernels import Attention, Blocks, Features, Sparse
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class Graph:
     @cached_property
     def features(self) -> Features:
         """`graph.features @ weight` with weight (P, d, h): each party's features times its own weight."""
-        return Features(self.x, self.blocks)
+        return Features.of(self.x, self.blocks)
 
     @cached_property
     def adjacency(self) -> sp.csr_array:
@@ -78,7 +78,7 @@ class Graph:
     def symmetric(self) -> bool:
         """Whether every edge has its reverse."""
         adjacency = self.adjacency
-        return (adjacency != adjacency.T).nnz == 0
+        return bool((adjacency != adjacency.T).nnz == 0)
 
     @cached_property
     def propagate(self) -> Sparse:
@@ -93,10 +93,20 @@ class Graph:
         degree = self.adjacency.sum(1)
         return Sparse(sp.csr_array(sp.diags_array(1 / np.maximum(degree, 1)) @ self.adjacency))
 
+    def attention(self, heads: int) -> Attention:
+        """The places where attention of that many heads falls: every node's neighbours and itself."""
+        if heads not in self._attention:
+            self._attention[heads] = Attention(self.adjacency, heads)
+        return self._attention[heads]
+
+    @cached_property
+    def _attention(self) -> dict[int, Attention]:
+        return {}
+
     @cached_property
     def pooled(self) -> Graph:
         """The same graph as one block (P = 1): what a model that all parties share runs on."""
-        graph = replace(self, ptr=self.ptr[[0, -1]])
+        graph = replace(self, ptr=self.ptr[[0, -1]], widths=None)
         graph.__dict__.update({name: self.__dict__[name] for name in ("propagate", "mean") if name in self.__dict__})
         return graph
 
@@ -104,6 +114,11 @@ class Graph:
     def derived(self) -> dict[str, Tensor]:
         """What others compute once for this graph (for instance the losses' node weights), by name."""
         return {}
+
+    @cached_property
+    def num_train(self) -> Tensor:
+        """(P,) training nodes of each party."""
+        return torch.zeros(self.parties, dtype=torch.int64).index_add_(0, self.party, self.train.long())
 
     @cached_property
     def party(self) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .random import Draws
@@ -52,7 +53,8 @@ class Sparse:
         return result
 
     def __matmul__(self, dense: Tensor) -> Tensor:
-        return _Product.apply(self, dense)
+        result: Tensor = _Product.apply(self, dense)  # type: ignore[no-untyped-call]
+        return result
 
 
 class _Product(torch.autograd.Function):
@@ -139,34 +141,34 @@ class Features:
     Sparse features are one product for all parties: party p's columns are shifted by p·d, the weight is seen as (P·d, h).
     """
 
-    def __init__(self, x: sp.csr_array | Tensor, blocks: Blocks) -> None:
-        self.shape = (x.shape[0], x.shape[1])
-        self.blocks = blocks
-        self.dense = x if isinstance(x, Tensor) else None
-        self.sparse = None if isinstance(x, Tensor) else Sparse(_shifted(x, blocks))
+    def __init__(self, values: Sparse | Tensor, blocks: Blocks) -> None:
+        self.values, self.blocks = values, blocks
+
+    @classmethod
+    def of(cls, x: sp.csr_array | Tensor, blocks: Blocks) -> Features:
+        """The operator for features as a graph holds them."""
+        return cls(x if isinstance(x, Tensor) else Sparse(_shifted(x, blocks)), blocks)
 
     def product(self, weight: Tensor) -> Tensor:
         """(P, d, h) → (N, h)."""
-        if self.sparse is None:
-            return self.blocks.product(self.dense, weight)
-        return self.sparse.forward @ weight.reshape(-1, weight.shape[2])
+        if isinstance(self.values, Tensor):
+            return self.blocks.product(self.values, weight)
+        return self.values.forward @ weight.reshape(-1, weight.shape[2])
 
     def gram(self, gradient: Tensor) -> Tensor:
         """(N, h) → (P, d, h): the gradient of the weight."""
-        if self.sparse is None:
-            return self.blocks.gram(self.dense, gradient)
-        return (self.sparse.transposed @ gradient).view(len(self.blocks.sizes), -1, gradient.shape[1])
+        if isinstance(self.values, Tensor):
+            return self.blocks.gram(self.values, gradient)
+        return (self.values.transposed @ gradient).view(len(self.blocks.sizes), -1, gradient.shape[1])
 
     def dropped(self, probability: float, draws: Draws) -> Features:
-        """The features after dropout: each party draws for its own stored values."""
-        result = object.__new__(Features)
-        result.shape, result.blocks, result.dense, result.sparse = self.shape, self.blocks, None, None
-        if self.sparse is None:
-            result.dense = self.dense * draws.keep(1 - probability, self.blocks.sizes, self.shape[1])
-        else:
-            starts = self.sparse.forward.crow_indices()[[0, *(end for _, end in self.blocks.ranges)]]
-            result.sparse = self.sparse.weighted(draws.keep(1 - probability, starts.diff().tolist(), 1).flatten())
-        return result
+        """The features after dropout: each party draws for its own values, stored ones only where they are sparse."""
+        if isinstance(self.values, Tensor):
+            kept = draws.keep(1 - probability, self.blocks.sizes, self.values.shape[1])
+            return Features(self.values * kept, self.blocks)
+        starts = self.values.forward.crow_indices()[[0, *(end for _, end in self.blocks.ranges)]]
+        kept = draws.keep(1 - probability, starts.diff().tolist(), 1).flatten()
+        return Features(self.values.weighted(kept), self.blocks)
 
     def __matmul__(self, weight: Tensor) -> Tensor:
         return transform(self, weight, self.blocks)
@@ -186,57 +188,184 @@ def transform(
     bias: Tensor | None = None,
     *,
     through: Sparse | None = None,
+    hops: int = 1,
     relu: bool = False,
 ) -> Tensor:
-    """relu(M·(X_p·W_p) + b_p): one layer of every party at once; without `through` M is the identity."""
+    """relu(Mʰ·(X_p·W_p) + b_p): one layer of every party at once; without `through` M is the identity."""
     rows = None if isinstance(inputs, Features) else inputs
     features = inputs if isinstance(inputs, Features) else None
-    return _Layer.apply(rows, weight, bias, features, through, blocks, relu)
+    result: Tensor = _Layer.apply(rows, weight, bias, features, through, blocks, hops, relu)  # type: ignore[no-untyped-call]
+    return result
 
 
 class _Layer(torch.autograd.Function):
-    """Y = relu(M·(X_p·W_p) + b_p) and the gradients of X (unless constant), W and b."""
+    """Y = relu(Mʰ·(X_p·W_p) + b_p) and the gradients of X (unless constant), W and b."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        rows: Tensor | None,
+        rows: Any,
         weight: Tensor,
         bias: Tensor | None,
         features: Features | None,
         through: Sparse | None,
         blocks: Blocks,
+        hops: int,
         relu: bool,
     ) -> Tensor:
-        result = blocks.product(rows, weight) if features is None else features.product(weight)
-        if through is not None:
+        result = features.product(weight) if features is not None else blocks.product(rows, weight)
+        for _ in range(hops if through is not None else 0):
             result = through.forward @ result
         if bias is not None:
             blocks.add_(result, bias)
         if relu:
             result.relu_()
         ctx.save_for_backward(rows, weight, result if relu else None)
-        ctx.constants = features, through, blocks
+        ctx.constants = features, through, blocks, hops
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight, result = ctx.saved_tensors
-        features, through, blocks = ctx.constants
+        features, through, blocks, hops = ctx.constants
         need_rows, need_weight, need_bias = ctx.needs_input_grad[:3]
         gradient = gradients[0].contiguous()
         if result is not None:
             gradient = torch.ops.aten.threshold_backward(gradient, result, 0)
         of_bias = blocks.sum(gradient) if need_bias else None
-        if through is not None and (need_rows or need_weight):
+        for _ in range(hops if through is not None else 0):
             gradient = through.transposed @ gradient
         of_rows = blocks.product(gradient, weight.transpose(1, 2)) if need_rows else None
         of_weight = None
         if need_weight:
             of_weight = blocks.gram(rows, gradient) if features is None else features.gram(gradient)
-        return of_rows, of_weight, of_bias, None, None, None, None
+        return of_rows, of_weight, of_bias, None, None, None, None, None
 
 
 def party_matmul(rows: Tensor, weight: Tensor, sizes: Sequence[int]) -> Tensor:
     """(N, i), (P, i, o) → (N, o): each party's rows times its own weight, differentiable in both."""
     return transform(rows, weight, Blocks(sizes))
+
+
+def spread(values: Tensor, blocks: Blocks) -> Tensor:
+    """(P, …) → (N, …): every row gets its party's values."""
+    result: Tensor = _Spread.apply(values, blocks)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Spread(torch.autograd.Function):
+    """Repeat by party, and sum by party on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, blocks: Blocks) -> Tensor:
+        ctx.blocks = blocks
+        return values.index_select(0, blocks.party)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.blocks.sum(gradients[0]), None
+
+
+def diffuse(matrix: Sparse, start: Tensor, steps: int, teleport: float) -> Tensor:
+    """Zᴷ of Zᵏ⁺¹ = (1−α)·M·Zᵏ + α·Z⁰."""
+    result: Tensor = _Diffusion.apply(start, matrix, steps, teleport)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Diffusion(torch.autograd.Function):
+    """A polynomial of M times Z⁰; its gradient is the same polynomial of Mᵀ times G."""
+
+    @staticmethod
+    def forward(ctx: Any, start: Tensor, matrix: Sparse, steps: int, teleport: float) -> Tensor:
+        ctx.constants = matrix, steps, teleport
+        return _diffused(matrix.forward, start, steps, teleport)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        matrix, steps, teleport = ctx.constants
+        return _diffused(matrix.transposed, gradients[0], steps, teleport), None, None, None
+
+
+def _diffused(matrix: Tensor, start: Tensor, steps: int, teleport: float) -> Tensor:
+    result = start
+    for _ in range(steps):
+        result = torch.addmm(start, matrix, result, beta=teleport, alpha=1 - teleport)
+    return result
+
+
+class Attention:
+    """The places where every node looks at its neighbours and itself, once for each head: H copies, block-diagonal.
+
+    Node i of head h is row h·N + i. Places are sorted by head, target and source.
+    """
+
+    def __init__(self, adjacency: sp.csr_array, heads: int) -> None:
+        nodes = adjacency.shape[0]
+        looped = sp.csr_array(adjacency + sp.eye_array(nodes, format="csr"))
+        looped.sort_indices()
+        places = looped.nnz
+        starts = np.concatenate([[0], *(looped.indptr[1:].astype(np.int64) + head * places for head in range(heads))])
+        columns = np.concatenate([looped.indices.astype(np.int64) + head * nodes for head in range(heads)])
+        rows = heads * nodes
+        self.pattern = Sparse(sp.csr_array((np.ones(heads * places, np.float32), columns, starts), shape=(rows, rows)))
+        self.offsets = torch.from_numpy(starts)
+        self.source = torch.from_numpy(columns)
+        self.target = torch.repeat_interleave(torch.arange(rows), self.offsets.diff())
+        ones, order = np.ones(heads * places, np.float32), self.pattern.order.numpy()
+        back = self.pattern.transposed.crow_indices().numpy()
+        self.arriving = _csr(sp.csr_array((ones, np.arange(heads * places), starts), shape=(rows, heads * places)))
+        self.leaving = _csr(sp.csr_array((ones, order, back), shape=(rows, heads * places)))
+
+    def counts(self, blocks: Blocks) -> list[int]:
+        """Places of each party in one head."""
+        counts: list[int] = self.offsets[[0, *(end for _, end in blocks.ranges)]].diff().tolist()
+        return counts
+
+    def matrix(self, values: Tensor) -> Tensor:
+        """The values at their places."""
+        return _like(self.pattern.forward, values)
+
+    def transposed(self, values: Tensor) -> Tensor:
+        """The values at their places, transposed."""
+        return _like(self.pattern.transposed, values[self.pattern.order])
+
+
+def attend(rows: Tensor, source: Tensor, target: Tensor, places: Attention, kept: Tensor | None = None) -> Tensor:
+    """y_i = Σ_j α_ij·x_j with α_i = softmax_j(leaky(source_j + target_i)), times a dropout mask; rows (H·N, C), the rest (H·N,)."""
+    result: Tensor = _Attend.apply(rows, source, target, places, kept)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Attend(torch.autograd.Function):
+    """Attention of every place at once; the backward pass needs one product at the pattern's places and segment sums."""
+
+    slope = 0.2
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, source: Tensor, target: Tensor, places: Attention, kept: Tensor | None) -> Tensor:
+        raw = source.index_select(0, places.source).add_(target.index_select(0, places.target))
+        scores = F.leaky_relu(raw, _Attend.slope)
+        peak = torch.segment_reduce(scores, "max", offsets=places.offsets, unsafe=True)
+        scores.sub_(peak.index_select(0, places.target)).exp_()
+        total = (places.arriving @ scores[:, None]).flatten()
+        share = scores.div_(total.index_select(0, places.target))  # α
+        ctx.save_for_backward(rows, raw, share, kept)
+        ctx.places = places
+        return places.matrix(share if kept is None else share * kept) @ rows
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        rows, raw, share, kept = ctx.saved_tensors
+        places, gradient = ctx.places, gradients[0].contiguous()
+        of_rows = places.transposed(share if kept is None else share * kept) @ gradient
+        empty = places.matrix(torch.zeros_like(share))
+        of_share = torch.sparse.sampled_addmm(empty, gradient, rows.t(), beta=0.0).values()
+        if kept is not None:
+            of_share.mul_(kept)
+        of_scores = of_share.mul_(share)  # through the softmax: α·(∂α − Σ_j α_j·∂α_j)
+        inner = (places.arriving @ of_scores[:, None]).flatten()
+        of_scores.addcmul_(share, inner.index_select(0, places.target), value=-1)
+        of_raw = torch.ops.aten.leaky_relu_backward(of_scores, raw, _Attend.slope, False)
+        of_source = (places.leaving @ of_raw[:, None]).flatten()
+        of_target = (places.arriving @ of_raw[:, None]).flatten()
+        return of_rows, of_source, of_target, None, None

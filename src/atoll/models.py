@@ -4,16 +4,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .errors import AtollError
 from .graph import Graph
-from .kernels import Blocks, Features, Sparse, transform
+from .kernels import Blocks, Features, Sparse, attend, diffuse, spread, transform
 from .random import Draws
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a model is made from; the names are those of `build`."""
+
+    parties: int
+    features: int
+    classes: int
+    hidden: int = 64
+    layers: int = 2
+    dropout: float = 0.0
+    input_dropout: float = 0.0
+    bias: bool = True
+    heads: int = 8  # GAT: of width hidden / heads each, one of width C in the last layer
+    steps: int = 10  # APPNP: K
+    teleport: float = 0.1  # APPNP and GCNII: α
+    theta: float = 0.5  # GCNII: β_l = log(θ/l + 1)
+
+    @property
+    def widths(self) -> list[int]:
+        """Features, hidden widths, classes."""
+        return [self.features, *[self.hidden] * (self.layers - 1), self.classes]
 
 
 class Dense(nn.Module):
@@ -23,13 +48,15 @@ class Dense(nn.Module):
         self, parties: int, fan_in: int, fan_out: int, draws: Draws | None, *, bias: bool = True, glorot: bool = False
     ) -> None:
         super().__init__()
-        bound = math.sqrt(6 / (fan_in + fan_out)) if glorot else 1 / math.sqrt(max(fan_in, 1))
+        bound = math.sqrt(6 / (fan_in + fan_out)) if glorot else 1 / math.sqrt(fan_in)
         self.weight = parameter(draws, bound, parties, fan_in, fan_out)
         self.bias = parameter(None if glorot else draws, bound, parties, fan_out) if bias else None
 
-    def forward(self, x: Features | Tensor, blocks: Blocks, through: Sparse | None = None, relu: bool = False) -> Tensor:
+    def forward(
+        self, x: Features | Tensor, blocks: Blocks, through: Sparse | None = None, *, hops: int = 1, relu: bool = False
+    ) -> Tensor:
         """(N, in) → (N, out)."""
-        return transform(x, self.weight, blocks, self.bias, through=through, relu=relu)
+        return transform(x, self.weight, blocks, self.bias, through=through, hops=hops, relu=relu)
 
 
 def parameter(draws: Draws | None, bound: float, parties: int, *shape: int) -> nn.Parameter:
@@ -38,16 +65,16 @@ def parameter(draws: Draws | None, bound: float, parties: int, *shape: int) -> n
 
 
 class Model(nn.Module):
-    """A backbone: `model(graph)` gives logits (N, C), `model(graph, draws)` the same in training, with dropout."""
+    """A backbone: `model(graph)` gives logits (N, C); `model(graph, draws)` does so in training, with dropout."""
 
     head_layer: str  # the name of the last layer
 
-    def __init__(self, dropout: float, input_dropout: float) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.dropout, self.input_dropout = dropout, input_dropout
+        self.shape = shape
 
     def forward(self, graph: Graph, draws: Draws | None = None) -> Tensor:
-        """Logits (N, C); draws mean training."""
+        """Logits (N, C)."""
         raise NotImplementedError
 
     def embed(self, graph: Graph, draws: Draws | None = None) -> Tensor:
@@ -56,66 +83,200 @@ class Model(nn.Module):
 
     def inputs(self, graph: Graph, draws: Draws | None) -> Features:
         """The features, after input dropout in training."""
-        if draws is None or not self.input_dropout:
+        if draws is None or not self.shape.input_dropout:
             return graph.features
-        return graph.features.dropped(self.input_dropout, draws)
+        return graph.features.dropped(self.shape.input_dropout, draws)
 
     def drop(self, hidden: Tensor, graph: Graph, draws: Draws | None) -> Tensor:
         """Dropout of hidden units in training."""
-        if draws is None or not self.dropout:
+        if draws is None or not self.shape.dropout:
             return hidden
-        return hidden * draws.keep(1 - self.dropout, graph.sizes, hidden.shape[1])
+        return hidden * draws.keep(1 - self.shape.dropout, graph.sizes, hidden.shape[1])
 
 
 class Chain(Model):
-    """Layer after layer with ReLU and dropout between them; the features are the first layer's input."""
+    """Layer after layer, dropout between them; the features are the first one's input."""
 
-    def __init__(self, layers: nn.ModuleList, dropout: float, input_dropout: float) -> None:
-        super().__init__(dropout, input_dropout)
-        self.layers = layers
-        self.head_layer = f"layers.{len(layers) - 1}"
+    glorot = False
 
-    def layer(self, place: int, x: Features | Tensor, graph: Graph, relu: bool) -> Tensor:
-        """(N, in) → (N, out): one layer."""
+    def __init__(self, shape: Shape, draws: Draws | None) -> None:
+        super().__init__(shape)
+        self.last = shape.layers - 1
+        self.layers = nn.ModuleList()
+        for fan_in, fan_out in pairwise(shape.widths):
+            self.layers.append(self.make(shape, fan_in, fan_out, draws))
+        self.head_layer = f"layers.{self.last}"
+
+    def make(self, shape: Shape, fan_in: int, fan_out: int, draws: Draws | None) -> nn.Module:
+        """One layer's parameters."""
+        return Dense(shape.parties, fan_in, fan_out, draws, bias=shape.bias, glorot=self.glorot)
+
+    def layer(self, place: int, x: Features | Tensor, graph: Graph, draws: Draws | None) -> Tensor:
+        """(N, in) → (N, out): one layer, activated unless it is the last."""
         raise NotImplementedError
 
     def forward(self, graph: Graph, draws: Draws | None = None) -> Tensor:
         """Logits (N, C)."""
-        last = len(self.layers) - 1
-        x = self.embed(graph, draws) if last else self.inputs(graph, draws)
-        if last:
-            x = self.drop(x, graph, draws)
-        return self.layer(last, x, graph, relu=False)
+        x = self.drop(self.embed(graph, draws), graph, draws) if self.last else self.inputs(graph, draws)
+        return self.layer(self.last, x, graph, draws)
 
     def embed(self, graph: Graph, draws: Draws | None = None) -> Tensor:
         """The representation below the last layer."""
-        if len(self.layers) == 1:
+        if not self.last:
             return self.forward(graph, draws)
-        x = self.layer(0, self.inputs(graph, draws), graph, relu=True)
-        for place in range(1, len(self.layers) - 1):
-            x = self.layer(place, self.drop(x, graph, draws), graph, relu=True)
+        x = self.layer(0, self.inputs(graph, draws), graph, draws)
+        for place in range(1, self.last):
+            x = self.layer(place, self.drop(x, graph, draws), graph, draws)
         return x
 
 
 class GCN(Chain):
     """Kipf & Welling, ICLR 2017: H⁺ = relu(Â·H·W + b), Â = D^(-1/2)(A + I)D^(-1/2)."""
 
-    def layer(self, place: int, x: Features | Tensor, graph: Graph, relu: bool) -> Tensor:
+    glorot = True
+
+    def layer(self, place: int, x: Features | Tensor, graph: Graph, draws: Draws | None) -> Tensor:
         """Â·(H·W) + b."""
-        out: Tensor = self.layers[place](x, graph.blocks, graph.propagate, relu)
+        out: Tensor = self.layers[place](x, graph.blocks, graph.propagate, relu=place < self.last)
         return out
 
 
 class MLP(Chain):
     """H⁺ = relu(H·W + b): no edges."""
 
-    def layer(self, place: int, x: Features | Tensor, graph: Graph, relu: bool) -> Tensor:
+    def layer(self, place: int, x: Features | Tensor, graph: Graph, draws: Draws | None) -> Tensor:
         """H·W + b."""
-        out: Tensor = self.layers[place](x, graph.blocks, None, relu)
+        out: Tensor = self.layers[place](x, graph.blocks, relu=place < self.last)
         return out
 
 
-NAMES = ("gcn", "mlp")
+class SGC(Chain):
+    """Wu et al., ICML 2019: Â²·X·W + b: one linear layer, whatever `layers` and `hidden` say."""
+
+    def __init__(self, shape: Shape, draws: Draws | None) -> None:
+        super().__init__(Shape(**{**vars(shape), "layers": 1}), draws)
+
+    def layer(self, place: int, x: Features | Tensor, graph: Graph, draws: Draws | None) -> Tensor:
+        """Â·(Â·(X·W)) + b."""
+        out: Tensor = self.layers[place](x, graph.blocks, graph.propagate, hops=2)
+        return out
+
+
+class APPNP(MLP):
+    """Gasteiger et al., ICLR 2019: Z⁰ = MLP(X), Zᵏ⁺¹ = (1−α)·Â·Zᵏ + α·Z⁰, logits = Zᴷ."""
+
+    def layer(self, place: int, x: Features | Tensor, graph: Graph, draws: Draws | None) -> Tensor:
+        """The MLP's layer; the last one's output is spread."""
+        out = super().layer(place, x, graph, draws)
+        return out if place < self.last else diffuse(graph.propagate, out, self.shape.steps, self.shape.teleport)
+
+
+class Neighbours(nn.Module):
+    """The two weights of a GraphSAGE layer: of the neighbours' mean (with the bias) and of the node itself."""
+
+    def __init__(self, shape: Shape, fan_in: int, fan_out: int, draws: Draws | None) -> None:
+        super().__init__()
+        self.near = Dense(shape.parties, fan_in, fan_out, draws, bias=shape.bias)
+        self.own = Dense(shape.parties, fan_in, fan_out, draws, bias=False)
+
+
+class SAGE(Chain):
+    """GraphSAGE, Hamilton et al., NeurIPS 2017, mean aggregator: H⁺ = relu(D⁻¹A·H·W + H·V + b)."""
+
+    def make(self, shape: Shape, fan_in: int, fan_out: int, draws: Draws | None) -> nn.Module:
+        """W, b and V."""
+        return Neighbours(shape, fan_in, fan_out, draws)
+
+    def layer(self, place: int, x: Features | Tensor, graph: Graph, draws: Draws | None) -> Tensor:
+        """D⁻¹A·(H·W) + H·V + b."""
+        layer = self.layers[place]
+        out = layer.near(x, graph.blocks, graph.mean) + layer.own(x, graph.blocks)
+        return out.relu() if place < self.last else out
+
+
+class Heads(nn.Module):
+    """The parameters of one GAT layer: W (P, in, H·C), the attention vectors a_s and a_t (P, H, C), the bias (P, H·C)."""
+
+    def __init__(self, shape: Shape, fan_in: int, heads: int, width: int, draws: Draws | None) -> None:
+        super().__init__()
+        bound = math.sqrt(6 / (heads + width))
+        self.weight = parameter(draws, math.sqrt(6 / (fan_in + heads * width)), shape.parties, fan_in, heads * width)
+        self.source = parameter(draws, bound, shape.parties, heads, width)
+        self.target = parameter(draws, bound, shape.parties, heads, width)
+        self.bias = parameter(None, bound, shape.parties, heads * width) if shape.bias else None
+
+
+class GAT(Chain):
+    """Veličković et al., ICLR 2018: H⁺_i = elu(Σ_j α_ij·W·h_j + b), α_i = softmax_j(leaky(a_s·W·h_j + a_t·W·h_i)), j ∈ N(i) ∪ {i}.
+
+    `heads` heads of width hidden / heads, side by side; one head in the last layer. Dropout falls on α as well.
+    """
+
+    def make(self, shape: Shape, fan_in: int, fan_out: int, draws: Draws | None) -> nn.Module:
+        """W, a_s, a_t and b."""
+        if shape.hidden % shape.heads:
+            raise AtollError(f"hidden ({shape.hidden}) must be a multiple of heads ({shape.heads}) for gat")
+        last = len(self.layers) == self.last
+        return Heads(shape, fan_in, 1 if last else shape.heads, fan_out if last else fan_out // shape.heads, draws)
+
+    def layer(self, place: int, x: Features | Tensor, graph: Graph, draws: Draws | None) -> Tensor:
+        """Attention of every head over the edges and the node itself."""
+        layer = self.layers[place]
+        parties, heads, width = layer.source.shape
+        rows = transform(x, layer.weight, graph.blocks)  # (N, H·C): W·h
+        vectors = torch.cat([layer.source[..., None], layer.target[..., None]], 3)  # (P, H, C, 2)
+        apart = vectors[..., None] * torch.eye(heads)[:, None, None]  # (P, H, C, 2, H): head h sees only its own columns
+        scores = transform(rows, apart.view(parties, heads * width, 2 * heads), graph.blocks)  # (N, 2·H)
+        source, target = scores.t().reshape(2, -1)  # (H·N,) each
+        places = graph.attention(heads)
+        kept = None
+        if draws is not None and self.shape.dropout:
+            kept = draws.keep(1 - self.shape.dropout, places.counts(graph.blocks), heads).t().flatten()
+        by_head = rows.view(-1, heads, width).transpose(0, 1).reshape(-1, width)  # (H·N, C)
+        out = attend(by_head, source, target, places, kept).view(heads, -1, width).transpose(0, 1).reshape(rows.shape)
+        if layer.bias is not None:
+            out = out + spread(layer.bias, graph.blocks)
+        return F.elu(out) if place < self.last else out
+
+
+class GCNII(Model):
+    """Chen et al., ICML 2020: H⁺ = relu(((1−α)·Â·H + α·H⁰)·((1−β_l)·I + β_l·W_l)), β_l = log(θ/l + 1), H⁰ = relu(X·W + b)."""
+
+    head_layer = "output"
+
+    def __init__(self, shape: Shape, draws: Draws | None) -> None:
+        super().__init__(shape)
+        parties, hidden = shape.parties, shape.hidden
+        self.input = Dense(parties, shape.features, hidden, draws, bias=shape.bias)
+        self.layers = nn.ModuleList(Dense(parties, hidden, hidden, draws, bias=False, glorot=True) for _ in range(shape.layers))
+        self.output = Dense(parties, hidden, shape.classes, draws, bias=shape.bias)
+
+    def embed(self, graph: Graph, draws: Draws | None = None) -> Tensor:
+        """H after the last convolution."""
+        first: Tensor = self.input(self.inputs(graph, draws), graph.blocks, relu=True)  # H⁰
+        x = first
+        for place, layer in enumerate(self.layers, 1):
+            beta = math.log(self.shape.theta / place + 1)
+            mixed = torch.lerp(graph.propagate @ self.drop(x, graph, draws), first, self.shape.teleport)
+            weight = beta * layer.weight + (1 - beta) * torch.eye(self.shape.hidden)
+            x = transform(mixed, weight, graph.blocks, relu=True)
+        return x
+
+    def forward(self, graph: Graph, draws: Draws | None = None) -> Tensor:
+        """Logits (N, C)."""
+        out: Tensor = self.output(self.drop(self.embed(graph, draws), graph, draws), graph.blocks)
+        return out
+
+
+MODELS: dict[str, type[Chain] | type[GCNII]] = {
+    "gcn": GCN,
+    "sgc": SGC,
+    "sage": SAGE,
+    "gat": GAT,
+    "gcnii": GCNII,
+    "appnp": APPNP,
+    "mlp": MLP,
+}
 
 
 def build(
@@ -129,16 +290,19 @@ def build(
     dropout: float = 0.0,
     input_dropout: float = 0.0,
     bias: bool = True,
+    heads: int = 8,
+    steps: int = 10,
+    teleport: float = 0.1,
+    theta: float = 0.5,
     draws: Draws | None = None,
 ) -> Model:
-    """The model of that name for P parties; its first values are PyG's distributions, drawn by each party for itself."""
-    if name not in NAMES:
-        close = get_close_matches(name.lower(), NAMES, 1)
+    """The model of that name for P parties; its first values have PyG's distributions, drawn by each party for itself."""
+    if name not in MODELS:
+        close = get_close_matches(name.lower(), MODELS, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise AtollError(f"unknown model {name!r}: choose one of {', '.join(NAMES)}{hint}")
-    widths = [features, *[hidden] * (layers - 1), classes]
-    made = [Dense(parties, fan_in, fan_out, draws, bias=bias, glorot=name == "gcn") for fan_in, fan_out in pairwise(widths)]
-    return {"gcn": GCN, "mlp": MLP}[name](nn.ModuleList(made), dropout, input_dropout)
+        raise AtollError(f"unknown model {name!r}: choose one of {', '.join(MODELS)}{hint}")
+    shape = Shape(parties, features, classes, hidden, layers, dropout, input_dropout, bias, heads, steps, teleport, theta)
+    return MODELS[name](shape, draws)
 
 
 def read(model: nn.Module, *, copy: bool = False) -> dict[str, Tensor]:
@@ -155,9 +319,8 @@ def load(model: nn.Module, params: Mapping[str, Tensor]) -> None:
         raise AtollError(f"these parameters belong to another model: {', '.join(odd)} should be in both or neither")
     for name, p in live.items():
         if params[name].shape not in (p.shape, p.shape[1:]):
-            raise AtollError(
-                f"parameter {name!r} has shape {tuple(params[name].shape)}; the model has {tuple(p.shape)} (first axis: party)"
-            )
+            shapes = f"{tuple(params[name].shape)}; the model has {tuple(p.shape)}, party first"
+            raise AtollError(f"parameter {name!r} has shape {shapes}")
     for name, p in live.items():
         p.copy_(params[name])
 

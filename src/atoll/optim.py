@@ -38,14 +38,18 @@ class Adam:
     def step(self, gradients: Sequence[Tensor]) -> None:
         """One step of every party; gradients in the order of the parameters."""
         self.steps += 1
-        columns = [list(self.params.values()), list(gradients), list(self.first.values()), list(self.second.values())]
+        columns = [self.params.values(), gradients, self.first.values(), self.second.values()]
         if self._in_step:
-            counts = [self.steps[0]] * len(gradients)
+            params, grads, first, second = (list(column) for column in columns)
+            counts = [self.steps[0]] * len(params)
         else:
-            columns = [[own for tensor in column for own in tensor.unbind()] for column in columns]
-            counts = list(self.steps.unbind()) * len(gradients)
+            params, grads, first, second = ([own for tensor in column for own in tensor.unbind()] for column in columns)
+            counts = list(self.steps.unbind()) * len(self.params)
         torch._fused_adam_(
-            *columns,
+            params,
+            grads,
+            first,
+            second,
             [],
             counts,
             lr=self.lr,
