@@ -4,20 +4,28 @@ graph = load("pubmed")
 parties = split(partition(graph, "louvain", 7, PartitionSettings(), seed=0), SplitSettings("random"), seed=0)
 """
 
-from atoll.data.datasets import Dataset, from_pyg, known, load, row_normalise
+from atoll.data.csbm import CsbmSettings, csbm
+from atoll.data.datasets import Dataset, DataSettings, from_pyg, known, load, row_normalise
+from atoll.data.facts import Facts, facts, render
 from atoll.data.files import save
 from atoll.data.partition import SETTING, PartitionSettings, partition, setting_of
 from atoll.data.splits import SplitSettings, split
 
 __all__ = [
     "SETTING",
+    "CsbmSettings",
+    "DataSettings",
     "Dataset",
+    "Facts",
     "PartitionSettings",
     "SplitSettings",
+    "csbm",
+    "facts",
     "from_pyg",
     "known",
     "load",
     "partition",
+    "render",
     "row_normalise",
     "save",
     "setting_of",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 import numpy as np
 import scipy.sparse as sp
 import torch
@@ -13,7 +15,7 @@ from atoll.graph import Graph
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-Features = sp.csr_array | NDArray[np.float32] | Tensor
+Features: TypeAlias = Any  # scipy sparse, numpy or torch, (N, d)
 Masks = tuple[Bools, Bools, Bools]
 
 SPARSE_BELOW = 0.25  # features with a smaller share of non-zeros are kept as CSR
@@ -99,7 +101,7 @@ def check_features(x: Features, nodes: int, where: str) -> None:
     values = x.data if sp.issparse(x) else x.detach().cpu().to_dense().numpy() if isinstance(x, Tensor) else x
     if not np.isfinite(values).all():
         spot = int(np.flatnonzero(~np.isfinite(values))[0])
-        row = int(np.searchsorted(x.indptr, spot, side="right") - 1) if sp.issparse(x) else spot // x.shape[1]
+        row = int(np.searchsorted(np.asarray(x.indptr), spot, side="right") - 1) if sp.issparse(x) else spot // x.shape[1]
         column = int(x.indices[spot]) if sp.issparse(x) else spot % x.shape[1]
         raise AtollError(
             f"{where}: feature {column} of node {row} is NaN or infinite; replace it by a number or leave the column out."

@@ -1,9 +1,9 @@
-"""cSBM: contextual stochastic block models (Deshpande et al. 2018), as in appendix A.2.1 of GFL-APPNP, and a federated variant."""
+"""cSBM: contextual stochastic block models (Deshpande et al. 2018) as in GFL-APPNP, A.2.1, and a variant with communities."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,29 +12,26 @@ from atoll.data.assemble import Ints, assemble
 from atoll.errors import AtollError
 from atoll.graph import Graph
 from atoll.random import seed_of
+from atoll.settings import setting
 
 
 @dataclass(frozen=True)
 class CsbmSettings:
     """A synthetic graph; the defaults give a small federation for a demo."""
 
-    nodes: int = field(default=3000, metadata={"help": "N, the number of nodes."})
-    degree: float = field(default=8.0, metadata={"help": "d, the average degree."})
-    lam: float = field(default=2.0, metadata={"help": "λ, how strongly edges follow the classes; at most √d."})
-    mu: float = field(default=600.0, metadata={"help": "μ, how strongly features follow the classes."})
-    features: int = field(default=64, metadata={"help": "p, the number of features."})
-    classes: int = field(default=5, metadata={"help": "The number of classes; the papers' cSBM has 2."})
-    samples: int = field(default=1, metadata={"help": "Feature vectors of each node; its rows stand together."})
-    flip: float = field(
-        default=0.0, metadata={"help": "The chance that a sample has another class than its node (papers: 0.3 for SC)."}
-    )
-    communities: int = field(default=10, metadata={"help": "Communities, each with a main class; 0 gives the papers' cSBM."})
-    mixing: float = field(default=0.1, metadata={"help": "The share of the edges that leave their community."})
-    minority: float = field(default=0.25, metadata={"help": "The share of a community's nodes that are not of its main class."})
-    seed: int = field(default=0, metadata={"help": "Of classes and edges."})
-    feature_seed: int = field(
-        default=-1, metadata={"help": "Of the features alone, to redraw them on one graph; negative: like seed."}
-    )
+    nodes: int = setting(3000, "N, the number of nodes.", low=2)
+    degree: float = setting(8.0, "d, the average degree.", low=0)
+    lam: float = setting(2.0, "λ, how strongly edges follow the classes; at most √d.")
+    mu: float = setting(600.0, "μ, how strongly features follow the classes.", low=0)
+    features: int = setting(64, "p, the number of features.", low=1)
+    classes: int = setting(5, "The number of classes; the papers' cSBM has 2.", low=2)
+    samples: int = setting(1, "Feature vectors of each node; its rows stand together.", low=1)
+    flip: float = setting(0.0, "The chance that a sample has another class than its node (GFL-APPNP's SC: 0.3).", low=0, high=1)
+    communities: int = setting(10, "Communities, each with a main class; 0 gives the papers' cSBM.", low=0)
+    mixing: float = setting(0.1, "The share of the edges that leave their community.", low=0, high=1)
+    minority: float = setting(0.25, "The share of a community's nodes that are not of its main class.", low=0, high=1)
+    graph_seed: int = setting(0, "Seed of classes and edges.")
+    feature_seed: int = setting(-1, "Seed of the features alone, to redraw them on the same graph; negative takes graph_seed.")
 
 
 def csbm(
@@ -52,7 +49,7 @@ def csbm(
     """The papers' cSBM, without communities; see `generate`."""
     return generate(
         CsbmSettings(
-            nodes, degree, lam, mu, features, classes, samples, flip, communities=0, seed=seed, feature_seed=feature_seed
+            nodes, degree, lam, mu, features, classes, samples, flip, communities=0, graph_seed=seed, feature_seed=feature_seed
         )
     )
 
@@ -64,17 +61,17 @@ def generate(settings: CsbmSettings) -> Graph:
     x_i = √(μ/N)·v_i·u + z_i/√p with u ~ N(0, I/p), z_i ~ N(0, I). More classes: c = d + (C − 1)·λ√d inside a class, so that the
     average degree stays d, and each class has a u of its own in place of ±u.
 
-    Communities: each has a main class (its number modulo C), `minority` of its nodes have a random other class, and c is weighted so
-    that a share `mixing` of the edges leaves the community.
+    Communities: each has a main class (its number modulo C), `minority` of its nodes have a random other class, and c is weighted
+    so that about a share `mixing` of the edges leaves the community and the average degree stays d.
 
     With `samples` = n > 1 the rows i·n to (i + 1)·n − 1 are node i's: `ids` is i for all of them, and edges join the nodes' first
     rows, so the topology is `ids[edge_index]`; the `node` partition makes one party of the rows that share an id.
     """
     _check(settings)
-    rng = np.random.default_rng(seed_of("csbm", settings.seed))
+    rng = np.random.default_rng(seed_of("csbm", settings.graph_seed))
     classes, blocks, chances = _blocks(settings, rng)
     edges = sample_edges(blocks, chances, rng)
-    feature_seed = settings.seed if settings.feature_seed < 0 else settings.feature_seed
+    feature_seed = settings.graph_seed if settings.feature_seed < 0 else settings.feature_seed
     x, y = _features(settings, classes, np.random.default_rng(seed_of("csbm", "features", feature_seed)))
     rows = np.repeat(np.arange(settings.nodes), settings.samples)
     return assemble(x, edges * settings.samples, y, where="csbm", num_classes=settings.classes, ids=rows)
@@ -132,7 +129,11 @@ def _blocks(s: CsbmSettings, rng: np.random.Generator) -> tuple[Ints, Ints, NDAr
     classes = (community + other) % s.classes
     home = np.eye(s.communities, dtype=bool)
     weight = np.where(home, s.communities * (1 - s.mixing), s.mixing * s.communities / (s.communities - 1))
-    return classes, community * s.classes + classes, np.clip(np.kron(weight, by_class) / s.nodes, 0, 1)
+    blocks = community * s.classes + classes
+    chances = np.kron(weight, by_class) / s.nodes
+    share = np.bincount(blocks, minlength=len(chances)) / s.nodes
+    expected = s.nodes * share @ chances @ share
+    return classes, blocks, np.clip(chances * s.degree / expected, 0, 1)
 
 
 def _features(s: CsbmSettings, classes: Ints, rng: np.random.Generator) -> tuple[NDArray[np.float32], Ints]:

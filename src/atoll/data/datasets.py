@@ -1,12 +1,11 @@
 """`load(name)`: every known graph, synthetic ones and the user's own behind one function.
 
-Raw files are looked for under `ATOLL_DATA`, then in the cache (`ATOLL_CACHE`, or `~/.cache/atoll`), then downloaded into the cache.
-Raw folders are never written to: what was read is kept as a plain `.npz` in the cache.
+Raw files are looked for under `ATOLL_DATA`, then in the cache (`ATOLL_CACHE`, or `~/.cache/atoll`), then downloaded into the
+cache. Raw folders are never written to: what was read is kept as a plain `.npz` in the cache.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 import tempfile
@@ -23,6 +22,17 @@ from atoll.data.assemble import assemble
 from atoll.data.csbm import CsbmSettings, generate
 from atoll.errors import AtollError
 from atoll.graph import Graph
+from atoll.settings import setting, suggest
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """What can be set for known and own graphs; for `csbm` see `CsbmSettings`."""
+
+    normalize_features: bool = setting(False, "Divide each node's features by their sum.")
+    directed: bool = setting(
+        False, "Keep the directions of the edges where the dataset has any (Chameleon, Squirrel, Wiki, own graphs)."
+    )
 
 
 @dataclass(frozen=True)
@@ -93,8 +103,8 @@ CATALOGUE = {
         ),
         Dataset("reddit", 232965, 57307946, 602, 41, "Reddit/raw", ("reddit_data.npz", "reddit_graph.npz"), "Reddit"),
         _herigraph("venice", 2951, 534513),
-        _herigraph("suzhou", 3137, 0),
-        _herigraph("amsterdam", 3727, 0),
+        _herigraph("suzhou", 3137, 916496),
+        _herigraph("amsterdam", 3727, 1271171),
     )
 }
 
@@ -102,7 +112,11 @@ READERS: dict[str, raw.Reader] = {
     **dict.fromkeys(("cora", "citeseer", "pubmed"), raw.planetoid),
     **dict.fromkeys(("physics", "cs", "photo", "computers"), raw.gnn_benchmark),
     **dict.fromkeys(("chameleon", "squirrel"), raw.geom_gcn),
-    **{"wiki": raw.wiki, "acm": raw.acm, "wikics": raw.wikics, "flickr": raw.flickr, "reddit": raw.reddit},
+    "wiki": raw.wiki,
+    "acm": raw.acm,
+    "wikics": raw.wikics,
+    "flickr": raw.flickr,
+    "reddit": raw.reddit,
     **dict.fromkeys(("herigraph-venice", "herigraph-suzhou", "herigraph-amsterdam"), raw.herigraph),
 }
 
@@ -118,16 +132,16 @@ def load(name: str, *, fold: int = 0, directed: bool = False, normalize_features
         known_options = [field.name for field in fields(CsbmSettings)]
         _refuse_unknown(options, known_options, "csbm")
         graph = generate(CsbmSettings(**options))
+        _checked(fold, 1, "csbm")
     else:
-        _refuse_unknown(options, ["fold", "directed", "normalize_features"], name)
+        _refuse_unknown(options, ["fold", *(field.name for field in fields(DataSettings))], name)
         if key in CATALOGUE:
             graph = _load_known(CATALOGUE[key], fold, directed)
         elif os.sep in name or name.endswith(".npz") or Path(name).exists():
             graph = files.read(Path(name), directed=directed)
+            _checked(fold, 1, name)
         else:
-            close = difflib.get_close_matches(key, [*CATALOGUE, "csbm"], 1)
-            hint = f"did you mean '{close[0]}'?" if close else "`atoll datasets` lists the known ones."
-            raise AtollError(f"There is no dataset '{name}', and no folder or .npz file of that name; {hint}")
+            raise AtollError(f"There is no dataset, folder or .npz file {name!r}{suggest(key, [*CATALOGUE, 'csbm'])}.")
     return row_normalise(graph) if normalize_features else graph
 
 
@@ -144,7 +158,7 @@ def known() -> list[Dataset]:
 
 
 def from_pyg(data: Any, *, fold: int = 0, directed: bool = False) -> Graph:
-    """The whole graph (P = 1) of a `torch_geometric.data.Data` object: `x`, `edge_index`, `y` and, where it has them, its masks."""
+    """The whole graph (P = 1) of a `torch_geometric.data.Data`: `x`, `edge_index`, `y` and, where it has them, its masks."""
     for name in ("x", "edge_index", "y"):
         if getattr(data, name, None) is None:
             raise AtollError(f"The PyG graph has no `{name}`; set data.{name}.")
@@ -193,9 +207,7 @@ def cache_folder() -> Path:
 def _refuse_unknown(options: dict[str, Any], known_options: list[str], name: str) -> None:
     for option in options:
         if option not in known_options:
-            close = difflib.get_close_matches(option, known_options, 1)
-            hint = f"did you mean '{close[0]}'?" if close else f"it knows {', '.join(known_options)}."
-            raise AtollError(f"Dataset '{name}' has no option '{option}'; {hint}")
+            raise AtollError(f"Dataset {name!r} has no option {option!r}{suggest(option, known_options)}.")
 
 
 def _checked(fold: int, folds: int, where: str) -> int:
@@ -258,7 +270,7 @@ def _download(dataset: Dataset) -> Path:
                     next(Path(folder).rglob(name)).replace(root / dataset.folder / name)
             return root / dataset.folder
         except Exception as error:  # no network, no space, a moved address: all end in the same advice
-            reason = f"downloading it failed ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'})"
+            reason = f"downloading it failed ({' '.join([type(error).__name__, *str(error).splitlines()[:1]])})"
     asked = Path(os.environ.get("ATOLL_DATA") or root) / dataset.folder
     set_hint = "" if os.environ.get("ATOLL_DATA") else ", or set ATOLL_DATA to the folder that holds them"
     listed = ", ".join(dataset.files[:3]) + (f" and {len(dataset.files) - 3} more" if len(dataset.files) > 3 else "")

@@ -1,12 +1,12 @@
 """The user's own graphs: a folder of two tables, or one `.npz`.
 
-Tables, `.parquet` or `.csv`: `nodes` has `id`, a column a feature and, where wanted, `label` (empty: unlabelled), `split` (train, val,
-test or empty) and `index` (the node's number in the federation, where parties share nodes); `edges` has `source` and `target`.
-`classes.txt`, one class a line, fixes the classes and their order: parties that share a model must agree on it. Without it the classes
-are 0, 1, 2, … or the names seen, sorted.
+Tables, `.parquet` or `.csv`: `nodes` has `id`, a column a feature and, where wanted, `label` (empty: unlabelled), `split` (train,
+val, test or empty) and `index` (the node's number in the federation, where parties share nodes); `edges` has `source`, `target`.
+`classes.txt`, one class a line, fixes the classes and their order: parties that share a model must agree on it. Without it the
+classes are 0, 1, 2, … or the names seen, sorted.
 
-An `.npz` (or `graph.npz` in a folder) has `x` or the CSR parts `x_data x_indices x_indptr x_shape`, `edge_index`, `y` and, where wanted,
-`train val test` masks, `ids`, `class_names` and `num_classes`.
+An `.npz` (or `graph.npz` in a folder) has `x` or the CSR parts `x_data x_indices x_indptr x_shape`, `edge_index`, `y` and, where
+wanted, `train val test` masks, `ids`, `class_names` and `num_classes`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import scipy.sparse as sp
 import torch
 
 from atoll.data.assemble import Ints, Masks, assemble
-from atoll.data.tables import read_tables, write_tables
 from atoll.errors import AtollError
 from atoll.graph import Graph
 
@@ -33,7 +32,11 @@ def read(path: Path, *, directed: bool = False) -> Graph:
     """The whole graph (P = 1) of a folder or an `.npz`."""
     path = path.expanduser()
     if path.is_dir():
-        return _read_npz(path / "graph.npz", directed) if (path / "graph.npz").is_file() else read_tables(path, directed)
+        if (path / "graph.npz").is_file():
+            return _read_npz(path / "graph.npz", directed)
+        from atoll.data.tables import read_tables  # pandas takes a while to import
+
+        return read_tables(path, directed)
     if not path.exists():
         raise AtollError(f"There is no folder or file {path}; check the path.")
     return _read_npz(path, directed)
@@ -47,6 +50,8 @@ def save(graph: Graph, folder: Path, form: str = "npz") -> None:
     if form == "npz":
         write_npz(folder / "graph.npz", arrays(graph))
     elif form in ("parquet", "csv"):
+        from atoll.data.tables import write_tables
+
         write_tables(graph, folder, form)
     else:
         raise AtollError(f"A graph cannot be saved as '{form}'; choose npz, parquet or csv.")
@@ -107,8 +112,8 @@ def write_npz(path: Path, found: Arrays) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             np.savez(file, allow_pickle=False, **found)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise

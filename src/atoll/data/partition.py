@@ -1,18 +1,17 @@
-"""How a whole graph is spread over parties: communities, METIS, label-Dirichlet, random, overlapping, vertical, node level, from a file.
+"""How a whole graph is spread over parties: Louvain, METIS, Dirichlet, random, overlapping, vertical, node level, from a file.
 
-Every partition gives one block-diagonal `Graph`: party p's nodes are the rows ptr[p]:ptr[p + 1], `ids` are their numbers in the whole
-graph, and labels and splits travel with the nodes.
+Every partition gives one block-diagonal `Graph`: party p's nodes are the rows ptr[p]:ptr[p + 1], `ids` are their numbers in the
+whole graph, and labels and splits travel with the nodes.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 import random
 import threading
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from atoll.data.assemble import Ints
 from atoll.errors import AtollError
 from atoll.graph import Graph
 from atoll.random import seed_of
+from atoll.settings import setting, suggest
 
 SETTING = {
     "louvain": "horizontal",
@@ -41,25 +41,17 @@ SETTING = {
 class PartitionSettings:
     """How the graph is cut."""
 
-    resolution: float = field(default=1.0, metadata={"help": "Louvain: higher gives more and smaller communities."})
-    concentration: float = field(default=1.0, metadata={"help": "Dirichlet: lower gives parties with fewer classes."})
-    proportions: str = field(
-        default="0.3,0.4,0.5,0.5,0.6,0.7",
-        metadata={"help": "Overlap: the share of all nodes that each party holds, or one for all."},
+    partition_seed: int = setting(-1, "Seed of the partition alone; negative takes the run's seed.")
+    resolution: float = setting(1.0, "Louvain: higher gives more and smaller communities.", low=0)
+    concentration: float = setting(1.0, "Dirichlet: lower gives parties with fewer classes.", low=0)
+    proportions: str = setting(
+        "0.3,0.4,0.5,0.5,0.6,0.7", "Overlap: the share of all nodes that each party holds, or one for all."
     )
-    overlap: float = field(
-        default=-1.0,
-        metadata={
-            "help": "Overlap: the exact share of nodes that every party holds; negative draws the parties' nodes independently."
-        },
+    overlap: float = setting(
+        -1.0, "Overlap: the exact share of nodes that every party holds; negative draws the parties' nodes independently.", high=1
     )
-    edge_fraction: float = field(
-        default=0.8, metadata={"help": "Vertical: the share of the undirected edges that each party keeps."}
-    )
-    partition_seed: int = field(default=-1, metadata={"help": "Seed of the partition alone; negative means the run's own seed."})
-    min_nodes: int = field(
-        default=1, metadata={"help": "The fewest nodes a party may have; Dirichlet draws again until it holds."}
-    )
+    edge_fraction: float = setting(0.8, "Vertical: the share of the undirected edges that each party keeps.", low=0, high=1)
+    min_nodes: int = setting(1, "The fewest nodes a party may have; Dirichlet draws again until it holds.", low=0)
 
 
 def setting_of(kind: str, graph: Graph | None = None) -> str:
@@ -71,7 +63,10 @@ def setting_of(kind: str, graph: Graph | None = None) -> str:
 
 
 def partition(graph: Graph, kind: str, parties: int | None, settings: PartitionSettings, seed: int) -> Graph:
-    """The graph of the parties; `kind` is a key of `SETTING` or a file of node lists. `parties` may be None where the kind says how many."""
+    """The graph of the parties; `kind` is a key of `SETTING` or a file of node lists.
+
+    `parties` may be None where the kind says how many there are (whole, node, overlap, a file).
+    """
     if graph.parties != 1:
         raise AtollError(f"Only a whole graph can be partitioned; this one already has {graph.parties} parties.")
     if parties is not None and parties < 1:
@@ -101,7 +96,7 @@ def partition(graph: Graph, kind: str, parties: int | None, settings: PartitionS
 
 
 def blocks(graph: Graph, lists: Sequence[Ints]) -> Graph:
-    """The induced subgraphs of the node lists as one block-diagonal graph; lists may share nodes, edges between parties are dropped."""
+    """The induced subgraphs of the node lists, block-diagonal; lists may share nodes, edges between parties are dropped."""
     rows = np.concatenate(lists)
     sizes = np.array([len(nodes) for nodes in lists])
     starts = np.concatenate([[0], sizes.cumsum()])
@@ -124,7 +119,7 @@ def blocks(graph: Graph, lists: Sequence[Ints]) -> Graph:
 
 
 def louvain(graph: Graph, parties: int, resolution: float, seed: int) -> list[Ints]:
-    """The largest communities that Louvain finds on the whole graph (ties: the one with the lowest node first); the rest is dropped."""
+    """The largest communities that Louvain finds on the whole graph (equals: the lowest node first); the rest is dropped."""
     import igraph
 
     source, target = graph.edge_index.numpy()
@@ -182,9 +177,9 @@ DRAWS = 100  # how often Dirichlet tries to give every party its `min_nodes`
 def overlap(nodes: int, parties: int | None, settings: PartitionSettings, rng: np.random.Generator) -> list[Ints]:
     """FedGL: each party holds a random share of the nodes.
 
-    Independent samples by default. With `overlap` = r, exactly r·N nodes are held by every party (the paper's ratio: its independent
-    samples have 0.3·0.4·0.5·0.5·0.6·0.7 ≈ 1 %): each other node is first dealt one party that must not hold it, and a party fills
-    up from the nodes it may hold.
+    Independent samples by default. With `overlap` = r, exactly r·N nodes are held by every party (so the paper counts: its
+    independent samples have "about 1 %", and 0.3·0.4·0.5·0.5·0.6·0.7 = 1.3 %): each other node is first dealt one party that must
+    not hold it, and a party fills up from the nodes it may hold.
     """
     shares = _proportions(settings.proportions, parties)
     sizes = np.round(shares * nodes).astype(np.int64)
@@ -208,7 +203,7 @@ def overlap(nodes: int, parties: int | None, settings: PartitionSettings, rng: n
 
 
 def vertical(graph: Graph, parties: int, settings: PartitionSettings, seed: int) -> Graph:
-    """GLASU: every party holds all nodes, its own block of the shuffled features and its own uniform share of the undirected edges.
+    """GLASU: every party holds all nodes, a block of the shuffled features and a uniform share of the undirected edges.
 
     Blocks are as equal as can be; x is padded with zero columns on the right to the widest, `widths` holds the real widths.
     """
@@ -267,10 +262,8 @@ def _from_file(graph: Graph, kind: str, parties: int | None, settings: Partition
         places.append(Path(os.environ["ATOLL_DATA"]).expanduser() / "partitions" / name)
     path = next((place for place in places if place.is_file()), None)
     if path is None:
-        close = difflib.get_close_matches(kind, SETTING, 1)
-        hint = f"did you mean '{close[0]}'?" if close else f"choose one of {', '.join(SETTING)}, or a file of node lists."
         looked = " and ".join(str(place) for place in places)
-        raise AtollError(f"There is no partition '{kind}' (no file {looked}); {hint}")
+        raise AtollError(f"There is no partition {kind!r}, and no file {looked}{suggest(kind, SETTING)}.")
     lists = node_lists(path, graph.num_nodes)
     if parties is not None and parties != len(lists):
         raise AtollError(
@@ -280,11 +273,11 @@ def _from_file(graph: Graph, kind: str, parties: int | None, settings: Partition
 
 
 def _fixed(graph: Graph, kind: str, parties: int | None) -> Graph:
-    """`whole`: one party with everything. `node`: one party a node (a party's rows are those that share an id), no edges inside."""
+    """`whole`: one party with everything. `node`: one party a node (all rows that share its id), without edges."""
     count = 1 if kind == "whole" else int((graph.ids.diff() != 0).sum()) + 1
     if parties is not None and parties != count:
         raise AtollError(
-            f"The {kind} partition of this graph has {count} part{'y' if count == 1 else 'ies'}, not {parties}; leave --parties out."
+            f"The {kind} partition makes {count} part{'y' if count == 1 else 'ies'} here, not {parties}; leave --parties out."
         )
     if kind == "whole":
         return graph

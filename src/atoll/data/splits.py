@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from torch import Tensor
 from atoll.errors import AtollError
 from atoll.graph import Graph
 from atoll.random import generator
+from atoll.settings import setting, suggest
 
 KINDS = ("auto", "public", "random", "per_class", "geom", "stratified")
 
@@ -21,28 +21,26 @@ KINDS = ("auto", "public", "random", "per_class", "geom", "stratified")
 class SplitSettings:
     """How labelled nodes become train, validation and test nodes."""
 
-    split: str = field(
-        default="auto",
-        metadata={
-            "help": "auto (the dataset's own split, else random), public, geom, random (inside each party), per_class or stratified."
-        },
+    split: str = setting(
+        "auto",
+        "auto is the dataset's own split, else random; random splits each party's own nodes; the others split all.",
+        choices=KINDS,
     )
-    train: float = field(default=0.4, metadata={"help": "Share of the labelled nodes that train (random, stratified)."})
-    val: float = field(default=0.3, metadata={"help": "Share of the labelled nodes that validate (random, stratified)."})
-    test: float = field(default=0.3, metadata={"help": "Share of the labelled nodes that test (random, stratified)."})
-    per_class: int = field(default=20, metadata={"help": "Training nodes of each class (per_class)."})
-    val_count: int = field(default=500, metadata={"help": "Validation nodes in all (per_class)."})
-    test_count: int = field(default=1000, metadata={"help": "Test nodes in all (per_class)."})
-    fold: int = field(default=0, metadata={"help": "Which of the dataset's own splits, where it has several (geom-gcn: 0 to 9)."})
+    train: float = setting(0.4, "Share of the labelled nodes that train (random, stratified).", low=0, high=1)
+    val: float = setting(0.3, "Share of the labelled nodes that validate (random, stratified).", low=0, high=1)
+    test: float = setting(0.3, "Share of the labelled nodes that test (random, stratified).", low=0, high=1)
+    per_class: int = setting(20, "Training nodes of each class (per_class).", low=1)
+    val_count: int = setting(500, "Validation nodes in all (per_class).", low=0)
+    test_count: int = setting(1000, "Test nodes in all (per_class).", low=0)
+    fold: int = setting(0, "Which of the dataset's own splits, where it has several (geom-gcn: 0 to 9).", low=0)
 
 
 def split(graph: Graph, settings: SplitSettings, seed: int, parties: Sequence[int] | None = None) -> Graph:
     """The graph with train, val and test set.
 
-    `random` shuffles inside each party, keyed by (seed, party): the party gets the same split wherever it lives (`parties` are the
-    blocks' numbers in the federation, 0, 1, … by default). Everything else is drawn over the distinct nodes of all blocks, so that
-    a node that several parties hold is in the same split everywhere; so is `random` where parties hold the same nodes (vertical)
-    or one node each.
+    `random` shuffles inside each party, keyed by (seed, party): the party gets the same split wherever it lives (`parties` are
+    the blocks' numbers in the federation, by default 0, 1, …). Everything else is drawn over the distinct nodes of all blocks, so
+    that a node that several parties hold has one role; so is `random` where parties hold the same nodes (vertical) or one each.
     """
     kind = _checked(settings)
     own = bool((graph.train | graph.val | graph.test).any())
@@ -55,7 +53,8 @@ def split(graph: Graph, settings: SplitSettings, seed: int, parties: Sequence[in
     if kind == "random" and not _spread_thin(graph):
         numbers = range(graph.parties) if parties is None else parties
         roles = torch.full((graph.num_nodes,), -1)
-        for block, labels, number in zip(roles.split(graph.sizes), graph.y.split(graph.sizes), numbers, strict=True):
+        blocks = zip(torch.split(roles, graph.sizes), torch.split(graph.y, graph.sizes), numbers, strict=True)
+        for block, labels, number in blocks:
             block[:] = _fractions(labels, settings, generator(seed, number, "split"))
         return _with(graph, roles)
     ids, row = torch.unique(graph.ids, return_inverse=True)
@@ -72,14 +71,12 @@ def split(graph: Graph, settings: SplitSettings, seed: int, parties: Sequence[in
 
 def _checked(settings: SplitSettings) -> str:
     if settings.split not in KINDS:
-        close = difflib.get_close_matches(settings.split, KINDS, 1)
-        hint = f"did you mean '{close[0]}'?" if close else f"choose one of {', '.join(KINDS)}."
-        raise AtollError(f"There is no split '{settings.split}'; {hint}")
+        raise AtollError(f"There is no split {settings.split!r}{suggest(settings.split, KINDS)}.")
     shares = (settings.train, settings.val, settings.test)
     if not all(math.isfinite(share) and share >= 0 for share in shares) or settings.train == 0 or sum(shares) > 1 + 1e-9:
         raise AtollError(
-            f"The shares train={settings.train}, val={settings.val}, test={settings.test} must not be negative, train must be more "
-            "than 0, and together they must be at most 1."
+            f"The shares train={settings.train}, val={settings.val}, test={settings.test} must not be negative, train must be "
+            "above 0, and together they must be at most 1."
         )
     if settings.per_class < 1 or settings.val_count < 0 or settings.test_count < 0:
         raise AtollError("per_class must be at least 1, val_count and test_count at least 0.")
@@ -125,7 +122,7 @@ def _stratified(labels: Tensor, classes: int, settings: SplitSettings, source: t
 
 
 def _per_class(labels: Tensor, classes: int, settings: SplitSettings, source: torch.Generator) -> Tensor:
-    """PyG's random Planetoid split: so many training nodes of every class (all of a smaller class), then val and test from the rest.
+    """PyG's random Planetoid split: so many training nodes of every class (all of a smaller one), val and test from the rest.
 
     Where the rest is smaller than val_count + test_count, both shrink in proportion.
     """

@@ -6,7 +6,6 @@ import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -35,7 +34,7 @@ class Table:
         return f"line {number + 2} of {self.path}" if self.path.suffix == ".csv" else f"row {number} of {self.path}"
 
     def texts(self, column: str) -> NDArray[np.object_]:
-        """The column as text, '' where there is nothing; whole floats (what becomes of integers beside missing values) lose their .0."""
+        """The column as text, '' where there is nothing; whole floats (integers beside missing values) lose their .0."""
         values = self.frame[column]
         if pd.api.types.is_float_dtype(values.dtype):
             whole = values.dropna() == values.dropna().round()
@@ -169,7 +168,7 @@ def _features(nodes: Table) -> NDArray[np.float32]:
         raise AtollError(
             f"{nodes.path} has no feature column beside {', '.join(RESERVED)}; add at least one (the degree is a start)."
         )
-    numbers = nodes.frame[columns].apply(_numbers).to_numpy(np.float32)
+    numbers: NDArray[np.float32] = nodes.frame[columns].apply(_numbers).to_numpy(np.float32)
     wrong = np.argwhere(~np.isfinite(numbers))
     if len(wrong):
         row, column = wrong[0]
@@ -215,13 +214,14 @@ def _labels(nodes: Table, folder: Path) -> tuple[Ints, int, tuple[str, ...] | No
             given = tuple(sorted(set(texts[labelled])))
         else:
             y = np.full(len(texts), -1, np.int64)
-            y[labelled] = [_class_number(text, nodes, row) for text, row in zip(texts[labelled], labelled, strict=True)]
+            y[labelled] = [_class_number(text, nodes, int(row)) for text, row in zip(texts[labelled], labelled, strict=True)]
             return y, int(y.max(initial=-1)) + 1, None
     place = pd.Index(given).get_indexer(pd.Index(texts))
     wrong = labelled[place[labelled] < 0]
     if len(wrong):
         raise AtollError(
-            f"Label '{texts[wrong[0]]}' in {nodes.place(wrong[0])} is no class of {folder / 'classes.txt'}; add it there or correct it."
+            f"Label '{texts[wrong[0]]}' in {nodes.place(int(wrong[0]))} is not among the classes of {folder / 'classes.txt'}; "
+            "add it there or correct it."
         )
     plain = given == tuple(str(number) for number in range(len(given)))
     return place.astype(np.int64), len(given), None if plain else given
