@@ -60,9 +60,8 @@ def make_graph(nodes: int, seed: int, *, sparse: bool = True, directed: bool = F
 
 def make_model(name: str, parties: list[int], layers: int, **options: float) -> models.Model:
     """A model with values everywhere, biases too."""
-    model = models.build(
-        name, parties=len(parties), features=FEATURES, classes=CLASSES, hidden=HIDDEN, layers=layers, heads=4, draws=Draws(0, parties, "first"), **options
-    )  # fmt: skip
+    sizes = {"features": FEATURES, "classes": CLASSES, "hidden": HIDDEN, "layers": layers, "heads": 4}
+    model = models.build(name, parties=len(parties), draws=Draws(0, parties, "first"), **sizes, **options)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * Draws(0, parties, "more").normal(*parameter.shape[1:])

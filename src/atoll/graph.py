@@ -11,7 +11,8 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from .kernels import Attention, Blocks, Features, Sparse
+from .attention import Attention
+from .kernels import Blocks, Features, Sparse
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,7 @@ class Graph:
     ptr: Tensor  # (P + 1,) int64: where each party's rows begin
     widths: tuple[int, ...] | None = None  # vertical: party p's real columns are x[:, :widths[p]], the rest is zero padding
     class_names: tuple[str, ...] | None = None  # where the classes have names
-    majority: Tensor | None = None  # (N,) int64: the majority class where each node comes from, where that is not the block itself
+    majority: Tensor | None = None  # (N,) int64: the majority class where each node comes from, if not the block itself
 
     @property
     def num_nodes(self) -> int:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .random import Draws
@@ -27,13 +26,13 @@ class Sparse:
 
     def __init__(self, matrix: sp.csr_array, *, symmetric: bool = False) -> None:
         self.shape: tuple[int, int] = matrix.shape
-        self.forward = _csr(matrix)
+        self.forward = csr(matrix)
         self.symmetric = symmetric
 
     @cached_property
     def transposed(self) -> Tensor:
         """Mᵀ; M itself where M is symmetric."""
-        return self.forward if self.symmetric else _csr(self._flipped(self.forward.values().numpy()))
+        return self.forward if self.symmetric else csr(self._flipped(self.forward.values().numpy()))
 
     @cached_property
     def order(self) -> Tensor:
@@ -48,8 +47,8 @@ class Sparse:
         """The same pattern with every stored value multiplied by its factor."""
         result = object.__new__(Sparse)
         result.shape, result.symmetric = self.shape, False
-        result.forward = _like(self.forward, self.forward.values() * factors)
-        result.transposed = _like(self.transposed, result.forward.values()[self.order])
+        result.forward = like(self.forward, self.forward.values() * factors)
+        result.transposed = like(self.transposed, result.forward.values()[self.order])
         return result
 
     def __matmul__(self, dense: Tensor) -> Tensor:
@@ -70,7 +69,8 @@ class _Product(torch.autograd.Function):
         return None, ctx.matrix.transposed @ gradients[0]
 
 
-def _csr(matrix: sp.csr_array) -> Tensor:
+def csr(matrix: sp.csr_array) -> Tensor:
+    """A torch CSR tensor with 32-bit indices, for which MKL's product is the fastest there is."""
     return torch.sparse_csr_tensor(
         torch.from_numpy(matrix.indptr.astype(np.int32)),
         torch.from_numpy(matrix.indices.astype(np.int32)),
@@ -80,7 +80,8 @@ def _csr(matrix: sp.csr_array) -> Tensor:
     )
 
 
-def _like(pattern: Tensor, values: Tensor) -> Tensor:
+def like(pattern: Tensor, values: Tensor) -> Tensor:
+    """Other values at the places of a CSR tensor."""
     return torch.sparse_csr_tensor(
         pattern.crow_indices(), pattern.col_indices(), values, size=pattern.shape, check_invariants=False
     )
@@ -214,8 +215,9 @@ class _Layer(torch.autograd.Function):
         relu: bool,
     ) -> Tensor:
         result = features.product(weight) if features is not None else blocks.product(rows, weight)
-        for _ in range(hops if through is not None else 0):
-            result = through.forward @ result
+        if through is not None:
+            for _ in range(hops):
+                result = through.forward @ result
         if bias is not None:
             blocks.add_(result, bias)
         if relu:
@@ -233,8 +235,9 @@ class _Layer(torch.autograd.Function):
         if result is not None:
             gradient = torch.ops.aten.threshold_backward(gradient, result, 0)
         of_bias = blocks.sum(gradient) if need_bias else None
-        for _ in range(hops if through is not None else 0):
-            gradient = through.transposed @ gradient
+        if through is not None:
+            for _ in range(hops):
+                gradient = through.transposed @ gradient
         of_rows = blocks.product(gradient, weight.transpose(1, 2)) if need_rows else None
         of_weight = None
         if need_weight:
@@ -291,81 +294,3 @@ def _diffused(matrix: Tensor, start: Tensor, steps: int, teleport: float) -> Ten
     for _ in range(steps):
         result = torch.addmm(start, matrix, result, beta=teleport, alpha=1 - teleport)
     return result
-
-
-class Attention:
-    """The places where every node looks at its neighbours and itself, once for each head: H copies, block-diagonal.
-
-    Node i of head h is row h·N + i. Places are sorted by head, target and source.
-    """
-
-    def __init__(self, adjacency: sp.csr_array, heads: int) -> None:
-        nodes = adjacency.shape[0]
-        looped = sp.csr_array(adjacency + sp.eye_array(nodes, format="csr"))
-        looped.sort_indices()
-        places = looped.nnz
-        starts = np.concatenate([[0], *(looped.indptr[1:].astype(np.int64) + head * places for head in range(heads))])
-        columns = np.concatenate([looped.indices.astype(np.int64) + head * nodes for head in range(heads)])
-        rows = heads * nodes
-        self.pattern = Sparse(sp.csr_array((np.ones(heads * places, np.float32), columns, starts), shape=(rows, rows)))
-        self.offsets = torch.from_numpy(starts)
-        self.source = torch.from_numpy(columns)
-        self.target = torch.repeat_interleave(torch.arange(rows), self.offsets.diff())
-        ones, order = np.ones(heads * places, np.float32), self.pattern.order.numpy()
-        back = self.pattern.transposed.crow_indices().numpy()
-        self.arriving = _csr(sp.csr_array((ones, np.arange(heads * places), starts), shape=(rows, heads * places)))
-        self.leaving = _csr(sp.csr_array((ones, order, back), shape=(rows, heads * places)))
-
-    def counts(self, blocks: Blocks) -> list[int]:
-        """Places of each party in one head."""
-        counts: list[int] = self.offsets[[0, *(end for _, end in blocks.ranges)]].diff().tolist()
-        return counts
-
-    def matrix(self, values: Tensor) -> Tensor:
-        """The values at their places."""
-        return _like(self.pattern.forward, values)
-
-    def transposed(self, values: Tensor) -> Tensor:
-        """The values at their places, transposed."""
-        return _like(self.pattern.transposed, values[self.pattern.order])
-
-
-def attend(rows: Tensor, source: Tensor, target: Tensor, places: Attention, kept: Tensor | None = None) -> Tensor:
-    """y_i = Σ_j α_ij·x_j with α_i = softmax_j(leaky(source_j + target_i)), times a dropout mask; rows (H·N, C), the rest (H·N,)."""
-    result: Tensor = _Attend.apply(rows, source, target, places, kept)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _Attend(torch.autograd.Function):
-    """Attention of every place at once; the backward pass needs one product at the pattern's places and segment sums."""
-
-    slope = 0.2
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, source: Tensor, target: Tensor, places: Attention, kept: Tensor | None) -> Tensor:
-        raw = source.index_select(0, places.source).add_(target.index_select(0, places.target))
-        scores = F.leaky_relu(raw, _Attend.slope)
-        peak = torch.segment_reduce(scores, "max", offsets=places.offsets, unsafe=True)
-        scores.sub_(peak.index_select(0, places.target)).exp_()
-        total = (places.arriving @ scores[:, None]).flatten()
-        share = scores.div_(total.index_select(0, places.target))  # α
-        ctx.save_for_backward(rows, raw, share, kept)
-        ctx.places = places
-        return places.matrix(share if kept is None else share * kept) @ rows
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        rows, raw, share, kept = ctx.saved_tensors
-        places, gradient = ctx.places, gradients[0].contiguous()
-        of_rows = places.transposed(share if kept is None else share * kept) @ gradient
-        empty = places.matrix(torch.zeros_like(share))
-        of_share = torch.sparse.sampled_addmm(empty, gradient, rows.t(), beta=0.0).values()
-        if kept is not None:
-            of_share.mul_(kept)
-        of_scores = of_share.mul_(share)  # through the softmax: α·(∂α − Σ_j α_j·∂α_j)
-        inner = (places.arriving @ of_scores[:, None]).flatten()
-        of_scores.addcmul_(share, inner.index_select(0, places.target), value=-1)
-        of_raw = torch.ops.aten.leaky_relu_backward(of_scores, raw, _Attend.slope, False)
-        of_source = (places.leaving @ of_raw[:, None]).flatten()
-        of_target = (places.arriving @ of_raw[:, None]).flatten()
-        return of_rows, of_source, of_target, None, None

@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .attention import attend
 from .errors import AtollError
 from .graph import Graph
-from .kernels import Blocks, Features, Sparse, attend, diffuse, spread, transform
+from .kernels import Blocks, Features, Sparse, diffuse, spread, transform
 from .random import Draws
 
 
@@ -172,12 +173,16 @@ class APPNP(MLP):
 
 
 class Neighbours(nn.Module):
-    """The two weights of a GraphSAGE layer: of the neighbours' mean (with the bias) and of the node itself."""
+    """A GraphSAGE layer: one weight for the neighbours' mean (with the bias), one for the node itself."""
 
     def __init__(self, shape: Shape, fan_in: int, fan_out: int, draws: Draws | None) -> None:
         super().__init__()
         self.near = Dense(shape.parties, fan_in, fan_out, draws, bias=shape.bias)
         self.own = Dense(shape.parties, fan_in, fan_out, draws, bias=False)
+
+    def forward(self, x: Features | Tensor, graph: Graph) -> Tensor:
+        """D⁻¹A·(H·W) + b + H·V."""
+        return self.near(x, graph.blocks, graph.mean) + self.own(x, graph.blocks)  # type: ignore[no-any-return]
 
 
 class SAGE(Chain):
@@ -188,55 +193,71 @@ class SAGE(Chain):
         return Neighbours(shape, fan_in, fan_out, draws)
 
     def layer(self, place: int, x: Features | Tensor, graph: Graph, draws: Draws | None) -> Tensor:
-        """D⁻¹A·(H·W) + H·V + b."""
-        layer = self.layers[place]
-        out = layer.near(x, graph.blocks, graph.mean) + layer.own(x, graph.blocks)
+        """Activated between layers."""
+        out: Tensor = self.layers[place](x, graph)
         return out.relu() if place < self.last else out
 
 
 class Heads(nn.Module):
-    """The parameters of one GAT layer: W (P, in, H·C), the attention vectors a_s and a_t (P, H, C), the bias (P, H·C)."""
+    """A GAT layer of H heads of width C, side by side."""
 
     def __init__(self, shape: Shape, fan_in: int, heads: int, width: int, draws: Draws | None) -> None:
         super().__init__()
         bound = math.sqrt(6 / (heads + width))
         self.weight = parameter(draws, math.sqrt(6 / (fan_in + heads * width)), shape.parties, fan_in, heads * width)
-        self.source = parameter(draws, bound, shape.parties, heads, width)
-        self.target = parameter(draws, bound, shape.parties, heads, width)
+        self.source = parameter(draws, bound, shape.parties, heads, width)  # a_s
+        self.target = parameter(draws, bound, shape.parties, heads, width)  # a_t
         self.bias = parameter(None, bound, shape.parties, heads * width) if shape.bias else None
+
+    def forward(self, x: Features | Tensor, graph: Graph, draws: Draws | None, dropout: float) -> Tensor:
+        """(N, in) → (N, H·C); dropout falls on α."""
+        parties, heads, width = self.source.shape
+        places = graph.attention(heads)
+        rows = transform(x, self.weight, graph.blocks)  # W·h
+        vectors = torch.stack([self.source, self.target], 3)  # (P, H, C, 2)
+        apart = vectors[..., None] * torch.eye(heads)[:, None, None]  # (P, H, C, 2, H): a head sees its own columns only
+        scores = transform(rows, apart.view(parties, heads * width, 2 * heads), graph.blocks)  # (N, 2·H)
+        source, target = scores.t().reshape(2, -1)  # (H·N,) each
+        kept = None
+        if draws is not None and dropout:
+            kept = draws.keep(1 - dropout, places.counts(graph.blocks), heads).t().flatten()
+        by_head = rows.view(-1, heads, width).transpose(0, 1).reshape(-1, width)  # (H·N, C)
+        out = attend(by_head, source, target, places, kept).view(heads, -1, width).transpose(0, 1).reshape(rows.shape)
+        return out if self.bias is None else out + spread(self.bias, graph.blocks)
 
 
 class GAT(Chain):
-    """Veličković et al., ICLR 2018: H⁺_i = elu(Σ_j α_ij·W·h_j + b), α_i = softmax_j(leaky(a_s·W·h_j + a_t·W·h_i)), j ∈ N(i) ∪ {i}.
+    """Veličković et al., ICLR 2018: H⁺_i = elu(Σ_j α_ij·W·h_j + b), α_i = softmax_{j ∈ N(i) ∪ i}(leaky(a_s·W·h_j + a_t·W·h_i)).
 
-    `heads` heads of width hidden / heads, side by side; one head in the last layer. Dropout falls on α as well.
+    `heads` heads of width hidden / heads; one head of width C in the last layer. Dropout falls on α as well.
     """
 
     def make(self, shape: Shape, fan_in: int, fan_out: int, draws: Draws | None) -> nn.Module:
         """W, a_s, a_t and b."""
         if shape.hidden % shape.heads:
-            raise AtollError(f"hidden ({shape.hidden}) must be a multiple of heads ({shape.heads}) for gat")
-        last = len(self.layers) == self.last
-        return Heads(shape, fan_in, 1 if last else shape.heads, fan_out if last else fan_out // shape.heads, draws)
+            raise AtollError(f"gat needs hidden ({shape.hidden}) to be a multiple of heads ({shape.heads})")
+        heads = 1 if len(self.layers) == self.last else shape.heads
+        return Heads(shape, fan_in, heads, fan_out // heads, draws)
 
     def layer(self, place: int, x: Features | Tensor, graph: Graph, draws: Draws | None) -> Tensor:
-        """Attention of every head over the edges and the node itself."""
-        layer = self.layers[place]
-        parties, heads, width = layer.source.shape
-        rows = transform(x, layer.weight, graph.blocks)  # (N, H·C): W·h
-        vectors = torch.cat([layer.source[..., None], layer.target[..., None]], 3)  # (P, H, C, 2)
-        apart = vectors[..., None] * torch.eye(heads)[:, None, None]  # (P, H, C, 2, H): head h sees only its own columns
-        scores = transform(rows, apart.view(parties, heads * width, 2 * heads), graph.blocks)  # (N, 2·H)
-        source, target = scores.t().reshape(2, -1)  # (H·N,) each
-        places = graph.attention(heads)
-        kept = None
-        if draws is not None and self.shape.dropout:
-            kept = draws.keep(1 - self.shape.dropout, places.counts(graph.blocks), heads).t().flatten()
-        by_head = rows.view(-1, heads, width).transpose(0, 1).reshape(-1, width)  # (H·N, C)
-        out = attend(by_head, source, target, places, kept).view(heads, -1, width).transpose(0, 1).reshape(rows.shape)
-        if layer.bias is not None:
-            out = out + spread(layer.bias, graph.blocks)
+        """Activated between layers."""
+        out: Tensor = self.layers[place](x, graph, draws, self.shape.dropout)
         return F.elu(out) if place < self.last else out
+
+
+class Initial(nn.Module):
+    """A GCNII layer, the l-th of its model: (1−β)·Z + β·Z·W with Z = (1−α)·Â·H + α·H⁰."""
+
+    def __init__(self, shape: Shape, place: int, draws: Draws | None) -> None:
+        super().__init__()
+        self.weight = parameter(draws, math.sqrt(6 / (2 * shape.hidden)), shape.parties, shape.hidden, shape.hidden)
+        self.alpha, self.beta = shape.teleport, math.log(shape.theta / place + 1)
+
+    def forward(self, x: Tensor, first: Tensor, graph: Graph) -> Tensor:
+        """One product Z·((1−β)·I + β·W), then ReLU."""
+        mixed = torch.lerp(graph.propagate @ x, first, self.alpha)  # Z
+        weight = self.beta * self.weight + (1 - self.beta) * torch.eye(self.weight.shape[1])
+        return transform(mixed, weight, graph.blocks, relu=True)
 
 
 class GCNII(Model):
@@ -246,20 +267,16 @@ class GCNII(Model):
 
     def __init__(self, shape: Shape, draws: Draws | None) -> None:
         super().__init__(shape)
-        parties, hidden = shape.parties, shape.hidden
-        self.input = Dense(parties, shape.features, hidden, draws, bias=shape.bias)
-        self.layers = nn.ModuleList(Dense(parties, hidden, hidden, draws, bias=False, glorot=True) for _ in range(shape.layers))
-        self.output = Dense(parties, hidden, shape.classes, draws, bias=shape.bias)
+        self.input = Dense(shape.parties, shape.features, shape.hidden, draws, bias=shape.bias)
+        self.layers = nn.ModuleList(Initial(shape, place + 1, draws) for place in range(shape.layers))
+        self.output = Dense(shape.parties, shape.hidden, shape.classes, draws, bias=shape.bias)
 
     def embed(self, graph: Graph, draws: Draws | None = None) -> Tensor:
         """H after the last convolution."""
         first: Tensor = self.input(self.inputs(graph, draws), graph.blocks, relu=True)  # H⁰
         x = first
-        for place, layer in enumerate(self.layers, 1):
-            beta = math.log(self.shape.theta / place + 1)
-            mixed = torch.lerp(graph.propagate @ self.drop(x, graph, draws), first, self.shape.teleport)
-            weight = beta * layer.weight + (1 - beta) * torch.eye(self.shape.hidden)
-            x = transform(mixed, weight, graph.blocks, relu=True)
+        for layer in self.layers:
+            x = layer(self.drop(x, graph, draws), first, graph)
         return x
 
     def forward(self, graph: Graph, draws: Draws | None = None) -> Tensor:

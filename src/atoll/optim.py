@@ -71,6 +71,12 @@ class Adam:
         _restore(self.state(), state)
         self._in_step = bool((self.steps == self.steps[0]).all())
 
+    def reset(self) -> None:
+        """Start afresh."""
+        for tensor in self.state().values():
+            tensor.zero_()
+        self._in_step = True
+
 
 class SGD:
     """Stochastic gradient descent with momentum and L2 weight decay as in torch.optim.SGD: v ← μv + g; w ← w − η·v."""
@@ -103,6 +109,11 @@ class SGD:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Copy a state of the same parties in."""
         _restore(self.state(), state)
+
+    def reset(self) -> None:
+        """Start afresh."""
+        for tensor in self.state().values():
+            tensor.zero_()
 
 
 Optimizer = Adam | SGD
