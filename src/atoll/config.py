@@ -90,7 +90,8 @@ def resolve(
     dataset = dataset or _defaults(algorithm, None).get("dataset", "csbm")
     chosen = _defaults(algorithm, dataset)
     if partition is not None:
-        chosen.pop("parties", None) if partition != chosen.get("partition") and parties is None else None
+        if partition != chosen.get("partition"):
+            chosen.pop("parties", None)  # the paper's number belongs to the paper's partition
         chosen["partition"] = partition
     if parties is not None:
         chosen["parties"] = parties
@@ -134,8 +135,8 @@ def groups_of(algorithm: str, dataset: str) -> dict[str, type]:
     }
 
 
-def from_dict(document: Mapping[str, Any], where: str) -> Config:
-    """The configuration that `to_dict` wrote, or that a person did in the same form."""
+def from_dict(document: Mapping[str, Any], where: str, over: Mapping[str, Any] | None = None) -> Config:
+    """The configuration that `to_dict` wrote, or that a person did in the same form; the values `over` come last."""
     document = dict(document)
     if "algorithm" not in document:
         raise AtollError(f"{where} names no algorithm; add a line such as algorithm = \"fedavg\".")
@@ -161,7 +162,7 @@ def from_dict(document: Mapping[str, Any], where: str) -> Config:
         parties=plain.get("parties"),
         seed=seed,
         engine=str(plain.get("engine", "inprocess")),
-        values=values,
+        values=values | dict(over or {}),
     )
 
 

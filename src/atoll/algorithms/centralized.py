@@ -1,4 +1,7 @@
-"""Centralized: one model on the union of the parties' graphs, cut edges restored. A yardstick, not a federation."""
+"""Centralized: one model on the union of the parties' graphs, cut edges restored. A yardstick, not a federation.
+
+It stands for what nobody may do: whoever trains it holds all data. No bytes are sent; the server sees everything.
+"""
 
 from atoll.algorithms.local import Cohort, Settings, evaluate, start, step
 

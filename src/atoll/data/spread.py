@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from atoll.config import Config
 
 
+SETTINGS = ("horizontal", "overlapping", "vertical", "node")
+
+
 @dataclass(frozen=True)
 class Spread:
     """A graph spread over parties."""

@@ -1,0 +1,9 @@
+"""Shared by all tests: one torch thread, so that the suite can run beside anything."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+torch.set_num_threads(1)

@@ -1,0 +1,131 @@
+"""A small configuration of every algorithm, and engines that misbehave, for the tests of the promises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll import algorithms, config, wire
+from atoll.cohort import Message, pick
+from atoll.config import Config
+from atoll.federation import Answer, Engine, Failure
+
+ALGORITHMS = algorithms.names()
+
+GRAPH = {"data.nodes": 60, "data.features": 12, "data.degree": 4, "data.classes": 3, "split": "random"}
+
+SPREAD: dict[str, dict[str, Any]] = {
+    "horizontal": {"partition": "random", "parties": 3},
+    "overlapping": {"partition": "overlap", "parties": 3, "proportions": "0.5,0.6,0.7"},
+    "vertical": {"partition": "vertical", "parties": 3},
+    "node": {"partition": "node", "parties": None},
+    "whole": {"partition": "random", "parties": 3},
+}
+
+OWN: dict[str, dict[str, Any]] = {}  # what a single algorithm needs beside that
+
+
+def small(algorithm: str, *, seed: int = 3, rounds: int = 3, **values: Any) -> Config:
+    """The algorithm on a graph of 60 nodes in the first setting it is made for."""
+    spread = dict(SPREAD[algorithms.find(algorithm).SPREADS[0]])
+    partition, parties = spread.pop("partition"), spread.pop("parties")
+    chosen = {**GRAPH, **spread, "rounds": rounds, "patience": 0, **OWN.get(algorithm, {}), **values}
+    return config.resolve(algorithm, dataset="csbm", partition=partition, parties=parties, seed=seed, values=chosen)
+
+
+def parties_of(algorithm: str) -> int:
+    """How many parties `small` makes."""
+    setting = algorithms.find(algorithm).SPREADS[0]
+    return {"whole": 1, "node": GRAPH["data.nodes"]}.get(setting, 3)
+
+
+class Wrapper:
+    """An engine around another one."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def deliver(self, message: Message) -> list[Answer | Failure]:
+        """Pass on."""
+        return self.engine.deliver(message)
+
+    def recall(self) -> dict[str, Any]:
+        """Pass on."""
+        return self.engine.recall()
+
+    def remember(self, memory: dict[str, Any]) -> None:
+        """Pass on."""
+        self.engine.remember(memory)
+
+
+class Absent(Wrapper):
+    """Some parties do not answer in some rounds: never reached, or (`late`) reached but their answer comes too late."""
+
+    def __init__(self, engine: Engine, rounds: set[int], parties: set[int], late: bool = False) -> None:
+        super().__init__(engine)
+        self.rounds, self.absent, self.late = rounds, parties, late
+
+    def deliver(self, message: Message) -> list[Answer | Failure]:
+        """Leave the absent ones out."""
+        if message.round not in self.rounds:
+            return self.engine.deliver(message)
+        failures = [Failure(party, "timed out") for party in message.parties if party in self.absent]
+        present = [party for party in message.parties if party not in self.absent]
+        results = self.engine.deliver(message if self.late else message.select(present)) if present else []
+        return [_without(result, self.absent) for result in results] + failures
+
+
+class Poisoned(Wrapper):
+    """One party's first field of every training reply is full of NaN in one round."""
+
+    def __init__(self, engine: Engine, round: int, party: int) -> None:
+        super().__init__(engine)
+        self.round, self.party = round, party
+
+    def deliver(self, message: Message) -> list[Answer | Failure]:
+        """Poison the party's row."""
+        results = self.engine.deliver(message)
+        if message.round != self.round or not message.training:
+            return results
+        for result in results:
+            if isinstance(result, Answer) and self.party in result.parties:
+                place = result.parties.index(self.party)
+                for name, value in wire.leaves(result.fields):
+                    if value.is_floating_point() and not name.endswith("]"):
+                        value.detach()[place] = float("nan")
+                        break
+        return results
+
+
+class Recorded(Wrapper):
+    """Counts, by really encoding every party's message and reply on its own, what passes."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.bytes: dict[tuple[int, str, bool, int], list[int]] = {}  # (round, verb, training, party) → up, down, wire up, wire down
+        self.heard: list[tuple[Message, list[Answer | Failure]]] = []
+
+    def deliver(self, message: Message) -> list[Answer | Failure]:
+        """Pass on, and count."""
+        for party in message.parties:
+            own = message.select([party])
+            envelope = {"verb": own.verb, "round": own.round, "call": own.call, "training": own.training}
+            self._add(message, party, 1, {**envelope, **own.common, **own.each})
+        results = self.engine.deliver(message)
+        self.heard.append((message, results))
+        for result in results:
+            if isinstance(result, Answer):
+                for place, party in enumerate(result.parties):
+                    self._add(message, party, 0, pick(result.fields, [place]))
+        return results
+
+    def _add(self, message: Message, party: int, direction: int, payload: dict[str, Any]) -> None:
+        row = self.bytes.setdefault((message.round, message.verb, message.training, party), [0, 0, 0, 0])
+        row[direction] += wire.payload_size(payload)
+        row[direction + 2] += len(wire.encode(payload))
+
+
+def _without(result: Answer | Failure, absent: set[int]) -> Answer | Failure:
+    if isinstance(result, Failure):
+        return result
+    places = [place for place, party in enumerate(result.parties) if party not in absent]
+    return Answer(tuple(result.parties[place] for place in places), pick(result.fields, places))
