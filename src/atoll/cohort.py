@@ -92,6 +92,7 @@ class Cohort:
 
     memory: ClassVar[tuple[str, ...]] = ()  # attributes that survive between messages, restarts and resume; first axis: party
     node_memory: ClassVar[tuple[str, ...]] = ()  # the same with one row a node
+    train_memory: ClassVar[tuple[str, ...]] = ()  # the same with one row a training node
 
     def __init__(
         self,
@@ -151,15 +152,22 @@ class Cohort:
             self.parts[places] = self.graph.select(places)
         graph = self.parts[places]
         part = type(self)(graph, self.settings, self.schema, self.seed, message.parties, self.guards, blank=True)
-        rows = torch.cat([torch.arange(self.graph.ptr[p], self.graph.ptr[p + 1]) for p in places])
         whole = self.recall()
-        index = torch.tensor(places)
-        part.remember({name: _take(whole[name], rows if name in self.node_memory else index) for name in whole})
+        places_of = {name: self._places(name, places) for name in whole}
+        part.remember({name: _take(whole[name], places_of[name]) for name in whole})
         fields = part.answer(message)
         for name, value in part.recall().items():
-            _put(whole[name], rows if name in self.node_memory else index, value)
+            _put(whole[name], places_of[name], value)
         self.remember(whole)
         return fields
+
+    def _places(self, name: str, parties: Sequence[int]) -> Tensor:
+        """The rows of some parties in a piece of memory: one a party, a node or a training node."""
+        if name not in self.node_memory + self.train_memory:
+            return torch.tensor(parties)
+        sizes = self.graph.ptr.diff() if name in self.node_memory else self.graph.num_train
+        ends = sizes.cumsum(0)
+        return torch.cat([torch.arange(ends[p] - sizes[p], ends[p]) for p in parties])
 
     @classmethod
     def verb_named(cls, name: str) -> Callable[..., Fields | None]:
@@ -178,7 +186,7 @@ class Cohort:
     def recall(self) -> Fields:
         """The whole memory as tensors."""
         kept = {}
-        for name in self.memory + self.node_memory:
+        for name in self.memory + self.node_memory + self.train_memory:
             value = getattr(self, name)
             kept[name] = read(value) if isinstance(value, nn.Module) else value.state() if isinstance(value, Stateful) else value
         return kept
@@ -205,6 +213,8 @@ def backbone(settings: Training, schema: Schema, parties: int, draws: Draws | No
         hidden=settings.hidden,
         layers=settings.layers,
         dropout=settings.dropout,
+        input_dropout=settings.input_dropout,
+        bias=settings.bias,
         draws=draws,
     )
 

@@ -43,8 +43,9 @@ class Adam:
             params, grads, first, second = (list(column) for column in columns)
             counts = [self.steps[0]] * len(params)
         else:
-            params, grads, first, second = ([own for tensor in column for own in tensor.unbind()] for column in columns)
-            counts = list(self.steps.unbind()) * len(self.params)
+            distinct, lengths = torch.unique_consecutive(self.steps, return_counts=True)  # neighbours in step go together
+            params, grads, first, second = ([own for t in column for own in t.split(lengths.tolist())] for column in columns)
+            counts = list(distinct.unbind()) * len(self.params)
         torch._fused_adam_(
             params,
             grads,
@@ -130,9 +131,15 @@ def make(name: str, params: Parameters, lr: float, weight_decay: float = 0.0, mo
     raise AtollError(f"unknown optimizer {name!r}: choose adam or sgd{hint}")
 
 
-def descend(optimizer: Optimizer, loss: Tensor) -> None:
-    """One step down the loss; a parameter the loss does not touch has gradient zero."""
-    optimizer.step(gradients(optimizer, loss))
+def descend(optimizer: Optimizer | Sequence[Optimizer], loss: Tensor) -> None:
+    """One step down the loss, of one optimiser or of several at once; a parameter the loss does not touch has gradient zero."""
+    if isinstance(optimizer, Adam | SGD):
+        optimizer.step(gradients(optimizer, loss))
+        return
+    found = torch.autograd.grad(loss, [p for one in optimizer for p in one.params.values()], materialize_grads=True)
+    parts = iter(gradient.contiguous() for gradient in found)
+    for one in optimizer:
+        one.step([next(parts) for _ in one.params])
 
 
 def gradients(optimizer: Optimizer, loss: Tensor) -> list[Tensor]:
