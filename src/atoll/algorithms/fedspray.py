@@ -1,0 +1,227 @@
+"""FedSpray: Fu et al., KDD 2024, Algorithm 1. Personal GNNs, a shared feature-structure encoder, aligned class proxies.
+
+Payload bytes a round and party, for d features, C classes and width h (`proxy_dim`): the encoder has w = d·h + h + 2·(h·C + C)
+numbers, the proxies C·h. Down 4·(w + C·h); up 4·(w + C·h + C) + 8 (each class's share and the number of training nodes).
+The server sees sums over the parties alone: their encoders weighted by their training nodes, those nodes, their class proxies
+weighted by the classes' shares, those shares. The GNNs never leave their parties.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+import atoll.cohort
+from atoll import metrics, optim
+from atoll.algorithms import State
+from atoll.cohort import Fields, Schema, backbone, verb
+from atoll.federation import Federation
+from atoll.graph import Graph
+from atoll.kernels import Blocks, Features
+from atoll.losses import cross_entropy, kl
+from atoll.models import Dense, load, read
+from atoll.parameters import scale, weighted
+from atoll.random import SERVER, Draws
+from atoll.settings import Training, setting
+
+SPREADS = ("horizontal", "overlapping")
+
+
+@dataclass(frozen=True)
+class Settings(Training):
+    """The paper's settings, and what its text and its authors' code do differently, all of it by `variant` or one by one."""
+
+    lambda1: float = setting(5.0, "Weight of the soft targets in a GNN's loss; 0 is Local.", low=0)  # λ₁
+    lambda2: float = setting(1.0, "Weight of a GNN's beliefs in the encoder's loss.", low=0)  # λ₂
+    proxy_dim: int = setting(64, "Width of the feature embeddings and of the structure proxies.", low=1)  # d_s
+    proxy_lr: float = setting(0.02, "Learning rate of the structure proxies.", low=0)
+    proxies: bool = setting(True, "Learn structure proxies; without, they are zero throughout (S = 0).")
+    variant: str = setting(
+        "default",
+        "Which recipe: Algorithm 1 to the letter, the authors' code, or the one that validates best.",
+        choices=("default", "paper", "authors"),
+    )
+    confidence: float | None = setting(
+        None,
+        "Distil on unlabelled nodes whose projected class has more than this probability (else as the variant).",
+        low=0,
+        high=1,
+    )
+    refresh_proxies: bool | None = setting(
+        None, "Labelled nodes take the server's proxies every round instead of keeping their own (else as the variant)."
+    )
+    tie_projector: bool | None = setting(
+        None, "Start the projector of every round's second phase from the classifier (else as the variant)."
+    )
+    first_proxies: str | None = setting(
+        None, "The server's first proxies: zero, or 0.01 times the class (else as the variant).", choices=("zero", "class")
+    )
+    proxy_start: float | None = setting(None, "First value of proxies that labelled nodes keep (else as the variant).")
+    uniform_weights: bool | None = setting(None, "Draw a GNN's first weights from U(0, 1) (else as the variant).")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The switches of a variant; the fields are those of `Settings`."""
+
+    confidence: float
+    refresh_proxies: bool
+    tie_projector: bool
+    first_proxies: str
+    proxy_start: float
+    uniform_weights: bool
+
+
+RECIPES = {
+    "paper": Recipe(0.0, True, False, "zero", 0.0, False),  # Algorithm 1 does not say how S begins
+    "authors": Recipe(0.7, False, True, "class", 0.1, True),
+    "default": Recipe(0.7, True, False, "zero", 0.0, False),
+}
+
+
+def recipe(settings: Settings) -> Recipe:
+    """The variant's switches, those that were set by hand replaced; without proxies everything they start from is zero."""
+    own = {field.name: getattr(settings, field.name) for field in fields(Recipe)}
+    chosen = replace(RECIPES[settings.variant], **{name: value for name, value in own.items() if value is not None})
+    return chosen if settings.proxies else replace(chosen, first_proxies="zero", proxy_start=0.0)
+
+
+class Encoder(nn.Module):
+    """The feature-structure encoder ω: e = relu(g_e(x)), p = softmax(g_p(e + s)), q = softmax(g_q(e))."""
+
+    def __init__(self, settings: Settings, schema: Schema, parties: int, draws: Draws | None) -> None:
+        super().__init__()
+        width, classes = settings.proxy_dim, schema.classes
+        self.embedding = Dense(parties, schema.features, width, draws)  # g_e
+        self.classifier = Dense(parties, width, classes, draws)  # g_p
+        self.projector = Dense(parties, width, classes, draws)  # g_q
+
+    def embed(self, features: Features, blocks: Blocks) -> Tensor:
+        """Features → e (N, d_s)."""
+        embedded: Tensor = self.embedding(features, blocks, relu=True)
+        return embedded
+
+    def tie(self) -> None:
+        """The projector becomes the classifier."""
+        load(self.projector, read(self.classifier))
+
+
+class Cohort(atoll.cohort.Cohort):
+    """Parties with a GNN of their own, θ⁽ᵏ⁾, and a copy of the shared encoder and proxies."""
+
+    memory = ("gnn", "gnn_optimizer", "encoder_optimizer")  # the encoder arrives anew with every message
+    train_memory = ("proxies", "proxy_optimizer")
+    settings: Settings
+
+    def setup(self) -> None:
+        """θ⁽ᵏ⁾, a place for ω, a proxy s_i for every labelled node, and their optimisers."""
+        s, parties = self.settings, self.graph.parties
+        self.recipe = recipe(s)
+        self.gnn = backbone(s, self.schema, parties, self.first_draws("model"))
+        if self.recipe.uniform_weights and (draws := self.first_draws("uniform")):
+            load(self.gnn, {name: draws.uniform(*value.shape[1:]) for name, value in read(self.gnn).items()})
+        self.encoder = Encoder(s, self.schema, parties, None)
+        first = torch.full((self.labelled.num_nodes, s.proxy_dim), self.recipe.proxy_start)
+        self.proxies = nn.ParameterDict({"own": first})  # s_i, i ∈ V_L
+        self.gnn_optimizer = optim.make(s.optimizer, self.gnn, s.lr, s.weight_decay)
+        self.encoder_optimizer = optim.make(s.optimizer, self.encoder, s.lr, s.weight_decay)
+        self.proxy_optimizer = optim.make(s.optimizer, self.proxies, s.proxy_lr if s.proxies else 0.0)
+
+    @cached_property
+    def labelled(self) -> Graph:
+        """The labelled nodes V_L alone, party by party."""
+        ends = self.graph.num_train.cumsum(0)
+        return replace(self.graph.rows(self.rows), ptr=torch.cat([ends.new_zeros(1), ends]))
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """Where the labelled nodes stand among all."""
+        return self.graph.train.nonzero()[:, 0]
+
+    @verb
+    def update(self, encoder: Fields, proxies: Tensor) -> Fields:
+        """LocalUpdate(ω, S)."""
+        load(self.encoder, encoder)
+        if self.recipe.refresh_proxies:
+            load(self.proxies, {"own": proxies[self.labelled.y]})  # line 4, for V_L
+        self.train_gnn(*self.soft_targets(proxies))
+        self.train_encoder(self.gnn(self.graph).softmax(1).detach()[self.rows])
+        return self.report()
+
+    @torch.no_grad()
+    def soft_targets(self, proxies: Tensor) -> tuple[Tensor, Tensor]:
+        """Lines 2-5: p for all nodes; and which of them count: labelled ones and those the projector is sure of."""
+        graph = self.graph
+        embedded = self.encoder.embed(graph.features, graph.blocks)  # e
+        projected = self.encoder.projector(embedded, graph.blocks).softmax(1)  # q, Eq. 10
+        structure = projected @ proxies  # s_i = ⟨q_i, S⟩
+        structure[self.rows] = self.proxies["own"]
+        targets = self.encoder.classifier(embedded + structure, graph.blocks).softmax(1)  # p, Eq. 9
+        return targets, graph.train | (projected.amax(1) > self.recipe.confidence)
+
+    def train_gnn(self, targets: Tensor, counted: Tensor) -> None:
+        """Phase 1, lines 7-11."""
+        s, graph, draws = self.settings, self.graph, self.draws()
+        for _ in range(s.epochs):
+            logits = self.gnn(graph, draws)
+            loss = cross_entropy(logits, graph, "train")  # Eq. 5
+            if s.lambda1:
+                loss = loss + s.lambda1 * kl(targets, logits, graph, counted)  # Eqs. 6, 7
+            optim.descend(self.gnn_optimizer, loss)
+
+    def train_encoder(self, beliefs: Tensor) -> None:
+        """Phase 2, lines 15-22, with the GNN's beliefs ŷ of the labelled nodes."""
+        labelled, blocks, own = self.labelled, self.labelled.blocks, self.proxies["own"]
+        if self.recipe.tie_projector:
+            self.encoder.tie()
+        for _ in range(self.settings.epochs):
+            embedded = self.encoder.embed(labelled.features, blocks)
+            loss = cross_entropy(self.encoder.projector(embedded, blocks), labelled, "train")  # Eq. 12
+            fused = self.encoder.classifier(embedded + own, blocks)
+            loss = loss + self.settings.lambda2 * kl(beliefs, fused, labelled)  # Eqs. 11, 13
+            optim.descend([self.encoder_optimizer, self.proxy_optimizer], loss)
+
+    def report(self) -> Fields:
+        """What the server adds up: n_k·ω⁽ᵏ⁾ and n_k; π_j·s_j and π_j for every class j, s_j the mean of its s_i (line 23)."""
+        labelled, classes = self.labelled, self.schema.classes
+        of_class = nn.functional.one_hot(labelled.y, classes).float()  # (n, C)
+        share = labelled.blocks.sum(of_class) / labelled.num_train[:, None]  # π_j⁽ᵏ⁾
+        sums = labelled.blocks.gram(of_class, self.proxies["own"].detach())  # (P, C, d_s)
+        return {
+            "encoder": weighted(self.encoder, labelled.num_train),
+            "n": labelled.num_train,
+            "proxies": sums / labelled.num_train[:, None, None],
+            "share": share,
+        }
+
+    @verb
+    def evaluate(self) -> Fields:
+        """Counts of each party's own GNN."""
+        return metrics.count(self.gnn(self.graph), self.graph)
+
+
+def start(federation: Federation, settings: Settings) -> State:
+    """ω₀ and S₀."""
+    schema = federation.schema
+    encoder = Encoder(settings, schema, 1, Draws(federation.seed, [SERVER], "encoder"))
+    step = 0.01 if recipe(settings).first_proxies == "class" else 0.0
+    proxies = step * torch.arange(schema.classes)[:, None].expand(-1, settings.proxy_dim)
+    return {"encoder": {name: value[0] for name, value in read(encoder).items()}, "proxies": proxies}
+
+
+def step(federation: Federation, state: State, settings: Settings) -> State:
+    """ω ← Σ_k (n_k / n)·ω⁽ᵏ⁾;  s_j ← Σ_k (π_j⁽ᵏ⁾ / π_j)·s_j⁽ᵏ⁾; a class that no party has keeps its proxy."""
+    total = federation.total("update", **state)
+    share = total["share"][:, None]  # π_j
+    return {
+        "encoder": scale(total["encoder"], 1 / total["n"]),  # Eq. 14
+        "proxies": torch.where(share > 0, total["proxies"] / share.clamp(min=1e-12), state["proxies"]),  # Eq. 15
+    }
+
+
+def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, object]:
+    """Pooled over the parties' nodes."""
+    return metrics.evaluate(federation)
