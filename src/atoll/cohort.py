@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, ClassVar, Protocol, TypeVar, overload, runtime_checkable
 
 import torch
@@ -165,8 +166,8 @@ class Cohort:
         """The rows of some parties in a piece of memory: one a party, a node or a training node."""
         if name not in self.node_memory + self.train_memory:
             return torch.tensor(parties)
-        sizes = self.graph.ptr.diff() if name in self.node_memory else self.graph.num_train
-        ends = sizes.cumsum(0)
+        sizes = self.graph.sizes if name in self.node_memory else self.graph.num_train.tolist()
+        ends = list(accumulate(sizes))
         return torch.cat([torch.arange(ends[p] - sizes[p], ends[p]) for p in parties])
 
     @classmethod

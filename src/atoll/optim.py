@@ -44,7 +44,8 @@ class Adam:
             counts = [self.steps[0]] * len(params)
         else:
             distinct, lengths = torch.unique_consecutive(self.steps, return_counts=True)  # neighbours in step go together
-            params, grads, first, second = ([own for t in column for own in t.split(lengths.tolist())] for column in columns)
+            runs = lengths.tolist()
+            params, grads, first, second = ([own for tensor in c for own in torch.split(tensor, runs)] for c in columns)
             counts = list(distinct.unbind()) * len(self.params)
         torch._fused_adam_(
             params,
