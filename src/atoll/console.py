@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
@@ -90,10 +91,10 @@ def result_table(result: Mapping[str, Any]) -> Table:
 
 def comparison_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     """Mean ± standard deviation over the seeds, a row an algorithm."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("", no_wrap=True)
     for name in ("accuracy", "minority", "macro F1", "MB up", "MB down", "seconds"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         cells = [_percent(row, name) for name in ("accuracy", "minority_accuracy", "macro_f1")]
         table.add_row(row["row"], *cells, f"{row['mb_up']:.2f}", f"{row['mb_down']:.2f}", f"{row['seconds']:.1f}")
