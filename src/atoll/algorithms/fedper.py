@@ -1,0 +1,100 @@
+"""FedPer: Arivazhagan et al., 2019. The lower layers are shared, the last ones stay with their party.
+
+Payload bytes a round and party, w_B parameters in the shared layers: down 4·w_B, up 4·w_B + 8 (the number of training nodes).
+The server sees the sum of the parties' shared layers, weighted by their training nodes, and the sum of those nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import atoll.cohort
+from atoll import metrics, optim
+from atoll.algorithms import State
+from atoll.cohort import Fields, backbone, first_model, verb
+from atoll.federation import Federation
+from atoll.losses import cross_entropy
+from atoll.models import Model, load, read
+from atoll.parameters import scale, weighted
+from atoll.settings import Training, setting
+
+SPREADS = ("horizontal", "overlapping")
+
+
+@dataclass(frozen=True)
+class Settings(Training):
+    """The shared training settings and where the personal layers begin."""
+
+    personal: int = setting(
+        1, "Number of last layers that stay with their party (K_P); 0 is FedAvg, all of them is Local.", low=0
+    )
+    keep_optimizer: bool = setting(True, "Keep the parties' optimiser state from round to round instead of starting afresh.")
+
+
+class Cohort(atoll.cohort.Cohort):
+    """Parties with layers of their own on top of the server's."""
+
+    memory = ("model", "optimizer")  # of the model only W_P matters: W_B arrives anew with every message
+    settings: Settings
+
+    def setup(self) -> None:
+        """A model, its personal layers drawn by the party, and its optimiser."""
+        s = self.settings
+        self.model = backbone(s, self.schema, self.graph.parties, self.first_draws("model"))
+        self.optimizer = optim.make(s.optimizer, self.model, s.lr, s.weight_decay)
+
+    @verb
+    def fit(self, base: Fields | None = None) -> Fields:
+        """(W_B, W_P) ← E epochs from the server's W_B and the party's own W_P; only W_B goes back."""
+        self.put(base)
+        if not self.settings.keep_optimizer:
+            self.optimizer.reset()
+        draws = self.draws()
+        for _ in range(self.settings.epochs):
+            optim.descend(self.optimizer, cross_entropy(self.model(self.graph, draws), self.graph, "train"))
+        shared = {
+            name: value for name, value in read(self.model).items() if name in base_names(self.model, self.settings.personal)
+        }
+        return {"base": weighted(shared, self.graph.num_train), "n": self.graph.num_train}
+
+    @verb
+    def evaluate(self, base: Fields | None = None) -> Fields:
+        """Counts of the server's base under each party's own layers."""
+        self.put(base)
+        return metrics.count(self.model(self.graph), self.graph)
+
+    def put(self, base: Fields | None) -> None:
+        """W_B ← the server's; nothing arrives where all layers are personal."""
+        load(self.model, {**read(self.model), **(base or {})})
+
+
+def base_names(model: Model, personal: int) -> set[str]:
+    """The names of the shared parameters: those of all layers but the last `personal` ones."""
+    names = [name for name, _ in model.named_parameters()]
+    layers = list(dict.fromkeys(layer_of(name) for name in names))  # bottom to top
+    shared = layers[: max(len(layers) - personal, 0)]
+    return {name for name in names if layer_of(name) in shared}
+
+
+def layer_of(name: str) -> str:
+    """`layers.1.near.weight` belongs to `layers.1`, `output.bias` to `output`."""
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
+
+
+def start(federation: Federation, settings: Settings) -> State:
+    """First base layers."""
+    shared = base_names(backbone(settings, federation.schema, 1, None), settings.personal)
+    model = first_model(settings, federation.schema, federation.seed)
+    return {"base": {name: value for name, value in model.items() if name in shared}}
+
+
+def step(federation: Federation, state: State, settings: Settings) -> State:
+    """W_B ← Σ_k (n_k / n) W_B,k."""
+    total = federation.total("fit", base=state.get("base", {}))
+    return {"base": scale(total.get("base", {}), 1 / total["n"])}
+
+
+def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, object]:
+    """Pooled over the parties' nodes."""
+    return metrics.evaluate(federation, base=state.get("base", {}))
