@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import zipfile
+import zlib
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +16,7 @@ from torch import Tensor
 from atoll.errors import AtollError
 from atoll.graph import Graph
 
+Arrays = dict[str, np.ndarray[Any, Any]]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Features: TypeAlias = Any  # scipy sparse, numpy or torch, (N, d)
@@ -28,10 +32,14 @@ def tidy_edges(edges: Ints, nodes: int, directed: bool = False) -> Ints:
     code = source[proper] * nodes + target[proper]
     if not directed:
         code = np.concatenate([code, target[proper] * nodes + source[proper]])
-    code = np.sort(code)
-    if len(code):
-        code = code[np.concatenate([[True], code[1:] != code[:-1]])]
+    code = distinct(code)
     return np.stack([code // max(nodes, 1), code % max(nodes, 1)])
+
+
+def distinct(values: Ints) -> Ints:
+    """The sorted distinct values; several times as fast as `np.unique` on millions."""
+    values = np.sort(values)
+    return values[np.concatenate([[True], values[1:] != values[:-1]])] if len(values) else values
 
 
 def compact(x: Features) -> sp.csr_array | Tensor:
@@ -45,10 +53,21 @@ def compact(x: Features) -> sp.csr_array | Tensor:
         if matrix.nnz < SPARSE_BELOW * max(np.prod(matrix.shape), 1):
             return matrix
         return torch.from_numpy(matrix.toarray())
-    dense = np.ascontiguousarray(x, dtype=np.float32)
+    dense = np.require(x, np.float32, ["C", "W"])
     if np.count_nonzero(dense) < SPARSE_BELOW * max(dense.size, 1):
         return sp.csr_array(dense)
     return torch.from_numpy(dense)
+
+
+def read_npz(path: Path) -> Arrays:
+    """The plain arrays of an .npz; whatever is wrong with the file is a ValueError."""
+    try:
+        with path.open("rb") as file, np.load(file) as found:
+            if not isinstance(found, np.lib.npyio.NpzFile):
+                raise ValueError("it is a single array")
+            return {name: found[name] for name in found.files}
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(str(error).splitlines()[0] if str(error) else type(error).__name__) from error
 
 
 def no_masks(nodes: int) -> Masks:

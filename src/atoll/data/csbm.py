@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.data.assemble import Ints, assemble
+from atoll.data.assemble import Ints, assemble, distinct
 from atoll.errors import AtollError
 from atoll.graph import Graph
 from atoll.random import seed_of
@@ -20,16 +20,16 @@ class CsbmSettings:
     """A synthetic graph; the defaults give a small federation for a demo."""
 
     nodes: int = setting(3000, "N, the number of nodes.", low=2)
-    degree: float = setting(8.0, "d, the average degree.", low=0)
-    lam: float = setting(2.0, "λ, how strongly edges follow the classes; at most √d.")
-    mu: float = setting(600.0, "μ, how strongly features follow the classes.", low=0)
+    degree: float = setting(5.0, "d, the average degree.", low=0)
+    lam: float = setting(1.3, "λ, how strongly edges follow the classes; at most √d.")
+    mu: float = setting(120.0, "μ, how strongly features follow the classes.", low=0)
     features: int = setting(64, "p, the number of features.", low=1)
     classes: int = setting(5, "The number of classes; the papers' cSBM has 2.", low=2)
     samples: int = setting(1, "Feature vectors of each node; its rows stand together.", low=1)
     flip: float = setting(0.0, "The chance that a sample has another class than its node (GFL-APPNP's SC: 0.3).", low=0, high=1)
     communities: int = setting(10, "Communities, each with a main class; 0 gives the papers' cSBM.", low=0)
     mixing: float = setting(0.1, "The share of the edges that leave their community.", low=0, high=1)
-    minority: float = setting(0.25, "The share of a community's nodes that are not of its main class.", low=0, high=1)
+    minority: float = setting(0.3, "The share of a community's nodes that are not of its main class.", low=0, high=1)
     graph_seed: int = setting(0, "Seed of classes and edges.")
     feature_seed: int = setting(-1, "Seed of the features alone, to redraw them on the same graph; negative takes graph_seed.")
 
@@ -89,19 +89,17 @@ def sample_edges(blocks: Ints, chances: NDArray[np.float64], rng: np.random.Gene
     first, second = np.triu_indices(count)
     pairs = np.where(first == second, sizes[first] * (sizes[first] - 1) // 2, sizes[first] * sizes[second])
     wanted = rng.binomial(pairs, chances[first, second])
-    codes = np.empty(0, np.int64)
-    between = np.repeat(np.arange(len(wanted)), wanted)
-    while len(between):
-        a, b = first[between], second[between]
+    number = np.zeros((count, count), np.int64)
+    number[first, second] = number[second, first] = np.arange(len(wanted))
+    codes, missing = np.empty(0, np.int64), wanted
+    while missing.any():
+        a, b = np.repeat(first, missing), np.repeat(second, missing)
         i = rng.integers(0, sizes[a])
         j = rng.integers(0, sizes[b] - (a == b))
         j += (a == b) & (j >= i)  # two different nodes of one block
         i, j = order[starts[a] + i], order[starts[b] + j]
-        fresh = np.minimum(i, j) * nodes + np.maximum(i, j)
-        unique, at = np.unique(fresh, return_index=True)
-        new = at[~np.isin(unique, codes, assume_unique=True)]
-        codes = np.concatenate([codes, fresh[new]])
-        between = np.delete(between, new)
+        codes = distinct(np.concatenate([codes, np.minimum(i, j) * nodes + np.maximum(i, j)]))
+        missing = wanted - np.bincount(number[blocks[codes // nodes], blocks[codes % nodes]], minlength=len(wanted))
     return np.stack([codes // nodes, codes % nodes])
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-import zipfile
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 
 from atoll.data import files, raw
-from atoll.data.assemble import assemble
+from atoll.data.assemble import Arrays, assemble, read_npz
 from atoll.data.csbm import CsbmSettings, generate
 from atoll.errors import AtollError
 from atoll.graph import Graph
@@ -292,8 +291,7 @@ VERSION = 1  # of the cached form: raise it when `assemble` or a reader changes 
 
 
 def _to_cache(path: Path, graph: Graph, folds: np.ndarray[Any, Any]) -> None:
-    arrays: dict[str, Any] = files.arrays(graph)
-    arrays["folds"] = folds
+    arrays: Arrays = files.arrays(graph) | {"folds": folds}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_npz(path, arrays)
@@ -306,8 +304,7 @@ def _to_cache(path: Path, graph: Graph, folds: np.ndarray[Any, Any]) -> None:
 
 def _from_cache(path: Path) -> tuple[Graph, np.ndarray[Any, Any]] | None:
     try:
-        with np.load(path) as file:
-            arrays = {name: file[name] for name in file.files}
+        arrays = read_npz(path)
         return files.graph_of(arrays), arrays["folds"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, AtollError):
+    except (ValueError, KeyError):
         return None

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from atoll.data.assemble import Ints
+from atoll.data.assemble import Ints, distinct
 from atoll.graph import Graph
 
 
@@ -144,5 +144,5 @@ def _pairs(edges: Ints, names: Ints) -> Ints:
     """(2, ·) the distinct undirected pairs of the edges' ends, by these names."""
     a, b = names[edges[0]].astype(np.int64), names[edges[1]].astype(np.int64)
     size = int(names.max(initial=0)) + 1
-    code = np.unique(np.minimum(a, b) * size + np.maximum(a, b))
+    code = distinct(np.minimum(a, b) * size + np.maximum(a, b))
     return np.stack([code // size, code % size])

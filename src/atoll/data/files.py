@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,9 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from atoll.data.assemble import Ints, Masks, assemble
+from atoll.data.assemble import Arrays, Ints, Masks, assemble, read_npz
 from atoll.errors import AtollError
 from atoll.graph import Graph
-
-Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def read(path: Path, *, directed: bool = False) -> Graph:
@@ -161,11 +158,8 @@ def _read_npz(path: Path, directed: bool) -> Graph:
 
 def _open_npz(path: Path) -> Arrays:
     try:
-        with np.load(path) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise ValueError("it is a single array")
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, TypeError, AttributeError) as error:
+        return read_npz(path)
+    except ValueError as error:
         raise AtollError(f"{path} cannot be read as an .npz of plain arrays ({error}); write it with numpy.savez.") from error
 
 

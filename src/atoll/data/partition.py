@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 import threading
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ import scipy.sparse as sp
 import torch
 from numpy.typing import NDArray
 
-from atoll.data.assemble import Ints
+from atoll.data.assemble import Ints, read_npz
 from atoll.errors import AtollError
 from atoll.graph import Graph
 from atoll.random import seed_of
@@ -152,7 +151,7 @@ def metis(graph: Graph, parties: int, seed: int) -> list[Ints]:
 
     both = graph.adjacency + graph.adjacency.T
     options = pymetis.Options(seed=seed % 2**31)
-    _, part = pymetis.part_graph(parties, xadj=both.indptr, adjncy=both.indices, options=options)
+    _, part = pymetis.part_graph(parties, pymetis.CSRAdjacency(both.indptr, both.indices), options=options)
     return _by_owner(np.asarray(part, np.int64), parties)
 
 
@@ -233,9 +232,8 @@ def vertical(graph: Graph, parties: int, settings: PartitionSettings, seed: int)
 def node_lists(path: Path, nodes: int) -> list[Ints]:
     """The lists `party_0`, `party_1`, … of an .npz file, in the order of their numbers."""
     try:
-        with np.load(path) as file:
-            found = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        found = read_npz(path)
+    except ValueError as error:
         raise AtollError(
             f"The partition file {path} cannot be read ({error}); give an .npz of node lists party_0, party_1, …"
         ) from error

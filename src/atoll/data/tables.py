@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import warnings
 from dataclasses import dataclass
@@ -112,39 +113,48 @@ def _read_parquet(path: Path) -> pd.DataFrame:
 def _read_csv(path: Path) -> pd.DataFrame:
     """The table with text ids, labels and splits; empty lines are skipped but counted."""
     try:
-        with path.open(encoding="utf-8-sig") as file:
-            header = pd.read_csv(file, nrows=0, skipinitialspace=True)
-        names = [str(column).strip() for column in header.columns]
-        text = {
-            column: str for column, name in zip(header.columns, names, strict=True) if name in (*RESERVED, "source", "target")
-        }
-        frame = pd.read_csv(
-            path,
-            encoding="utf-8-sig",
-            dtype=text,
-            index_col=False,
-            skip_blank_lines=False,
-            skipinitialspace=True,
-            keep_default_na=False,
-            na_values=[""],
-            low_memory=False,
-            on_bad_lines="error",
-        )
-    except pd.errors.EmptyDataError:
-        raise AtollError(f"{path} is empty; give a line of column names and a line a row.") from None
-    except (pd.errors.ParserError, pd.errors.ParserWarning, UnicodeDecodeError, OSError, ValueError) as error:
-        raise AtollError(
-            f"{path} cannot be read as CSV ({_reason(error)}); give every line as many fields as the header."
-        ) from error
-    frame.columns = pd.Index(names)
-    if frame.columns.has_duplicates:
-        raise AtollError(f"{path} has two columns named `{frame.columns[frame.columns.duplicated()][0]}`; name each once.")
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            names = [name.strip() for name in next(csv.reader(file), [])]
+        if not names:
+            raise AtollError(f"{path} is empty; give a line of column names and a line a row.")
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise AtollError(f"{path} has two columns named `{twice}`; name each once.")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            frame = pd.read_csv(
+                path,
+                encoding="utf-8-sig",
+                header=0,
+                names=names,
+                dtype={name: str for name in names if name in (*RESERVED, "source", "target")},
+                index_col=False,
+                skip_blank_lines=False,
+                skipinitialspace=True,
+                keep_default_na=False,
+                na_values=[""],
+                low_memory=False,
+            )
+    except (pd.errors.ParserError, pd.errors.ParserWarning):
+        _refuse_ragged(path)
+        raise AtollError(f"{path} cannot be read as CSV; check its quotes and commas.") from None
+    except (UnicodeDecodeError, OSError, ValueError, csv.Error) as error:
+        raise AtollError(f"{path} cannot be read as CSV ({str(error).splitlines()[0]}); save it as UTF-8 text.") from error
+    if frame[names[-1]].isna().any():
+        _refuse_ragged(path)  # a short line looks like one with an empty end
     return frame[~frame.isna().all(axis=1)]
 
 
-def _reason(error: Exception) -> str:
-    """pandas' message without its preamble: `Expected 3 fields in line 4, saw 5`."""
-    return str(error).strip().splitlines()[0].removeprefix("Error tokenizing data. C error: ")
+def _refuse_ragged(path: Path) -> None:
+    """Name the first line that has more or fewer fields than the header."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.reader(file)
+        width = len(next(rows))
+        for row in rows:
+            if len(row) != width and any(field.strip() for field in row):
+                raise AtollError(
+                    f"Line {rows.line_num} of {path} has {len(row)} fields where the header has {width}; give it as many."
+                )
 
 
 def _ids(nodes: Table) -> pd.Index:
