@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .kernels import Blocks, Sparse, csr, like
+from .kernels import Blocks, Sparse, csr, like, multiply
 
 
 class Attention:
@@ -67,25 +67,25 @@ class _Attend(torch.autograd.Function):
         scores = F.leaky_relu(raw, _Attend.slope)
         peak = torch.segment_reduce(scores, "max", offsets=places.offsets, unsafe=True)
         scores.sub_(peak.index_select(0, places.target)).exp_()
-        total = (places.arriving @ scores[:, None]).flatten()
+        total = multiply(places.arriving, scores[:, None]).flatten()
         share = scores.div_(total.index_select(0, places.target))  # α
         ctx.save_for_backward(rows, raw, share, kept)
         ctx.places = places
-        return places.matrix(share if kept is None else share * kept) @ rows
+        return multiply(places.matrix(share if kept is None else share * kept), rows)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         rows, raw, share, kept = ctx.saved_tensors
         places, gradient = ctx.places, gradients[0].contiguous()
-        of_rows = places.transposed(share if kept is None else share * kept) @ gradient
+        of_rows = multiply(places.transposed(share if kept is None else share * kept), gradient)
         empty = places.matrix(torch.zeros_like(share))
         of_share = torch.sparse.sampled_addmm(empty, gradient, rows.t(), beta=0.0).values()
         if kept is not None:
             of_share.mul_(kept)
         of_scores = of_share.mul_(share)  # through the softmax: α·(∂α − Σ_j α_j·∂α_j)
-        inner = (places.arriving @ of_scores[:, None]).flatten()
+        inner = multiply(places.arriving, of_scores[:, None]).flatten()
         of_scores.addcmul_(share, inner.index_select(0, places.target), value=-1)
         of_raw = torch.ops.aten.leaky_relu_backward(of_scores, raw, _Attend.slope, False)
-        of_source = (places.leaving @ of_raw[:, None]).flatten()
-        of_target = (places.arriving @ of_raw[:, None]).flatten()
+        of_source = multiply(places.leaving, of_raw[:, None]).flatten()
+        of_target = multiply(places.arriving, of_raw[:, None]).flatten()
         return of_rows, of_source, of_target, None, None

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 import scipy.sparse as sp
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .attention import Attention
@@ -67,6 +68,11 @@ class Graph:
         return Features.of(self.x, self.blocks)
 
     @cached_property
+    def stored(self) -> sp.csr_array:
+        """(N, d) the features as CSR, without the zeros."""
+        return sp.csr_array(self.x.numpy()) if isinstance(self.x, Tensor) else self.x
+
+    @cached_property
     def adjacency(self) -> sp.csr_array:
         """(N, N) float64; row i holds the sources of the edges into i."""
         source, target = self.edge_index.numpy()
@@ -81,12 +87,17 @@ class Graph:
         adjacency = self.adjacency
         return bool((adjacency != adjacency.T).nnz == 0)
 
-    @cached_property
-    def propagate(self) -> Sparse:
+    @property
+    def normalised(self) -> sp.csr_array:
         """D^(-1/2)·(A + I)·D^(-1/2), D the in-degrees of A + I."""
         looped = self.adjacency + sp.eye_array(self.num_nodes, format="csr")
         scale = sp.diags_array(looped.sum(1) ** -0.5)
-        return Sparse(sp.csr_array(scale @ looped @ scale), symmetric=self.symmetric)
+        return sp.csr_array(scale @ looped @ scale)
+
+    @cached_property
+    def propagate(self) -> Sparse:
+        """The normalised adjacency as an operator."""
+        return Sparse(self.normalised, symmetric=self.symmetric)
 
     @cached_property
     def mean(self) -> Sparse:
@@ -111,6 +122,13 @@ class Graph:
         graph.__dict__.update({name: self.__dict__[name] for name in ("propagate", "mean") if name in self.__dict__})
         return graph
 
+    def over(self, propagate: Sparse) -> Graph:
+        """The same graph with another matrix in the place of D^(-1/2)·(A + I)·D^(-1/2)."""
+        graph = replace(self)
+        kept = ("sizes", "blocks", "features", "derived", "num_train", "party")
+        graph.__dict__.update({name: getattr(self, name) for name in kept} | {"propagate": propagate})
+        return graph
+
     @cached_property
     def derived(self) -> dict[str, Tensor]:
         """What others compute once for this graph (for instance the losses' node weights), by name."""
@@ -126,13 +144,13 @@ class Graph:
         """(N,) which party each row belongs to."""
         return torch.repeat_interleave(torch.arange(self.parties), self.ptr.diff())
 
-    def select(self, parties: Sequence[int]) -> Graph:
+    def select(self, parties: Sequence[int] | NDArray[np.int64]) -> Graph:
         """The graph of some of the parties, in the given order."""
-        if list(parties) == list(range(self.parties)):
+        index = torch.from_numpy(np.array(parties, dtype=np.int64))
+        if torch.equal(index, torch.arange(self.parties)):
             return self
-        starts, ends = self.ptr[:-1].tolist(), self.ptr[1:].tolist()
-        rows = torch.cat([torch.arange(starts[p], ends[p]) for p in parties])
-        sizes = torch.tensor([ends[p] - starts[p] for p in parties], dtype=torch.int64)
+        rows = spans(self.ptr[index], self.ptr[index + 1])
+        sizes = self.ptr.diff()[index]
         widths = None if self.widths is None else tuple(self.widths[p] for p in parties)
         return replace(self.rows(rows), ptr=torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]), widths=widths)
 
@@ -156,6 +174,13 @@ class Graph:
             class_names=self.class_names,
             majority=None if self.majority is None else self.majority[rows],
         )
+
+
+def spans(starts: Tensor, ends: Tensor) -> Tensor:
+    """starts[0], …, ends[0] − 1, starts[1], …: ranges one after the other."""
+    sizes = ends - starts
+    before = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    return torch.arange(int(before[-1])) + torch.repeat_interleave(starts - before[:-1], sizes)
 
 
 def stack(graphs: Sequence[Graph]) -> Graph:
