@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any, ClassVar, Protocol, TypeVar, overload, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from atoll.errors import AtollError
-from atoll.graph import Graph
+from atoll.graph import Graph, spans
 from atoll.models import Model, build, load, read
+from atoll.parties import Parties
 from atoll.random import SERVER, Draws, Word
 from atoll.settings import Training
 
@@ -37,17 +39,19 @@ class Message:
     round: int
     call: int  # the how-manieth message of this round
     training: bool  # False while evaluating: then no gradient is kept
-    parties: tuple[int, ...]
+    parties: Parties
     common: Mapping[str, Any]
     each: Mapping[str, Any]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parties", Parties(self.parties))
+
     def select(self, parties: Sequence[int]) -> Message:
         """The same message to some of its parties."""
-        if tuple(parties) == self.parties:
+        chosen = Parties(parties)
+        if chosen == self.parties:
             return self
-        place = {party: index for index, party in enumerate(self.parties)}
-        each = pick(self.each, [place[party] for party in parties])
-        return replace(self, parties=tuple(parties), each=each)
+        return replace(self, parties=chosen, each=pick(self.each, self.parties.places(chosen)))
 
 
 class Guard(Protocol):
@@ -94,6 +98,7 @@ class Cohort:
     memory: ClassVar[tuple[str, ...]] = ()  # attributes that survive between messages, restarts and resume; first axis: party
     node_memory: ClassVar[tuple[str, ...]] = ()  # the same with one row a node
     train_memory: ClassVar[tuple[str, ...]] = ()  # the same with one row a training node
+    feature_memory: ClassVar[tuple[str, ...]] = ()  # the same with one row a stored (non-zero) feature
 
     def __init__(
         self,
@@ -111,11 +116,11 @@ class Cohort:
         self.settings = settings
         self.schema = schema
         self.seed = seed
-        self.parties = tuple(parties)
+        self.parties = Parties(parties)
         self.guards = tuple(guards)
         self.blank = blank
         self.message: Message | None = None
-        self.parts: dict[tuple[int, ...], Graph] = {}
+        self.parts: dict[bytes, Graph] = {}
         self.setup()
 
     def setup(self) -> None:
@@ -146,12 +151,13 @@ class Cohort:
 
     def _answer_for_some(self, message: Message) -> Fields:
         """Stand up a cohort of the addressed parties alone, let it answer, and take its memory back."""
-        places = tuple(self.parties.index(party) for party in message.parties)
-        if places not in self.parts:
+        places = self.parties.places(message.parties)
+        key = places.tobytes()
+        if key not in self.parts:
             while len(self.parts) >= 4:
                 self.parts.pop(next(iter(self.parts)))
-            self.parts[places] = self.graph.select(places)
-        graph = self.parts[places]
+            self.parts[key] = self.graph.select(places)
+        graph = self.parts[key]
         part = type(self)(graph, self.settings, self.schema, self.seed, message.parties, self.guards, blank=True)
         whole = self.recall()
         places_of = {name: self._places(name, places) for name in whole}
@@ -162,13 +168,17 @@ class Cohort:
         self.remember(whole)
         return fields
 
-    def _places(self, name: str, parties: Sequence[int]) -> Tensor:
-        """The rows of some parties in a piece of memory: one a party, a node or a training node."""
-        if name not in self.node_memory + self.train_memory:
-            return torch.tensor(parties)
-        sizes = self.graph.sizes if name in self.node_memory else self.graph.num_train.tolist()
-        ends = list(accumulate(sizes))
-        return torch.cat([torch.arange(ends[p] - sizes[p], ends[p]) for p in parties])
+    def _places(self, name: str, parties: NDArray[np.int64]) -> Tensor:
+        """The rows of some parties in a piece of memory: one a party, a node, a training node or a stored feature."""
+        index = torch.from_numpy(parties)
+        if name in self.memory:
+            return index
+        if name in self.feature_memory:
+            starts = torch.from_numpy(self.graph.stored.indptr.astype(np.int64))[self.graph.ptr]
+        else:
+            sizes = self.graph.ptr.diff() if name in self.node_memory else self.graph.num_train
+            starts = nn.functional.pad(sizes.cumsum(0), (1, 0))
+        return spans(starts[index], starts[index + 1])
 
     @classmethod
     def verb_named(cls, name: str) -> Callable[..., Fields | None]:
@@ -187,7 +197,7 @@ class Cohort:
     def recall(self) -> Fields:
         """The whole memory as tensors."""
         kept = {}
-        for name in self.memory + self.node_memory + self.train_memory:
+        for name in self.memory + self.node_memory + self.train_memory + self.feature_memory:
             value = getattr(self, name)
             kept[name] = read(value) if isinstance(value, nn.Module) else value.state() if isinstance(value, Stateful) else value
         return kept
@@ -225,9 +235,9 @@ def first_model(settings: Training, schema: Schema, seed: int) -> dict[str, Tens
     return {name: value[0] for name, value in read(backbone(settings, schema, 1, Draws(seed, [SERVER], "model"))).items()}
 
 
-def pick(fields: Mapping[str, Any], places: Sequence[int]) -> Fields:
+def pick(fields: Mapping[str, Any], places: Sequence[int] | NDArray[np.int64]) -> Fields:
     """The rows of some parties from fields with a party axis."""
-    index = torch.tensor(places, dtype=torch.int64)
+    index = torch.from_numpy(np.array(places, dtype=np.int64))
     return {name: _take(value, index) for name, value in fields.items()}
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from atoll.cohort import Fields, Message, Schema, pick
 from atoll.errors import AtollError
 from atoll.graph import Graph
 from atoll.ledger import Ledger
+from atoll.parties import Parties
 from atoll.random import generator
 
 
@@ -24,8 +26,11 @@ from atoll.random import generator
 class Answer:
     """The reply of the parties of one site; every field has a party axis, or is a list with one tensor a party."""
 
-    parties: tuple[int, ...]
+    parties: Parties
     fields: Fields
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parties", Parties(self.parties))
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class Replies(Mapping[int, Fields]):
     """The parties' replies by party; `stack` gives one field of all of them along a party axis, in party order."""
 
     def __init__(self, parties: Sequence[int], fields: Fields) -> None:
-        self.parties = tuple(parties)
+        self.parties = Parties(parties)
         self.fields = fields
 
     def __getitem__(self, party: int) -> Fields:
@@ -108,10 +113,18 @@ class Federation:
         self.training = True
         self.missing: dict[int, str] = {}
 
-    @property
-    def parties(self) -> tuple[int, ...]:
+    @cached_property
+    def parties(self) -> Parties:
         """All parties there are."""
-        return tuple(range(self.schema.parties))
+        return Parties(range(self.schema.parties))
+
+    @cached_property
+    def topology(self) -> Graph:
+        """Node setting: what the server knows, as a graph without features; only training nodes have labels."""
+        y = self.public["y_train"]
+        none = torch.zeros(len(y), dtype=torch.bool)
+        ids, ptr = torch.arange(len(y)), torch.tensor([0, len(y)])
+        return Graph(torch.empty(len(y), 0), self.public["edge_index"], y, y >= 0, none, none, self.schema.classes, ids, ptr)
 
     def begin(self, round: int) -> None:
         """A new round: everybody who was missing is welcome again."""
@@ -128,13 +141,13 @@ class Federation:
         finally:
             self.training = True
 
-    def participants(self) -> tuple[int, ...]:
+    def participants(self) -> Parties:
         """The parties of this round: all, or a fraction of them chosen by seed and round."""
         if self.participation >= 1 or not self.training or self.round == 0:
             return self.parties
         count = max(1, round(self.participation * len(self.parties)))
         order = torch.randperm(len(self.parties), generator=generator(self.seed, "participants", self.round))
-        return tuple(sorted(order[:count].tolist()))
+        return Parties(order[:count].sort().values.numpy())
 
     def ask(
         self, verb: str, *, to: Sequence[int] | None = None, each: Mapping[str, Any] | None = None, **common: Any
@@ -157,11 +170,11 @@ class Federation:
     def _exchange(
         self, verb: str, to: Sequence[int] | None, each: Mapping[str, Any] | None, common: Mapping[str, Any]
     ) -> Replies:
-        addressed = tuple(self.participants() if to is None else to)
+        addressed = self.participants() if to is None else Parties(to)
         each = each or {}
         if to is None and addressed != self.parties:
             each = pick(each, addressed)
-        present = tuple(party for party in addressed if party not in self.missing)
+        present = addressed.without(self.missing)
         message = Message(verb, self.round, self.calls, self.training, addressed, common, each)
         self.calls += 1
         if not present:
@@ -179,12 +192,12 @@ class Federation:
         if len(answers) > 1:
             answers, odd = _agreeing(answers)
             failed |= odd
-        parties = tuple(party for answer in answers for party in answer.parties)
+        parties = Parties(np.concatenate([np.empty(0, np.int64), *(answer.parties.numbers for answer in answers)]))
         fields = _concatenate([answer.fields for answer in answers])
         failed |= {parties[place]: reason for place, reason in _unfit(fields, len(parties)).items()}
-        kept = sorted(party for party in parties if party not in failed)
-        if tuple(kept) != parties:
-            fields = pick(fields, [parties.index(party) for party in kept])
+        kept = Parties(np.sort(parties.without(failed).numbers))
+        if kept != parties:
+            fields = pick(fields, parties.places(kept))
         self._note(message, failed)
         if not kept:
             raise AtollError(f"Round {self.round}: no party answered {message.verb!r} ({_reasons(self.missing)}).")
@@ -276,9 +289,8 @@ def _unfit(fields: Fields, parties: int) -> dict[int, str]:
             if not bool(torch.isfinite(value).all()):
                 found.setdefault(place, f"field {name!r} is not finite")
         elif not bool(torch.isfinite(value.sum())):  # one pass; look closer only where the sum is off
-            for place in range(parties):
-                if not bool(torch.isfinite(value[place]).all()):
-                    found.setdefault(place, f"field {name!r} is not finite")
+            for place in (~torch.isfinite(value).reshape(parties, -1).all(1)).nonzero()[:, 0].tolist():
+                found.setdefault(place, f"field {name!r} is not finite")
     return found
 
 

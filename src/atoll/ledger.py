@@ -25,17 +25,19 @@ class Ledger:
 
     def record(self, round: int, verb: str, training: bool, parties: Sequence[int], **bytes: int | np.ndarray) -> None:
         """Add what some parties sent or received; a number stands for each of them, an array for one after the other."""
-        added = np.zeros((len(parties), len(COLUMNS)), dtype=np.int64)
-        for column, count in bytes.items():
-            added[:, COLUMNS.index(column)] = count
         places: Any = slice(None) if len(parties) == self.parties else np.asarray(parties, dtype=np.int64)
-        if training:
-            self.by_party[places] += added
-        rows = self.rounds.setdefault(round, {})
-        if self.parties <= DETAILED:
-            rows.setdefault((verb, training), np.zeros_like(self.by_party))[places] += added
-        else:
-            rows.setdefault((verb, training), np.zeros((1, len(COLUMNS)), np.int64))[0] += added.sum(0)
+        detailed = self.parties <= DETAILED
+        table = self.rounds.setdefault(round, {}).setdefault(
+            (verb, training), np.zeros((self.parties if detailed else 1, len(COLUMNS)), np.int64)
+        )
+        for name, count in bytes.items():
+            column = COLUMNS.index(name)
+            if training:
+                self.by_party[places, column] += count
+            if detailed:
+                table[places, column] += count
+            else:
+                table[0, column] += int(np.sum(count)) if np.ndim(count) else len(parties) * int(count)
 
     def total(self, *, round: int | None = None, verb: str | None = None, training: bool = True) -> dict[str, int]:
         """Sums over all parties, of one round or verb or of all."""

@@ -49,7 +49,9 @@ def spread(config: Config, graph: Graph | None, spreads: Sequence[str]) -> Sprea
             "choose another --partition or another algorithm."
         )
     _check(parts, setting)
-    public = {"edge_index": whole.edge_index} if setting == "node" else {}
+    public = {}
+    if setting == "node":
+        public = {"edge_index": whole.edge_index, "y_train": torch.where(whole.train, whole.y, -1)}
     return Spread(setting, parts, whole, public)
 
 

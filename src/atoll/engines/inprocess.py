@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from atoll import wire
 from atoll.cohort import Cohort, Fields, Message
 from atoll.errors import PartyFailure
 from atoll.federation import Answer, Failure
+from atoll.parties import Parties
 
 Make = Callable[[Sequence[int], bool], Cohort]  # (parties, blank) → their cohort
 
@@ -23,7 +26,7 @@ class InProcess:
 
     def __init__(self, make: Make, sites: Sequence[Sequence[int]], *, amnesia: bool = False) -> None:
         self.make = make
-        self.sites = [tuple(site) for site in sites]
+        self.sites = [Parties(site) for site in sites]
         self.cohorts = [make(site, False) for site in self.sites]
         self.amnesia = amnesia
 
@@ -31,12 +34,13 @@ class InProcess:
         """Let every site answer for those of the addressed parties that live there."""
         if len(self.sites) == 1 and message.parties == self.sites[0]:
             return self._answer(0, message)
-        addressed = set(message.parties)
+        addressed = np.zeros(1 + max(int(site.numbers.max()) for site in self.sites), dtype=bool)
+        addressed[message.parties.numbers] = True
         results: list[Answer | Failure] = []
         for place, site in enumerate(self.sites):
-            here = [party for party in site if party in addressed]
-            if here:
-                results += self._answer(place, message.select(here))
+            here = site.numbers[addressed[site.numbers]]
+            if len(here):
+                results += self._answer(place, message.select(Parties(here)))
         return results
 
     def _answer(self, place: int, message: Message) -> list[Answer | Failure]:
