@@ -1,0 +1,278 @@
+"""FedSpray against a naive loop over parties with PyG's layers, its degenerate cases and its bytes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atoll import optim, runner, wire
+from atoll.algorithms import fedspray
+from atoll.errors import AtollError
+from atoll.graph import Graph
+from atoll.runner import Experiment, Result
+from small import small
+
+with warnings.catch_warnings():  # torch deprecates what PyG still uses
+    warnings.simplefilter("ignore")
+    from torch_geometric.nn import GCNConv, SAGEConv, SGConv
+
+SWITCHES: dict[str, dict[str, Any]] = {
+    "paper": {"variant": "paper"},
+    "gate": {"variant": "paper", "confidence": 0.6},
+    "authors": {"variant": "authors", "confidence": 0.6},
+}
+
+
+def run(**values: Any) -> Result:
+    """FedSpray, or another algorithm, on a graph of 60 nodes."""
+    return runner.rounds(runner.prepare(small(values.pop("algorithm", "fedspray"), **values)))
+
+
+def dense(graph: Graph) -> Tensor:
+    """The features as an ordinary tensor."""
+    return graph.x if isinstance(graph.x, Tensor) else torch.from_numpy(graph.x.toarray()).float()
+
+
+class Network(nn.Module):
+    """PyG's layers with the parameters of one party of ours."""
+
+    def __init__(self, model: str, params: dict[str, Tensor], party: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for place in sorted({name.split(".")[1] for name in params}):
+            own = {name.split(".", 2)[2]: v[party] for name, v in params.items() if name.split(".")[1] == place}
+            fan_in, fan_out = own["near.weight" if model == "sage" else "weight"].shape
+            layer = {"gcn": GCNConv, "sage": SAGEConv, "sgc": lambda i, o: SGConv(i, o, K=2)}[model](fan_in, fan_out)
+            if model == "sage":
+                wanted = {
+                    "lin_l.weight": own["near.weight"].t(),
+                    "lin_l.bias": own["near.bias"],
+                    "lin_r.weight": own["own.weight"].t(),
+                }
+            else:
+                wanted = {"lin.weight": own["weight"].t(), "bias" if model == "gcn" else "lin.bias": own["bias"]}
+            layer.load_state_dict(wanted)
+            layers.append(layer)
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Logits."""
+        for layer in self.layers[:-1]:
+            x = layer(x, edge_index).relu()
+        return self.layers[-1](x, edge_index)
+
+
+class Party:
+    """One party of Algorithm 1, written as plainly as possible."""
+
+    def __init__(self, graph: Graph, network: Network, settings: Any) -> None:
+        self.x, self.edges, self.y, self.train = dense(graph), graph.edge_index, graph.y, graph.train
+        self.network, self.s, self.recipe = network, settings, fedspray.recipe(settings)
+        self.adam = torch.optim.Adam(network.parameters(), lr=settings.lr)
+        width, classes = settings.proxy_dim, graph.num_classes
+        self.encoder = nn.ModuleDict(
+            {
+                "embedding": nn.Linear(self.x.shape[1], width),
+                "classifier": nn.Linear(width, classes),
+                "projector": nn.Linear(width, classes),
+            }
+        )
+        self.encoder_adam = torch.optim.Adam(self.encoder.parameters(), lr=settings.lr)
+        self.own = nn.Parameter(torch.full((len(self.y), width), self.recipe.proxy_start))
+        self.own_adam = torch.optim.Adam([self.own], lr=settings.proxy_lr)
+        self.gated = 0
+
+    def load(self, encoder: dict[str, Tensor]) -> None:
+        """ω⁽ᵏ⁾ ← ω."""
+        self.encoder.load_state_dict({n: v.t() if v.ndim == 2 else v for n, v in encoder.items()})
+
+    def update(self, encoder: dict[str, Tensor], proxies: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """LocalUpdate: the encoder, the class proxies, and each class's ratio among the labelled nodes."""
+        self.load(encoder)
+        e = self.encoder["embedding"](self.x).relu().detach()
+        q = self.encoder["projector"](e).softmax(1).detach()
+        structure = torch.zeros(len(self.y), proxies.shape[1])
+        for i in range(len(self.y)):
+            if not self.train[i]:
+                structure[i] = sum(q[i, c] * proxies[c] for c in range(len(proxies)))
+            else:
+                structure[i] = proxies[self.y[i]] if self.recipe.refresh_proxies else self.own.detach()[i]
+        p = self.encoder["classifier"](e + structure).softmax(1).detach()
+        counted = self.train | (q.max(1).values > self.recipe.confidence)
+        self.gated += int((~counted).sum())
+        for _ in range(self.s.epochs):
+            logits = self.network(self.x, self.edges)
+            loss = F.cross_entropy(logits[self.train], self.y[self.train])
+            divergence = (p * (p.log() - logits.log_softmax(1))).sum(1)[counted].mean()
+            self.adam.zero_grad()
+            (loss + self.s.lambda1 * divergence).backward()
+            self.adam.step()
+        belief = self.network(self.x, self.edges).softmax(1).detach()
+        with torch.no_grad():
+            self.own[:] = structure
+        if self.recipe.tie_projector:
+            self.encoder["projector"].load_state_dict(self.encoder["classifier"].state_dict())
+        for _ in range(self.s.epochs):
+            e = self.encoder["embedding"](self.x).relu()
+            loss = F.cross_entropy(self.encoder["projector"](e)[self.train], self.y[self.train])
+            guess = self.encoder["classifier"](e + self.own).log_softmax(1)
+            divergence = (belief * (belief.log() - guess)).sum(1)[self.train].mean()
+            self.encoder_adam.zero_grad()
+            self.own_adam.zero_grad()
+            (loss + self.s.lambda2 * divergence).backward()
+            self.encoder_adam.step()
+            self.own_adam.step()
+        ratio = torch.stack([(self.y[self.train] == c).float().mean() for c in range(len(proxies))])
+        means = torch.zeros_like(proxies)
+        for c in range(len(proxies)):
+            if ratio[c] > 0:
+                means[c] = self.own.detach()[self.train & (self.y == c)].mean(0)
+        return {n: v.t() if v.ndim == 2 else v for n, v in self.encoder.state_dict().items()}, means, ratio
+
+
+def naive_round(parties: list[Party], encoder: dict[str, Tensor], proxies: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """The server's side: Eqs. 14 and 15."""
+    replies = [party.update(encoder, proxies) for party in parties]
+    n = [int(party.train.sum()) for party in parties]
+    encoder = {name: sum(k * reply[0][name] for k, reply in zip(n, replies, strict=True)) / sum(n) for name in encoder}
+    aligned = torch.zeros_like(proxies)
+    for c in range(len(proxies)):
+        weights = [reply[2][c] for reply in replies]
+        aligned[c] = sum(w * reply[1][c] for w, reply in zip(weights, replies, strict=True)) / sum(weights)
+    return encoder, aligned
+
+
+def naive_parties(experiment: Experiment) -> list[Party]:
+    """Plain parties with the first values of ours."""
+    settings, parts = experiment.config.settings, experiment.spread.parts
+    params = {name: value.clone() for name, value in experiment.engine.recall()["0"]["gnn"].items()}
+    return [Party(parts.select([p]), Network(settings.model, params, p), settings) for p in range(parts.parties)]
+
+
+@pytest.mark.parametrize("model", ["gcn", "sgc", "sage"])
+@pytest.mark.parametrize("switches", SWITCHES)
+def test_three_rounds_are_those_of_a_naive_loop(model: str, switches: str) -> None:
+    """Encoder, proxies and every party's logits after three rounds, for the letter of the paper and the authors' switches."""
+    experiment = runner.prepare(small("fedspray", model=model, lr=0.01, **SWITCHES[switches]))
+    settings, federation = experiment.config.settings, experiment.federation
+    state = fedspray.start(federation, settings)
+    encoder, proxies = {n: v.clone() for n, v in state["encoder"].items()}, state["proxies"].clone()
+    parties = naive_parties(experiment)
+    for round in range(1, 4):
+        federation.begin(round)
+        state = fedspray.step(federation, state, settings)
+        encoder, proxies = naive_round(parties, encoder, proxies)
+    for name, value in encoder.items():
+        torch.testing.assert_close(state["encoder"][name], value, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(state["proxies"], proxies, atol=2e-5, rtol=1e-4)
+    cohort = experiment.engine.cohorts[0]
+    logits = torch.cat([party.network(party.x, party.edges) for party in parties])
+    torch.testing.assert_close(cohort.gnn(cohort.graph), logits, atol=2e-4, rtol=1e-4)
+    unlabelled = int((~experiment.spread.parts.train).sum())
+    assert (0 < sum(party.gated for party in parties) < 3 * unlabelled) == (switches != "paper")
+
+
+@pytest.mark.parametrize("model", ["gcn", "sgc", "sage"])
+def test_without_distillation_it_is_local(model: str) -> None:
+    """λ₁ = 0 gives Local's models, bit for bit, and so its history."""
+    spray, local = run(model=model, lambda1=0), run(algorithm="local", model=model)
+    for name, value in local.memory["0"]["model"].items():
+        assert torch.equal(spray.memory["0"]["gnn"][name], value), name
+    for row, same in zip(spray.rows, local.rows, strict=True):
+        assert [row[name] for name in ("val_loss", "loss", "accuracy")] == [
+            same[name] for name in ("val_loss", "loss", "accuracy")
+        ]
+
+
+@pytest.mark.parametrize("variant", fedspray.RECIPES)
+def test_without_proxies_they_stay_zero(variant: str) -> None:
+    """S = 0 throughout (Table 3), at the server and at the parties, whatever the variant starts from."""
+    result = run(variant=variant, proxies=False)
+    assert not result.state["proxies"].any()
+    assert not result.memory["0"]["proxies"]["own"].any()
+    assert run(variant=variant).state["proxies"].all()
+
+
+def test_bytes_are_the_formula() -> None:
+    """Down 4·(w + C·h), up 4·(w + C·h + C) + 8 for every party and round; evaluation sends nothing down."""
+    d, c, h, parties, rounds = 12, 3, 20, 3, 3
+    w = d * h + h + 2 * (h * c + c)
+    result = run(proxy_dim=h)
+    assert result.bytes["by_verb"].keys() == {"update"}
+    assert result.bytes["down"] == rounds * parties * 4 * (w + c * h)
+    assert result.bytes["up"] == rounds * parties * (4 * (w + c * h + c) + 8)
+    assert result.bytes["evaluation"]["down"] == 0
+
+
+def test_the_server_asks_for_totals_only() -> None:
+    """Secure aggregation changes nothing: no verb of a round needs a single party's reply."""
+    experiment = runner.prepare(small("fedspray"))
+    experiment.federation.secure = True
+    secure = runner.rounds(experiment)
+    for (name, value), (_, same) in zip(wire.leaves(secure.state), wire.leaves(run().state), strict=True):
+        assert torch.equal(value, same), name
+
+
+class Sums:
+    """A federation that says one thing."""
+
+    def __init__(self, **said: Any) -> None:
+        self.said = said
+
+    def total(self, verb: str, **common: Any) -> dict[str, Any]:
+        """Whatever was asked."""
+        return self.said
+
+
+def test_a_class_nobody_has_keeps_its_proxy() -> None:
+    """Eq. 15 divides by the sum of the shares; where that is zero the proxy stays as it was."""
+    sums = Sums(encoder={}, n=torch.tensor(4), proxies=torch.tensor([[0.5], [0.0]]), share=torch.tensor([2.0, 0.0]))
+    state = fedspray.step(sums, {"encoder": {}, "proxies": torch.tensor([[7.0], [8.0]])}, fedspray.Settings())  # type: ignore[arg-type]
+    assert state["proxies"].tolist() == [[0.25], [8.0]]
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("elsewhere", [{"placement": "apart"}, {"amnesia": True}])
+def test_the_authors_proxies_stay_with_their_nodes(elsewhere: dict[str, Any], participation: float) -> None:
+    """Proxies that labelled nodes keep survive wherever the party lives, and rounds in which it does not take part."""
+    usual = run(variant="authors", rounds=5, participation=participation)
+    moved = run(variant="authors", rounds=5, participation=participation, **elsewhere)
+    found = dict(wire.leaves(moved.state))
+    for name, value in wire.leaves(usual.state):
+        torch.testing.assert_close(value, found[name], atol=1e-5, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_variant_sets_all_switches_and_each_can_be_set_by_hand() -> None:
+    """`variant` chooses the recipe; a switch that is given wins."""
+    assert fedspray.recipe(fedspray.Settings()) == fedspray.RECIPES["default"]
+    assert fedspray.recipe(fedspray.Settings(variant="authors")) == fedspray.RECIPES["authors"]
+    mixed = fedspray.recipe(fedspray.Settings(variant="authors", confidence=0.0, refresh_proxies=True))
+    assert (mixed.confidence, mixed.refresh_proxies, mixed.tie_projector) == (0.0, True, True)
+    with pytest.raises(AtollError, match="must be one of default, paper, authors"):
+        small("fedspray", variant="author's")
+
+
+def test_uniform_weights_are_between_zero_and_one() -> None:
+    """The authors' first GNN weights: U(0, 1), each party its own."""
+    gnn = runner.prepare(small("fedspray", uniform_weights=True)).engine.recall()["0"]["gnn"]
+    for value in gnn.values():
+        assert 0 <= float(value.min()) < float(value.max()) <= 1
+        assert not torch.equal(value[0], value[1])
+
+
+@pytest.mark.parametrize("make", [optim.Adam, optim.SGD])
+def test_several_optimisers_descend_one_loss(make: Callable[..., Any]) -> None:
+    """One backward pass for both gives what each would have done alone."""
+    a, b = torch.ones(2, 3, requires_grad=True), torch.ones(4, 3, requires_grad=True)
+    same = [t.detach().clone().requires_grad_() for t in (a, b)]
+    optim.descend([make([a], 0.1), make([b], 0.3)], (a.sum() * b).square().sum())
+    for place, lr in enumerate((0.1, 0.3)):
+        fresh = [t.detach().clone().requires_grad_() for t in same]
+        optim.descend(make([fresh[place]], lr), (fresh[0].sum() * fresh[1]).square().sum())
+        assert torch.equal(fresh[place], (a, b)[place])
