@@ -47,6 +47,8 @@ def assert_equal(one: object, other: object) -> None:
 def test_what_goes_in_comes_out(payload: dict[str, object]) -> None:
     """Every payload is read back as it was written."""
     assert_equal(wire.decode(wire.encode(payload)), payload)
+    tensors = [name for name, value in wire.leaves(payload) if isinstance(value, torch.Tensor)]
+    assert tensors == [name for name, value in wire.leaves(wire.decode(wire.encode(payload))) if isinstance(value, torch.Tensor)]
 
 
 @given(payloads)

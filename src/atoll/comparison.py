@@ -84,7 +84,7 @@ class Comparison:
         for name in self.values:
             if name not in options:
                 plain = [option for option in options if "." not in option]
-                raise AtollError(f"None of {', '.join(self.algorithms)} has a setting {name!r}{suggest(name, plain)}.")
+                raise AtollError(f"None of {', '.join(self.algorithms)} has a setting {name!r}{suggest(name, plain)}")
 
     def run(self, one: Callable[[Trial, Path | None], Result], out: Path | None = None) -> None:
         """Run every trial by `one`; with `out`, each in a folder of its own, and those already there are not run again."""

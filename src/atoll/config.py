@@ -12,6 +12,7 @@ from typing import Any
 
 from atoll import algorithms
 from atoll.data.csbm import CsbmSettings
+from atoll.data.datasets import DataSettings
 from atoll.data.partition import PartitionSettings
 from atoll.data.splits import SplitSettings
 from atoll.errors import AtollError
@@ -33,11 +34,6 @@ class RunSettings:
     amnesia: bool = setting(False, "Rebuild every party from its declared memory before each message (a check for authors).")
 
 
-@dataclass(frozen=True)
-class NoSettings:
-    """A dataset that has nothing to set."""
-
-
 GROUPS = ("settings", "run", "partition", "split", "data")
 
 
@@ -55,7 +51,7 @@ class Config:
     run: RunSettings = field(default_factory=RunSettings)
     partition_settings: PartitionSettings = field(default_factory=PartitionSettings)
     split: SplitSettings = field(default_factory=SplitSettings)
-    data: Any = field(default_factory=NoSettings)
+    data: Any = field(default_factory=DataSettings)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as they stand in config.toml."""
@@ -88,7 +84,7 @@ def resolve(
     With `optional`, a value that this algorithm does not know is passed over (it is meant for another one of a comparison).
     """
     dataset = dataset or _defaults(algorithm, None).get("dataset", "csbm")
-    chosen = _defaults(algorithm, dataset)
+    chosen = _defaults(algorithm, dataset, partition)
     if partition is not None:
         if partition != chosen.get("partition"):
             chosen.pop("parties", None)  # the paper's number belongs to the paper's partition
@@ -113,7 +109,7 @@ def resolve(
             sorted_values[place[0]][place[1]] = value
         elif not optional:
             options = [option for group in groups.values() for option in known(group)]
-            raise AtollError(f"{algorithm} has no setting {name!r}{suggest(name, options)}.")
+            raise AtollError(f"{algorithm} has no setting {name!r}{suggest(name, options)}")
     if parties is not None:
         parties = _whole(parties)
     built = {name: build(group, sorted_values[name], f"{algorithm} {name}") for name, group in groups.items()}
@@ -131,7 +127,7 @@ def groups_of(algorithm: str, dataset: str) -> dict[str, type]:
         "run": RunSettings,
         "partition": PartitionSettings,
         "split": SplitSettings,
-        "data": CsbmSettings if dataset.lower() == "csbm" else NoSettings,
+        "data": CsbmSettings if dataset.lower() == "csbm" else DataSettings,
     }
 
 
@@ -145,12 +141,12 @@ def from_dict(document: Mapping[str, Any], where: str, over: Mapping[str, Any] |
     fields = ("algorithm", "dataset", "partition", "parties", "seed", "engine")
     for name in plain:
         if name not in fields:
-            raise AtollError(f"{where} has an unknown key {name!r}{suggest(name, fields)}.")
+            raise AtollError(f"{where} has an unknown key {name!r}{suggest(name, fields)}")
     values: dict[str, Any] = {}
     for table, entries in tables.items():
         group = table.removesuffix("_settings") if table.endswith("_settings") else table
         if group not in GROUPS:
-            raise AtollError(f"{where} has an unknown table [{table}]{suggest(table, [*GROUPS[:2], 'partition_settings', *GROUPS[3:]])}.")
+            raise AtollError(f"{where} has an unknown table [{table}]{suggest(table, [*GROUPS[:2], 'partition_settings', *GROUPS[3:]])}")
         values |= {f"{group}.{name}": value for name, value in entries.items()}
     seed = plain.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool):
@@ -185,11 +181,12 @@ def _table() -> dict[str, Any]:
     return tomllib.loads(importlib.resources.files(algorithms).joinpath("defaults.toml").read_text())
 
 
-def _defaults(algorithm: str, dataset: str | None) -> dict[str, Any]:
-    """What the paper used for this algorithm, and for it on this dataset; an entry may be `like` another."""
+def _defaults(algorithm: str, dataset: str | None, partition: str | None = None) -> dict[str, Any]:
+    """What the paper used for this algorithm, with this partition and on this dataset; an entry may be `like` another."""
     entry = dict(_table().get(algorithm, {}))
-    chosen = _defaults(entry.pop("like"), dataset) if "like" in entry else {}
-    on = entry.pop("on", {})
+    on, by_partition = entry.pop("on", {}), entry.pop("with", {})
+    entry |= by_partition.get(partition, {})
+    chosen = _defaults(entry.pop("like"), dataset, partition) if "like" in entry else {}
     return chosen | entry | on.get((dataset or "").lower(), {})
 
 

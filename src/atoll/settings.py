@@ -25,6 +25,8 @@ class Training:
     hidden: int = setting(64, "Width of the hidden layers.", low=1)
     layers: int = setting(2, "Number of layers.", low=1)
     dropout: float = setting(0.0, "Share of hidden units dropped while training.", low=0, high=0.99)
+    input_dropout: float = setting(0.0, "Share of the features dropped while training.", low=0, high=0.99)
+    bias: bool = setting(True, "Whether the layers have biases.")
     lr: float = setting(0.003, "Learning rate.", low=0)
     weight_decay: float = setting(0.0, "L2 penalty on the weights.", low=0)
     optimizer: str = setting("adam", "Optimiser of the parties.", choices=("adam", "sgd"))
@@ -41,7 +43,7 @@ def build(group: type, values: Mapping[str, Any], where: str) -> Any:
     fields = known(group)
     for name in values:
         if name not in fields:
-            raise AtollError(f"{where} has no setting {name!r}{suggest(name, fields)}.")
+            raise AtollError(f"{where} has no setting {name!r}{suggest(name, fields)}")
     hints = typing.get_type_hints(group)
     return group(**{name: coerce(value, hints[name], fields[name], f"{where}: {name}") for name, value in values.items()})
 
@@ -51,7 +53,7 @@ def coerce(value: Any, kind: Any, field: dataclasses.Field[Any], where: str) -> 
     typed = _typed(value, kind, where)
     choices, low, high = (field.metadata.get(key) for key in ("choices", "low", "high"))
     if choices and typed is not None and typed not in choices:
-        raise AtollError(f"{where} is {value!r} but must be one of {', '.join(choices)}{suggest(str(value), choices)}.")
+        raise AtollError(f"{where} is {value!r} but must be one of {', '.join(choices)}{suggest(str(value), choices)}")
     if isinstance(typed, (int, float)) and not isinstance(typed, bool):
         if low is not None and not typed >= low:
             raise AtollError(f"{where} is {value} but must be at least {low}.")
@@ -89,7 +91,7 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
 
 
 def suggest(name: str, options: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or what there is, for the end of an error."""
+    """The end of an error: `; did you mean 'x'?`, or what there is."""
     options = list(options)
     close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; there is {', '.join(sorted(options))}"
+    return f"; did you mean {close[0]!r}?" if close else f"; there is {', '.join(sorted(options))}."

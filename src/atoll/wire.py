@@ -7,6 +7,7 @@ nesting becomes `/` in names and a place in a list `[i]`.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -69,10 +70,10 @@ def _lists(value: Any) -> Any:
 def encode(payload: Payload) -> bytes:
     """The payload as one safetensors document."""
     tensors, scalars = _split(payload)
-    order = _order({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()})
-    parts = [_header(order, scalars)]
-    parts += [tensors[name].detach().contiguous().view(-1).view(torch.uint8).numpy().data for name, _, _ in order]
-    return b"".join(parts)
+    entries = _entries({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()})
+    order = sorted(entries, key=lambda name: entries[name]["data_offsets"])
+    parts = [tensors[name].detach().contiguous().view(-1).view(torch.uint8).numpy().data for name in order]
+    return b"".join([_header(entries, scalars), *parts])
 
 
 def decode(data: bytes) -> dict[str, Any]:
@@ -80,8 +81,9 @@ def decode(data: bytes) -> dict[str, Any]:
     try:
         tensors = safetensors.torch.load(data)
         (length,) = struct.unpack("<Q", data[:8])
-        scalars = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["scalars"])
-        return nest(tensors | scalars)
+        header = json.loads(data[8 : 8 + length])
+        scalars = json.loads(header.pop("__metadata__")["scalars"])
+        return nest({name: tensors[name] for name in header} | scalars)
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise AtollError(f"A message could not be read: {error}; it is damaged or was not written by atoll.") from error
 
@@ -93,8 +95,8 @@ def payload_size(payload: Payload) -> int:
 
 def wire_size(shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], scalars: Mapping[str, Any]) -> int:
     """The length of `encode` for tensors of these shapes, without making the bytes."""
-    order = _order(shapes)
-    return len(_header(order, scalars)) + sum(size for _, _, size in order)
+    entries = _entries(shapes)
+    return len(_header(entries, scalars)) + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
 
 
 def _split(payload: Payload) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -108,22 +110,20 @@ def _split(payload: Payload) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, scalars
 
 
-def _order(shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> list[tuple[str, dict[str, Any], int]]:
-    """(name, header entry, bytes) of each tensor, widest type first, so that all of them are aligned."""
-    entries = []
+def _entries(shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, dict[str, Any]]:
+    """The header's entries in the payload's order; the data lies widest type first, so that all of it is aligned."""
+    offsets = {}
     start = 0
     for name, (dtype, shape) in sorted(shapes.items(), key=lambda item: (-item[1][0].itemsize, item[0])):
-        size = dtype.itemsize
-        for extent in shape:
-            size *= extent
-        entries.append((name, {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": [start, start + size]}, size))
-        start += size
-    return entries
+        offsets[name] = [start, start + dtype.itemsize * math.prod(shape)]
+        start = offsets[name][1]
+    return {
+        name: {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": offsets[name]} for name, (dtype, shape) in shapes.items()
+    }
 
 
-def _header(order: list[tuple[str, dict[str, Any], int]], scalars: Mapping[str, Any]) -> bytes:
-    document: dict[str, Any] = {"__metadata__": {"scalars": json.dumps(scalars, separators=(",", ":"))}}
-    document.update((name, entry) for name, entry, _ in order)
+def _header(entries: Mapping[str, dict[str, Any]], scalars: Mapping[str, Any]) -> bytes:
+    document = {"__metadata__": {"scalars": json.dumps(scalars, separators=(",", ":"))}, **entries}
     text = json.dumps(document, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text

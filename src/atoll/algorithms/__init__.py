@@ -42,5 +42,5 @@ def names() -> list[str]:
 def find(name: str) -> Algorithm:
     """The algorithm of that name."""
     if name not in names():
-        raise AtollError(f"There is no algorithm {name!r}{suggest(name, names())}.")
+        raise AtollError(f"There is no algorithm {name!r}{suggest(name, names())}")
     return importlib.import_module(f"{__name__}.{name}")  # type: ignore[return-value]

@@ -140,7 +140,7 @@ def load(name: str, *, fold: int = 0, directed: bool = False, normalize_features
             graph = files.read(Path(name), directed=directed)
             _checked(fold, 1, name)
         else:
-            raise AtollError(f"There is no dataset, folder or .npz file {name!r}{suggest(key, [*CATALOGUE, 'csbm'])}.")
+            raise AtollError(f"There is no dataset, folder or .npz file {name!r}{suggest(key, [*CATALOGUE, 'csbm'])}")
     return row_normalise(graph) if normalize_features else graph
 
 
@@ -206,7 +206,7 @@ def cache_folder() -> Path:
 def _refuse_unknown(options: dict[str, Any], known_options: list[str], name: str) -> None:
     for option in options:
         if option not in known_options:
-            raise AtollError(f"Dataset {name!r} has no option {option!r}{suggest(option, known_options)}.")
+            raise AtollError(f"Dataset {name!r} has no option {option!r}{suggest(option, known_options)}")
 
 
 def _checked(fold: int, folds: int, where: str) -> int:

@@ -261,7 +261,7 @@ def _from_file(graph: Graph, kind: str, parties: int | None, settings: Partition
     path = next((place for place in places if place.is_file()), None)
     if path is None:
         looked = " and ".join(str(place) for place in places)
-        raise AtollError(f"There is no partition {kind!r}, and no file {looked}{suggest(kind, SETTING)}.")
+        raise AtollError(f"There is no partition {kind!r}, and no file {looked}{suggest(kind, SETTING)}")
     lists = node_lists(path, graph.num_nodes)
     if parties is not None and parties != len(lists):
         raise AtollError(

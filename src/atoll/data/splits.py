@@ -71,7 +71,7 @@ def split(graph: Graph, settings: SplitSettings, seed: int, parties: Sequence[in
 
 def _checked(settings: SplitSettings) -> str:
     if settings.split not in KINDS:
-        raise AtollError(f"There is no split {settings.split!r}{suggest(settings.split, KINDS)}.")
+        raise AtollError(f"There is no split {settings.split!r}{suggest(settings.split, KINDS)}")
     shares = (settings.train, settings.val, settings.test)
     if not all(math.isfinite(share) and share >= 0 for share in shares) or settings.train == 0 or sum(shares) > 1 + 1e-9:
         raise AtollError(

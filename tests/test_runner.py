@@ -1,0 +1,184 @@
+"""Runs: folders, best round, early stopping, and death at any instant."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from small import small
+
+import atoll
+from atoll import runner, wire
+from atoll.errors import AtollError
+from atoll.folder import Folder
+from atoll.runner import Book
+
+
+def without_clock(path: Path) -> list[dict[str, Any]]:
+    """The history of a folder, without seconds."""
+    rows = [json.loads(line) for line in (path / "history.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+def test_a_folder_holds_everything(tmp_path: Path) -> None:
+    """config.toml, a line a round, the checkpoint, and result.json with the keys of the contract."""
+    result = runner.run(small("fedavg"), out=tmp_path / "run")
+    assert {item.name for item in (tmp_path / "run").iterdir()} == {"config.toml", "history.jsonl", "checkpoint.safetensors", "result.json"}
+    written = json.loads((tmp_path / "run" / "result.json").read_text())
+    contract = {"atoll", "algorithm", "dataset", "setting", "parties", "seed", "settings", "rounds", "best_round", "metrics", "last", "bytes", "seconds"}
+    assert contract <= written.keys()
+    assert {"accuracy", "minority_accuracy", "macro_f1"} <= written["metrics"].keys()
+    assert written["bytes"]["by_verb"]["fit"]["up"] == written["bytes"]["up"] > 0
+    assert pd.read_json(tmp_path / "run" / "history.jsonl", lines=True)["round"].tolist() == [1, 2, 3]
+    assert written["metrics"] == result.metrics
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    """It gives the result again and writes nothing."""
+    first = runner.run(small("fedavg"), out=tmp_path / "run")
+    before = {item.name: item.read_bytes() for item in (tmp_path / "run").iterdir()}
+    again = runner.resume(tmp_path / "run")
+    assert again.metrics == first.metrics
+    assert again.rows == first.rows
+    assert {item.name: item.read_bytes() for item in (tmp_path / "run").iterdir()} == before
+
+
+def test_twenty_deaths_change_nothing(tmp_path: Path) -> None:
+    """Killed with SIGKILL twenty times at random moments and resumed, history, state, memory and bytes are the same bits."""
+    config = small("fedavg", rounds=150, checkpoint_every=1, participation=0.7)
+    began = time.perf_counter()
+    runner.run(config, out=tmp_path / "whole")
+    length = time.perf_counter() - began
+    chance, folder, deaths = random.Random(0), tmp_path / "killed", 0
+    while not (folder / "result.json").exists():
+        child = os.fork()
+        if child == 0:
+            try:
+                runner.resume(folder) if (folder / "config.toml").exists() else runner.run(config, out=folder)
+            finally:
+                os._exit(0)
+        if deaths < 20:
+            alarm = chance.uniform(0.02, length / 12)
+            waited = time.perf_counter()
+            while time.perf_counter() - waited < alarm and os.waitpid(child, os.WNOHANG) == (0, 0):
+                os.sched_yield()
+            try:
+                os.kill(child, signal.SIGKILL)
+                deaths += 1
+                os.waitpid(child, 0)
+            except (ProcessLookupError, ChildProcessError):
+                pass
+        else:
+            os.waitpid(child, 0)
+    assert deaths == 20
+    assert without_clock(folder) == without_clock(tmp_path / "whole")
+    one, other = (wire.decode((path / "checkpoint.safetensors").read_bytes()) for path in (folder, tmp_path / "whole"))
+    for (name, value), (_, same) in zip(wire.leaves(one), wire.leaves(other), strict=True):
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, same), name
+    results = [json.loads((path / "result.json").read_text()) for path in (folder, tmp_path / "whole")]
+    for result in results:
+        del result["seconds"]
+    assert results[0] == results[1]
+
+
+def test_a_half_written_checkpoint_is_never_read(tmp_path: Path) -> None:
+    """What a dying process leaves beside the checkpoint is passed over; a damaged checkpoint is one clear sentence."""
+    runner.run(small("fedavg"), out=tmp_path / "run")
+    (tmp_path / "run" / ".checkpoint.safetensors.partial").write_bytes(b"half")
+    runner.resume(tmp_path / "run")
+    (tmp_path / "run" / "checkpoint.safetensors").write_bytes(b"broken")
+    with pytest.raises(AtollError, match="is damaged; delete it"):
+        runner.resume(tmp_path / "run")
+
+
+def test_folders_are_not_overwritten_and_strangers_not_resumed(tmp_path: Path) -> None:
+    """A folder with a run is refused for a new one; one without a run cannot be resumed."""
+    runner.run(small("local", rounds=1), out=tmp_path / "run")
+    with pytest.raises(AtollError, match="already holds a run"):
+        runner.run(small("local", rounds=1), out=tmp_path / "run")
+    with pytest.raises(AtollError, match="is not a run"):
+        runner.resume(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(AtollError, match="cannot be written to"):
+        runner.run(small("local", rounds=1), out=tmp_path / "file" / "run")
+
+
+def judged(select: str, scores: list[dict[str, float]], patience: int = 0) -> Book:
+    """A book after rounds with these metrics."""
+    book = Book()
+    for metrics in scores:
+        if book.over(len(scores), patience):
+            break
+        book.round += 1
+        book.judge(metrics, select)
+    return book
+
+
+def test_the_best_round_is_by_validation() -> None:
+    """The lowest validation loss or the highest validation accuracy; the first of equals; the last without validation."""
+    losses = [{"val_loss": value, "val_accuracy": value} for value in (3.0, 1.0, 2.0, 1.0)]
+    assert judged("loss", losses).best_round == 2
+    assert judged("accuracy", losses).best_round == 1
+    assert judged("loss", [{"accuracy": 1.0}, {"accuracy": 0.5}]).best_round == 2
+    assert judged("loss", [{"accuracy": 1.0}, {"accuracy": 0.5}]).best == {"accuracy": 0.5}
+
+
+def test_patience_ends_a_run_early() -> None:
+    """After so many rounds without a better score the run is over; zero never ends it."""
+    losses = [{"val_loss": value} for value in (3.0, 1.0, 2.0, 2.0, 2.0, 0.5)]
+    assert judged("loss", losses, patience=2).round == 4
+    assert judged("loss", losses).round == 6
+
+
+def test_evaluation_every_few_rounds_includes_the_last() -> None:
+    """Rounds between evaluations have a line without metrics; the last round is always evaluated."""
+    rows = runner.run(small("fedavg", rounds=5, evaluate_every=2)).rows
+    assert ["accuracy" in row for row in rows] == [False, True, False, True, True]
+
+
+def test_the_same_from_python_without_files() -> None:
+    """`atoll.run` takes a name, a graph object or a PyG Data object and returns metrics, a table and bytes."""
+    from torch_geometric.data import Data
+
+    settings: dict[str, Any] = {"partition": "random", "parties": 3, "rounds": 2, "split": "random"}
+    named = atoll.run("fedavg", dataset="csbm", nodes=60, **settings)
+    assert named.history["round"].tolist() == [1, 2]
+    assert named.bytes["up"] > 0
+    graph = atoll.load("csbm", nodes=60)
+    given = atoll.run("fedavg", dataset=graph, **settings)
+    assert given.metrics == named.metrics
+    x = graph.x if isinstance(graph.x, torch.Tensor) else torch.from_numpy(graph.x.toarray())
+    data = Data(x=x, edge_index=graph.edge_index, y=graph.y)
+    assert atoll.run("fedavg", dataset=data, **settings).metrics == named.metrics
+
+
+def test_a_comparison_is_told_by_row_and_seed(tmp_path: Path) -> None:
+    """Every row has all seeds; settings go to those who know them; runs already there are not run again."""
+    arguments: dict[str, Any] = {"dataset": "csbm", "seeds": 2, "nodes": 60, "parties": 2, "partition": "random", "rounds": 2}
+    compared = atoll.compare("local,fedavg", keep_optimizer=False, out=tmp_path, **arguments)
+    assert [(row["row"], row["seeds"]) for row in compared.summary()] == [("local", 2), ("fedavg", 2)]
+    written = {path: path.read_bytes() for path in tmp_path.glob("*/result.json")}
+    assert len(written) == 4
+    atoll.compare("local,fedavg", keep_optimizer=False, out=tmp_path, **arguments)
+    assert {path: path.read_bytes() for path in tmp_path.glob("*/result.json")} == written
+    with pytest.raises(AtollError, match="None of local, fedavg has a setting 'keep_optimiser'; did you mean 'keep_optimizer'"):
+        atoll.compare("local,fedavg", keep_optimiser=False, **arguments)
+
+
+def test_a_damaged_history_line_is_cut_back(tmp_path: Path) -> None:
+    """Half a line written by a dying process is cut off at the checkpoint's length."""
+    runner.run(small("fedavg", rounds=2), out=tmp_path / "run")
+    folder = Folder(tmp_path / "run")
+    before = folder.rows()
+    with folder.history.open("a") as file:
+        file.write('{"round": 3, "acc')
+    assert runner.resume(tmp_path / "run").rows == before
