@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from atoll import models
 from atoll.errors import AtollError
 from atoll.graph import Graph, stack
+from atoll.losses import cross_entropy
+from atoll.optim import Adam, descend
 from atoll.random import Draws
 
 with warnings.catch_warnings():  # torch deprecates what PyG still uses
@@ -183,3 +185,156 @@ def compare(name: str, layers: int, graphs: list[Graph]) -> None:
 def test_models_equal_pyg(name: str, layers: int, sizes: list[int], sparse: bool) -> None:
     """Every model gives PyG's logits and PyG's gradients, for one party and for several in one block."""
     compare(name, layers, [make_graph(size, seed, sparse=sparse) for seed, size in enumerate(sizes)])
+
+
+@pytest.mark.parametrize(("name", "layers"), CASES)
+def test_models_equal_pyg_on_directed_graphs(name: str, layers: int) -> None:
+    """Messages go from source to target, and their gradients back."""
+    compare(name, layers, [make_graph(25, 5, directed=True)])
+
+
+@pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
+@pytest.mark.parametrize(("name", "layers"), CASES)
+def test_placement_does_not_matter(name: str, layers: int, sparse: bool) -> None:
+    """A party trained in a block of three and alone, with dropout everywhere, ends with the same parameters."""
+    graphs = [make_graph(size, seed, sparse=sparse) for seed, size in enumerate((30, 17, 51))]
+
+    def train(parties: list[int], graph: Graph) -> dict[str, Tensor]:
+        model = make_model(name, parties, layers, dropout=0.4, input_dropout=0.2)
+        optimizer, draws = Adam(model, 0.01), Draws(0, parties, "train")
+        for _ in range(3):
+            descend(optimizer, cross_entropy(model(graph, draws), graph, "train"))
+        return models.read(model)
+
+    together = train([0, 1, 2], stack(graphs))
+    for party, graph in enumerate(graphs):
+        for key, value in train([party], graph).items():
+            torch.testing.assert_close(together[key][party], value[0], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "layers"), CASES)
+def test_dropout_is_for_training_only(name: str, layers: int) -> None:
+    """Without draws there is no dropout; with draws the same draws give the same logits, and others do not."""
+    graph = make_graph(40, 0)
+    model = make_model(name, [0], layers, dropout=0.5, input_dropout=0.5)
+    plain = make_model(name, [0], layers)
+    assert torch.equal(model(graph), plain(graph))
+    assert torch.equal(plain(graph, Draws(0, [0], "a")), plain(graph))
+    once, again, other = (model(graph, Draws(0, [0], call)) for call in ("a", "a", "b"))
+    assert torch.equal(once, again)
+    assert not torch.equal(once, other)
+    assert not torch.equal(once, model(graph))
+
+
+@pytest.mark.parametrize(("name", "layers"), CASES)
+def test_embedding_is_the_last_hidden_layer(name: str, layers: int) -> None:
+    """A representation as wide as the hidden layers, or the logits where there are none."""
+    graph = make_graph(20, 0)
+    model = make_model(name, [0], layers)
+    hidden = model.embed(graph)
+    if name == "sgc" or (name == "gcn" and layers == 1):
+        assert torch.equal(hidden, model(graph))
+    else:
+        assert hidden.shape == (20, HIDDEN)
+
+
+def test_gcn_head_on_its_embedding_gives_the_logits() -> None:
+    """The last layer over `embed` is the model: Â·(H·W) + b."""
+    graph = make_graph(20, 0)
+    model = make_model("gcn", [0], 2)
+    values = models.read(model)
+    logits = graph.propagate.forward.to_dense() @ model.embed(graph) @ values["layers.1.weight"][0] + values["layers.1.bias"][0]
+    torch.testing.assert_close(model(graph), logits)
+
+
+FIRST = {
+    "gcn": {"layers.0.weight": (6 / (12 + 256)) ** 0.5, "layers.0.bias": 0},
+    "sgc": {"layers.0.weight": 12**-0.5, "layers.0.bias": 12**-0.5},
+    "sage": {"layers.0.near.weight": 12**-0.5, "layers.1.near.bias": 256**-0.5, "layers.1.own.weight": 256**-0.5},
+    "gat": {"layers.0.weight": (6 / (12 + 256)) ** 0.5, "layers.0.source": (6 / (4 + 64)) ** 0.5, "layers.0.bias": 0},
+    "gcnii": {"input.weight": 12**-0.5, "layers.1.weight": (6 / 512) ** 0.5, "output.bias": 256**-0.5},
+    "appnp": {"layers.0.weight": 12**-0.5, "layers.1.weight": 256**-0.5},
+    "mlp": {"layers.0.bias": 12**-0.5, "layers.1.weight": 256**-0.5},
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_first_values_have_pygs_distributions(name: str) -> None:
+    """Uniform between ± the bound that PyG's reset_parameters uses; zero where it uses zeros."""
+    model = models.build(name, parties=2, features=12, classes=4, hidden=256, heads=4, draws=Draws(0, [0, 1], "first"))
+    values = models.read(model)
+    for key, bound in FIRST[name].items():
+        top = values[key].abs().max().item()
+        assert top <= bound
+        assert top >= 0.7 * bound
+
+
+@pytest.mark.parametrize("name", list(models.MODELS))
+def test_first_values_are_the_partys_own(name: str) -> None:
+    """Party 7's first values are the same in any company, and differ from party 3's."""
+    options = {"features": FEATURES, "classes": CLASSES, "hidden": HIDDEN}
+    together = models.read(models.build(name, parties=2, draws=Draws(1, [3, 7], "first"), **options))
+    alone = models.read(models.build(name, parties=1, draws=Draws(1, [7], "first"), **options))
+    for key, value in together.items():
+        assert torch.equal(value[1], alone[key][0])
+    weights = [value for key, value in together.items() if key.endswith("weight")]
+    assert not any(torch.equal(value[0], value[1]) for value in weights)
+
+
+@pytest.mark.parametrize("name", list(models.MODELS))
+def test_read_and_load(name: str) -> None:
+    """What is read can be loaded: with the party axis as it is, without it to every party; reading copies only when asked."""
+    source, target = (
+        make_model(name, [0, 1], 2),
+        models.build(name, parties=2, features=FEATURES, classes=CLASSES, hidden=HIDDEN, heads=4),
+    )
+    assert not any(value.any() for value in models.read(target).values())
+    copied = models.read(source, copy=True)
+    models.load(target, models.read(source))
+    assert all(torch.equal(value, copied[key]) for key, value in models.read(target).items())
+    models.load(target, {key: value[1] for key, value in copied.items()})
+    for key, value in models.read(target).items():
+        assert torch.equal(value[0], copied[key][1])
+        assert torch.equal(value[1], copied[key][1])
+    live = models.read(target)
+    models.load(target, copied)
+    assert all(torch.equal(value, copied[key]) for key, value in live.items())
+    assert not any(value.requires_grad for value in live.values())
+
+
+def test_load_refuses_what_does_not_fit() -> None:
+    """Another name or another shape is refused before anything is written."""
+    model = make_model("gcn", [0, 1], 2)
+    before = models.read(model, copy=True)
+    with pytest.raises(AtollError, match=r"layers\.1\.bias"):
+        models.load(model, {key: value + 1 for key, value in before.items() if key != "layers.1.bias"})
+    with pytest.raises(AtollError, match=r"'layers\.1\.weight' has shape \(3, 16, 4\)"):
+        models.load(
+            model, {key: torch.zeros(3, *v.shape[1:]) if key == "layers.1.weight" else v + 1 for key, v in before.items()}
+        )
+    assert all(torch.equal(value, before[key]) for key, value in models.read(model).items())
+
+
+def test_head_names_the_last_layer() -> None:
+    """The parameters that turn the last representation into logits."""
+    assert models.head(make_model("gcn", [0], 3)) == {"layers.2.weight", "layers.2.bias"}
+    assert models.head(make_model("gcnii", [0], 3)) == {"output.weight", "output.bias"}
+    assert models.head(make_model("sage", [0], 2)) == {"layers.1.near.weight", "layers.1.near.bias", "layers.1.own.weight"}
+
+
+def test_models_without_bias() -> None:
+    """`bias=False` leaves no bias anywhere, and the model still runs."""
+    for name in models.MODELS:
+        model = models.build(name, parties=1, features=FEATURES, classes=CLASSES, hidden=HIDDEN, bias=False, draws=Draws(0, [0]))
+        assert not any(key.endswith("bias") for key in models.read(model))
+        assert model(make_graph(12, 0)).shape == (12, CLASSES)
+
+
+def test_bad_models_are_errors_with_advice() -> None:
+    """A mistyped name gets a suggestion; heads must divide the hidden width."""
+    with pytest.raises(AtollError, match="did you mean 'sage'"):
+        models.build("sagee", parties=1, features=2, classes=2)
+    with pytest.raises(AtollError, match="multiple of heads"):
+        models.build("gat", parties=1, features=2, classes=2, hidden=20, heads=8)
+    with pytest.raises(AtollError, match="layers"):
+        models.build("gcn", parties=1, features=2, classes=2, layers=0)

@@ -199,12 +199,14 @@ class SAGE(Chain):
 
 
 class Heads(nn.Module):
-    """A GAT layer of H heads of width C, side by side."""
+    """A GAT layer of H heads of width C, side by side; without `fan_in` its rows W·h arrive from elsewhere (a split model)."""
 
-    def __init__(self, shape: Shape, fan_in: int, heads: int, width: int, draws: Draws | None) -> None:
+    def __init__(self, shape: Shape, fan_in: int | None, heads: int, width: int, draws: Draws | None) -> None:
         super().__init__()
         bound = math.sqrt(6 / (heads + width))
-        self.weight = parameter(draws, math.sqrt(6 / (fan_in + heads * width)), shape.parties, fan_in, heads * width)
+        self.weight = None
+        if fan_in is not None:
+            self.weight = parameter(draws, math.sqrt(6 / (fan_in + heads * width)), shape.parties, fan_in, heads * width)
         self.source = parameter(draws, bound, shape.parties, heads, width)  # a_s
         self.target = parameter(draws, bound, shape.parties, heads, width)  # a_t
         self.bias = parameter(None, bound, shape.parties, heads * width) if shape.bias else None
@@ -213,7 +215,10 @@ class Heads(nn.Module):
         """(N, in) → (N, H·C); dropout falls on α."""
         parties, heads, width = self.source.shape
         places = graph.attention(heads)
-        rows = transform(x, self.weight, graph.blocks)  # W·h
+        if self.weight is not None:
+            x = transform(x, self.weight, graph.blocks)  # W·h
+        assert isinstance(x, Tensor)
+        rows = x
         vectors = torch.stack([self.source, self.target], 3)  # (P, H, C, 2)
         apart = vectors[..., None] * torch.eye(heads)[:, None, None]  # (P, H, C, 2, H): a head sees its own columns only
         scores = transform(rows, apart.view(parties, heads * width, 2 * heads), graph.blocks)  # (N, 2·H)
@@ -318,6 +323,8 @@ def build(
         close = get_close_matches(name.lower(), MODELS, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise AtollError(f"unknown model {name!r}: choose one of {', '.join(MODELS)}{hint}")
+    if layers < 1 or hidden < 1:
+        raise AtollError(f"a model needs at least one layer and one hidden unit, not layers={layers}, hidden={hidden}")
     shape = Shape(parties, features, classes, hidden, layers, dropout, input_dropout, bias, heads, steps, teleport, theta)
     return MODELS[name](shape, draws)
 
