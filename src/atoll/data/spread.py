@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from atoll.data.datasets import load
-from atoll.data.partition import partition, setting_of
+from atoll.data.datasets import load, row_normalise
+from atoll.data.partition import SETTING, partition, setting_of
 from atoll.data.splits import split
 from atoll.errors import AtollError
 from atoll.graph import Graph
@@ -28,37 +28,43 @@ class Spread:
 
     setting: str  # horizontal, overlapping, vertical or node
     parts: Graph  # the parties' graphs, block-diagonal
-    whole: Graph  # the union of their nodes, with the edges between parties: what no party has
+    whole: Graph  # the union of their nodes, with the edges between parties (overlapping: only those that some party holds)
     public: Mapping[str, Any] = field(default_factory=dict)  # what the setting lets the server know
 
 
 def spread(config: Config, graph: Graph | None, spreads: Sequence[str]) -> Spread:
     """The data of a run; `graph` stands for the dataset where it was given as an object."""
+    if spreads != ("whole",):
+        _check_setting(config, SETTING.get(config.partition), spreads)
     if graph is None:
         graph = load(config.dataset, fold=config.split.fold, **asdict(config.data))
+    elif getattr(config.data, "normalize_features", False):
+        graph = row_normalise(graph)
     chosen = config.partition_settings.partition_seed
     parts = partition(graph, config.partition, config.parties, config.partition_settings, config.seed if chosen < 0 else chosen)
     parts = split(parts, config.split, config.seed)
     setting = setting_of(config.partition, parts)
-    whole = union(parts, graph)
+    _check_training(parts, setting)
+    whole = union(parts, graph, merged=setting == "overlapping")
     if spreads == ("whole",):
         setting, parts = "whole", whole
-    elif setting not in spreads:
-        raise AtollError(
-            f"{config.algorithm} is for {' or '.join(spreads)} parties, but the partition {config.partition!r} is {setting}; "
-            "choose another --partition or another algorithm."
-        )
-    _check(parts, setting)
+    else:
+        _check_setting(config, setting, spreads)
     public = {}
     if setting == "node":
         public = {"edge_index": whole.edge_index, "y_train": torch.where(whole.train, whole.y, -1)}
     return Spread(setting, parts, whole, public)
 
 
-def union(parts: Graph, graph: Graph) -> Graph:
-    """The induced subgraph of all nodes that some party holds, with the parties' splits and, for each node, its party's majority class."""
+def union(parts: Graph, graph: Graph, *, merged: bool = False) -> Graph:
+    """The induced subgraph of all nodes that some party holds, with the parties' splits and, for each node, its party's majority class.
+
+    `merged` keeps only the edges that some party holds: overlapping parties' graphs put together.
+    """
     ids, place = torch.unique(parts.ids, return_inverse=True)
     whole = graph if len(ids) == graph.num_nodes else graph.rows(ids)
+    if merged:
+        whole = replace(whole, edge_index=torch.unique(place[parts.edge_index], dim=1))
     masks = {}
     for name in ("train", "val", "test"):
         mask = torch.zeros(len(ids), dtype=torch.bool)
@@ -69,13 +75,21 @@ def union(parts: Graph, graph: Graph) -> Graph:
     return replace(whole, **masks, majority=common)
 
 
-def _check(parts: Graph, setting: str) -> None:
+def _check_setting(config: Config, setting: str | None, spreads: Sequence[str]) -> None:
+    """Refuse a partition the algorithm is not made for; a file's setting (None) is known only once it is read."""
+    if setting is not None and setting not in spreads:
+        raise AtollError(
+            f"{config.algorithm} is for {' or '.join(spreads)} parties, but the partition {config.partition!r} is {setting}; "
+            "choose another --partition or another algorithm."
+        )
+
+
+def _check_training(parts: Graph, setting: str) -> None:
     """Refuse what cannot be trained: no training nodes at all, or a party without any where parties train alone."""
     if not bool(parts.train.any()):
         raise AtollError("The graph has no training nodes; label some nodes, or choose another split with --set split=random.")
-    if setting in ("horizontal", "overlapping"):
-        if int(parts.num_train.min()) == 0:
-            party = int(parts.num_train.argmin())
-            raise AtollError(
-                f"Party {party} has {parts.sizes[party]} nodes but none of them trains; use fewer parties, another partition or another split."
-            )
+    if setting in ("horizontal", "overlapping") and int(parts.num_train.min()) == 0:
+        party = int(parts.num_train.argmin())
+        raise AtollError(
+            f"Party {party} has {parts.sizes[party]} nodes but none of them trains; use fewer parties, another partition or another split."
+        )
