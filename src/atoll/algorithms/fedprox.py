@@ -1,7 +1,7 @@
 """FedProx: Li et al., MLSys 2020. FedAvg whose parties are held near the server's model by a proximal term.
 
-Payload bytes a round and party, w parameters: down 4·w, up 4·w + 8 (the number of training nodes).
-The server sees the sum of the parties' models, weighted by their training nodes, and the sum of those nodes.
+Payload bytes a round and party, w parameters: down 4·w, up 4·w + 8 (the number of training nodes; all with `weighting=nodes`).
+The server sees the sum of the parties' models, weighted by these nodes, and the sum of the nodes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Cohort(fedavg.Cohort):
         for _ in range(s.epochs):
             loss = cross_entropy(self.model(self.graph, draws), self.graph, "train")  # F_k
             optim.descend(self.optimizer, loss + s.proximal / 2 * squared_distance(self.model, model))  # h_k(w_k; w)
-        return {"model": weighted(self.model, self.graph.num_train), "n": self.graph.num_train}
+        return {"model": weighted(self.model, self.weights), "n": self.weights}
 
 
 def squared_distance(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:

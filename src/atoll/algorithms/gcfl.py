@@ -1,0 +1,168 @@
+"""GCFL: Xie et al., NeurIPS 2021. Parties whose updates pull apart are parted: every cluster has a model of its own.
+
+With `sequences=true` it is GCFL+: clusters are cut by the sequences of the updates' norms instead of the updates' directions.
+
+Payload bytes a round and party, w parameters: down 4·w, up 4·w + 8 (the number of training nodes).
+The server sees *each party's* model after training, and so its update, and its number of training nodes: clustering needs
+them one by one, which is why the verb `fit` cannot be asked under secure aggregation. A party sees its cluster's model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import igraph
+import torch
+from torch import Tensor
+
+from atoll import metrics, optim
+from atoll.algorithms import State, fedavg
+from atoll.cohort import Fields, first_model, verb
+from atoll.federation import Federation, Replies
+from atoll.losses import cross_entropy
+from atoll.models import load, read
+from atoll.parameters import Parameters, scale, weighted
+from atoll.settings import setting
+
+SPREADS = ("horizontal", "overlapping")
+
+
+@dataclass(frozen=True)
+class Settings(fedavg.Settings):
+    """FedAvg's settings and when clusters are cut."""
+
+    epsilon1: float = setting(0.05, "A cluster may be cut once its mean update is shorter than this; 0 never cuts.", low=0)
+    epsilon2: float = setting(0.1, "A cluster is cut only if some member's update is longer than this.", low=0)
+    wait: int = setting(20, "Rounds before the first cut.", low=0)
+    sequences: bool = setting(False, "GCFL+: cut by dynamic time warping of the sequences of update norms.")
+    length: int = setting(10, "GCFL+: length of the sequences.", low=1)
+    standardize: bool = setting(False, "GCFL+: divide every sequence by its standard deviation, so that only its shape counts.")
+
+
+class Cohort(fedavg.Cohort):
+    """FedAvg's parties, which train the model of their cluster."""
+
+    settings: Settings
+
+    @verb
+    def fit(self, model: Fields) -> Fields:
+        """θ_i ← θ of the party's cluster, then E epochs on its own training nodes."""
+        load(self.model, model)
+        if not self.settings.keep_optimizer:
+            self.optimizer.reset()
+        draws = self.draws()
+        for _ in range(self.settings.epochs):
+            optim.descend(self.optimizer, cross_entropy(self.model(self.graph, draws), self.graph, "train"))
+        return {"model": read(self.model, copy=True), "n": self.weights}
+
+
+def start(federation: Federation, settings: Settings) -> State:
+    """One cluster with everybody; nothing heard of anybody."""
+    parties = len(federation.parties)
+    model = {name: value[None] for name, value in first_model(settings, federation.schema, federation.seed).items()}
+    return {
+        "model": model,  # (C, …) a cluster
+        "cluster": torch.zeros(parties, dtype=torch.int64),  # (P,)
+        "update": torch.zeros(parties, sum(value.numel() for value in model.values())),  # (P, w) each party's last Δθ_i
+        "n": torch.zeros(parties, dtype=torch.int64),  # (P,) training nodes, 0 where a party was not heard yet
+        "norms": torch.zeros(parties, settings.length),  # (P, d) the last ‖Δθ_i‖, newest last
+        "heard": torch.zeros(parties, dtype=torch.int64),  # (P,) how many norms since its cluster was cut
+    }
+
+
+def step(federation: Federation, state: State, settings: Settings) -> State:
+    """Everybody trains the model of its cluster; clusters are perhaps cut; then each takes the mean of its members' models."""
+    replies = federation.ask("fit", each={"model": models_of_parties(state)})
+    state = observe(state, replies)
+    if federation.round > settings.wait:
+        for cluster in range(int(state["cluster"].max()) + 1):
+            state = cut(state, cluster, settings)
+    return state | {"model": aggregate(state, replies)}
+
+
+def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, object]:
+    """Of each party's cluster's model, pooled over the parties' nodes."""
+    return metrics.evaluate(federation, each={"model": models_of_parties(state)})
+
+
+def models_of_parties(state: State) -> Parameters:
+    """(P, …): every party's cluster's model."""
+    return {name: value[state["cluster"]] for name, value in state["model"].items()}
+
+
+def observe(state: State, replies: Replies) -> State:
+    """Note the updates of those who answered; of the others the last ones stand (Deviation: in the paper all answer)."""
+    parties = torch.tensor(replies.parties)
+    sent = models_of_parties(state)
+    update, n, norms, heard = (state[name].clone() for name in ("update", "n", "norms", "heard"))
+    differences = [(value - sent[name][parties]).flatten(1) for name, value in replies.stack("model").items()]
+    update[parties] = torch.cat(differences, 1)  # Δθ_i
+    n[parties] = replies.stack("n")
+    norms[parties] = torch.cat([norms[parties, 1:], update[parties].norm(dim=1, keepdim=True)], 1)
+    heard[parties] += 1
+    return state | {"update": update, "n": n, "norms": norms, "heard": heard}
+
+
+def cut(state: State, cluster: int, settings: Settings) -> State:
+    """Part a cluster in two where its members are stationary together but not alone; the second half gets a new number."""
+    members = (state["cluster"] == cluster).nonzero().squeeze(1)
+    updates, n = state["update"][members], state["n"][members]
+    if len(members) <= 2 or not bool((n > 0).all()):
+        return state
+    together = (updates * (n / n.sum())[:, None]).sum(0).norm()  # δ_mean = ‖Σ_i |G_i| / |G| · Δθ_i‖
+    alone = updates.norm(dim=1).max()  # δ_max
+    if not (together < settings.epsilon1 and alone > settings.epsilon2):
+        return state
+    if settings.sequences:
+        if int(state["heard"][members].min()) < settings.length:
+            return state
+        distance = time_warping(state["norms"][members], settings.standardize)
+        ties = distance.max() - distance
+    else:
+        directions = updates / updates.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        ties = directions @ directions.t() + 1  # cosine similarity, from 0 to 2
+    leaving = members[min_cut(ties)]
+    assigned, heard = state["cluster"].clone(), state["heard"].clone()
+    assigned[leaving] = len(next(iter(state["model"].values())))
+    heard[members] = 0
+    models = {name: torch.cat([value, value[cluster : cluster + 1]]) for name, value in state["model"].items()}
+    return state | {"cluster": assigned, "heard": heard, "model": models}
+
+
+def aggregate(state: State, replies: Replies) -> Parameters:
+    """θ_c ← Σ_{i ∈ c} (n_i / n) θ_i over those who answered; a cluster of which nobody did keeps its model."""
+    own, n = weighted(replies.stack("model"), replies.stack("n")), replies.stack("n")
+    cluster = state["cluster"][torch.tensor(replies.parties)]
+    models = {name: value.clone() for name, value in state["model"].items()}
+    for c in cluster.unique().tolist():
+        members = (cluster == c).nonzero().squeeze(1)
+        mean = scale({name: value[members].sum(0) for name, value in own.items()}, 1 / n[members].sum())
+        for name, value in mean.items():
+            models[name][c] = value
+    return models
+
+
+def min_cut(ties: Tensor) -> Tensor:
+    """(m,) bool: the part without the first member, of the two with the weakest ties between them (Stoer & Wagner)."""
+    graph = igraph.Graph.Full(len(ties))
+    sources, targets = zip(*graph.get_edgelist(), strict=True)
+    first, second = graph.mincut(capacity=ties[list(sources), list(targets)].clamp(min=0).tolist()).partition
+    leaving = torch.zeros(len(ties), dtype=torch.bool)
+    leaving[second if 0 in first else first] = True
+    return leaving
+
+
+def time_warping(sequences: Tensor, standardize: bool) -> Tensor:
+    """(m, d) → (m, m): dynamic time warping distances, all pairs at once: the root of the least sum of squared differences."""
+    if standardize:
+        sequences = sequences / sequences.std(dim=1, correction=0, keepdim=True).clamp(min=1e-12)
+    count, length = sequences.shape
+    blocked = torch.full((count, count), torch.inf)
+    above = [torch.zeros(count, count)] + [blocked] * length  # the row before: costs of warping the first i − 1 onto the first j
+    for i in range(length):
+        row = [blocked]
+        for j in range(length):
+            step_cost = (sequences[:, None, i] - sequences[None, :, j]).square()
+            row.append(step_cost + torch.minimum(torch.minimum(above[j], above[j + 1]), row[j]))
+        above = row
+    return above[length].sqrt()
