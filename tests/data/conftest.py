@@ -3,10 +3,14 @@
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 from graphs import make_graph
 
 from atoll.graph import Graph
+
+hypothesis.settings.register_profile("shared", deadline=None)  # the machine may be busy
+hypothesis.settings.load_profile("shared")
 
 
 @pytest.fixture(scope="session")

@@ -86,11 +86,11 @@ def test_samples_stand_together() -> None:
 
 
 def test_a_million_nodes_take_seconds() -> None:
-    """Time goes with the edges, never with N²: five million edges in well under 20 s on a busy core."""
-    start = time.perf_counter()
+    """Time goes with the edges, never with N²: five million edges in well under 20 s of one core."""
+    start = time.process_time()
     graph = csbm(nodes=1_000_000, degree=10, lam=2, mu=1, features=1)
     assert graph.edge_index.shape[1] == pytest.approx(10_000_000, rel=0.01)
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
 
 
 def test_the_demo_graph_is_a_federation() -> None:
