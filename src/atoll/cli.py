@@ -142,7 +142,44 @@ def partition(
 
     chosen = config.resolve("local", dataset=dataset, partition=partition, parties=parties, seed=seed, values=_values(sets))
     data = spread(chosen, None, SETTINGS)
-    console.print(render(facts(data.parts, data.whole)))
+    console.print(render(facts(data.parts, data.source)))
+
+
+@app.command()
+def reproduce(
+    what: Annotated[str | None, typer.Argument(metavar="PAPER[/TABLE]", help="For instance fedspray or fedspray/table2.")] = None,
+    show: Annotated[bool, typer.Option("--list", help="Show every table and figure with its state.")] = False,
+    quick: Annotated[bool, typer.Option(help="A small version: fewer seeds and rounds.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds; as many as the paper's by default.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each where there are several.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for the runs; those already there are not run again.")] = Path("runs/reproduce"),
+    page: Annotated[Path | None, typer.Option(help="Write the whole paper's page of results to this file.")] = None,
+    rerun: Annotated[bool, typer.Option("--run/--no-run", help="Run what is missing, or only show what is there.")] = True,
+) -> None:
+    """Reproduce the papers' tables and figures: ours beside theirs. Exit code 1 when something is outside the stated range."""
+    _prepare_torch(None)
+    from atoll import reproduce as library
+    from atoll.console import out as console
+    from atoll.reproduce import execute, pages
+
+    if show or what is None:
+        for paper in library.papers():
+            for exhibit in library.exhibits(paper):
+                console.print(f"{exhibit.name:24} {exhibit.state:12} {exhibit.title}")
+        return
+    chosen = library.find(what)
+    work = execute.jobs_of(chosen, quick, seeds)
+    if rerun:
+        configs = [config for each in work.values() for config in each]
+        execute.execute(configs, out, jobs, lambda name, done, of: print(f"{done}/{of} {name}", file=sys.stderr, flush=True))
+    told = [(exhibit, execute.lines(exhibit, work, out)) for exhibit in chosen]
+    for exhibit, lines in told:
+        console.print(pages.terminal(exhibit, lines))
+    if page is not None:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(pages.markdown(told))
+    if any(line.outside() for _, lines in told for line in lines) and not quick:
+        raise typer.Exit(1)
 
 
 @app.command("algorithms")

@@ -29,6 +29,7 @@ class Spread:
     setting: str  # horizontal, overlapping, vertical or node
     parts: Graph  # the parties' graphs, block-diagonal
     whole: Graph  # the union of their nodes, with the edges between parties (overlapping: only those that some party holds)
+    source: Graph  # the graph that was spread, with nodes that no party got
     public: Mapping[str, Any] = field(default_factory=dict)  # what the setting lets the server know
 
 
@@ -53,7 +54,7 @@ def spread(config: Config, graph: Graph | None, spreads: Sequence[str]) -> Sprea
     public = {}
     if setting == "node":
         public = {"edge_index": whole.edge_index, "y_train": torch.where(whole.train, whole.y, -1)}
-    return Spread(setting, parts, whole, public)
+    return Spread(setting, parts, whole, graph, public)
 
 
 def union(parts: Graph, graph: Graph, *, merged: bool = False) -> Graph:

@@ -1,0 +1,133 @@
+"""The papers' tables and figures: their numbers are the data files beside this one, ours come from runs."""
+
+from __future__ import annotations
+
+import importlib.resources
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import mean, stdev
+from typing import Any
+
+from atoll import config
+from atoll.config import Config
+from atoll.errors import AtollError
+from atoll.settings import suggest
+
+ARGUMENTS = ("algorithm", "dataset", "partition", "parties")  # of a cell's `run`, beside settings by name
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One line of a table or one point of a figure."""
+
+    row: str
+    run: Mapping[str, Any] = field(default_factory=dict)  # arguments of atoll.run
+    paper: Mapping[str, Any] = field(default_factory=dict)  # metric → value or [mean, standard deviation]
+    range: Mapping[str, Sequence[float]] = field(default_factory=dict)  # metric → the range we state
+    note: str = ""
+    missing: str = ""  # why there can be no result
+    party: int | None = None  # of a table of facts
+    series: str = ""  # of a figure
+    x: float | str | None = None
+
+    def configs(self, seeds: int, over: Mapping[str, Any]) -> list[Config]:
+        """The runs behind the cell, one a seed; `over` are settings that come last."""
+        values = {name: value for name, value in self.run.items() if name not in (*ARGUMENTS, "seed")} | dict(over)
+        named = {name: self.run[name] for name in ARGUMENTS if name in self.run and name != "algorithm"}
+        first = self.run.get("seed", 0)
+        return [config.resolve(self.run["algorithm"], seed=seed, values=values, **named) for seed in range(first, first + seeds)]
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A table or figure of a paper."""
+
+    name: str  # paper/table2
+    paper: str
+    title: str
+    cells: tuple[Cell, ...]
+    metrics: tuple[str, ...] = ("accuracy",)
+    kind: str = "table"  # or figure, or facts (of a partition; nothing is trained)
+    percent: bool = False
+    seeds: int = 5
+    quick: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)  # what all cells have in common
+    scale: Mapping[str, float] = field(default_factory=dict)  # metric → factor from ours to the paper's unit
+    note: str = ""
+    missing: str = ""
+
+    @property
+    def state(self) -> str:
+        """`ready`, or why nothing of it can be run."""
+        if self.missing:
+            return self.missing
+        reasons = {cell.missing for cell in self.cells}
+        return "ready" if "" in reasons or not reasons else "; ".join(sorted(reasons))
+
+    def value(self, metric: str, result: Mapping[str, Any]) -> float | None:
+        """A metric of a result in the paper's unit; a dotted name reaches into lists (`party_accuracy.0`) and result.json (`bytes.up`)."""
+        first, *rest = metric.split(".")
+        measured = first in result["metrics"]
+        found: Any = result["metrics"][first] if measured else result.get(first)
+        for part in rest:
+            found = found[int(part)] if isinstance(found, list) else found.get(part) if isinstance(found, Mapping) else None
+        if not isinstance(found, (int, float)):
+            return None
+        return found * self.scale.get(metric, 100.0 if self.percent and measured else 1.0)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A cell with what came out: metric → (mean, standard deviation) of ours."""
+
+    cell: Cell
+    ours: Mapping[str, tuple[float, float]]
+    seeds: int
+
+    def outside(self) -> list[str]:
+        """The metrics that lie outside the range we state."""
+        return [name for name, (low, high) in self.cell.range.items() if name in self.ours and not low <= self.ours[name][0] <= high]
+
+
+def papers() -> list[str]:
+    """The papers there are data files of."""
+    return sorted(file.name.removesuffix(".toml") for file in importlib.resources.files(__name__).iterdir() if file.name.endswith(".toml"))
+
+
+def exhibits(paper: str) -> list[Exhibit]:
+    """All tables and figures of a paper."""
+    if paper not in papers():
+        raise AtollError(f"There is no paper {paper!r} to reproduce{suggest(paper, papers())}")
+    document = tomllib.loads(importlib.resources.files(__name__).joinpath(f"{paper}.toml").read_text())
+    title = document.pop("paper")
+    return [_exhibit(f"{paper}/{name}", title, table) for name, table in document.items()]
+
+
+def find(name: str) -> list[Exhibit]:
+    """`paper` or `paper/table2`."""
+    paper, _, table = name.partition("/")
+    found = exhibits(paper)
+    if not table:
+        return found
+    chosen = [exhibit for exhibit in found if exhibit.name == name]
+    if not chosen:
+        raise AtollError(f"There is no {name!r} to reproduce{suggest(name, [exhibit.name for exhibit in found])}")
+    return chosen
+
+
+def _exhibit(name: str, paper: str, table: dict[str, Any]) -> Exhibit:
+    common = table.get("run", {})
+    cells = tuple(Cell(**{**cell, "run": {**common, **cell.get("run", {})}}) for cell in table.pop("cells", []))
+    return Exhibit(name, paper, cells=cells, **{**table, "metrics": tuple(table.get("metrics", ("accuracy",)))})
+
+
+def summarise(exhibit: Exhibit, cell: Cell, results: Sequence[Mapping[str, Any]]) -> Line:
+    """Mean and standard deviation over the seeds of every metric of the exhibit."""
+    ours = {}
+    for metric in exhibit.metrics:
+        values = [value for value in (exhibit.value(metric, result) for result in results) if value is not None]
+        if values:
+            ours[metric] = (mean(values), stdev(values) if len(values) > 1 else math.nan)
+    return Line(cell, ours, len(results))

@@ -1,0 +1,85 @@
+"""Running what the papers' tables need: every run once, in a folder of its own, resumable, several at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from atoll import runner
+from atoll.config import Config
+from atoll.reproduce import Cell, Exhibit, Line, summarise
+
+Tell = Callable[[str, int, int], None]  # what was run, how many are done, of how many
+
+
+def folder_of(config: Config, root: Path) -> Path:
+    """Where a run's result lies: the same configuration, the same folder, whichever table asks for it."""
+    digest = hashlib.blake2b(json.dumps(config.to_dict(), sort_keys=True).encode(), digest_size=6).hexdigest()
+    return root / f"{config.algorithm}-{Path(config.dataset).name}-{config.seed}-{digest}"
+
+
+def jobs_of(exhibits: Sequence[Exhibit], quick: bool, seeds: int | None) -> dict[tuple[str, str], list[Config]]:
+    """The runs behind every cell that can be run, by exhibit and row."""
+    jobs = {}
+    for exhibit in exhibits:
+        over = {name: value for name, value in exhibit.quick.items() if name != "seeds"} if quick else {}
+        count = seeds or (exhibit.quick.get("seeds", 1) if quick else exhibit.seeds)
+        for cell in exhibit.cells:
+            if not cell.missing and not exhibit.missing and exhibit.kind != "facts":
+                jobs[exhibit.name, cell.row] = cell.configs(count, over)
+    return jobs
+
+
+def execute(configs: Sequence[Config], root: Path, workers: int, tell: Tell) -> None:
+    """Run every configuration that has no result yet; a run that was broken off goes on from its checkpoint."""
+    waiting = {folder_of(config, root): config for config in configs}
+    waiting = {folder: config for folder, config in waiting.items() if not (folder / "result.json").exists()}
+    if workers == 1:
+        for done, (folder, config) in enumerate(waiting.items(), 1):
+            run_one(config, folder)
+            tell(folder.name, done, len(waiting))
+        return
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the children: one thread each
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        futures = {pool.submit(run_one, config, folder): folder for folder, config in waiting.items()}
+        for done, future in enumerate(as_completed(futures), 1):
+            future.result()
+            tell(futures[future].name, done, len(waiting))
+
+
+def run_one(config: Config, folder: Path) -> None:
+    """Run, or go on with, one configuration."""
+    if (folder / "config.toml").exists():
+        runner.resume(folder)
+    else:
+        runner.run(config, out=folder)
+
+
+def lines(exhibit: Exhibit, jobs: Mapping[tuple[str, str], Sequence[Config]], root: Path) -> list[Line]:
+    """What came out, cell by cell; a cell without results has none."""
+    if exhibit.kind == "facts":
+        return [Line(cell, _facts(exhibit, cell), 1) for cell in exhibit.cells]
+    found = []
+    for cell in exhibit.cells:
+        folders = [folder_of(config, root) for config in jobs.get((exhibit.name, cell.row), [])]
+        results = [json.loads((folder / "result.json").read_text()) for folder in folders if (folder / "result.json").exists()]
+        found.append(summarise(exhibit, cell, results))
+    return found
+
+
+def _facts(exhibit: Exhibit, cell: Cell) -> dict[str, tuple[float, float]]:
+    """The facts of one party of a partition as metrics."""
+    from atoll import config
+    from atoll.data.facts import facts
+    from atoll.data.spread import SETTINGS, spread
+
+    run: dict[str, Any] = dict(cell.run)
+    data = spread(config.resolve("local", dataset=run["dataset"], partition=run["partition"]), None, SETTINGS)
+    party = vars(facts(data.parts, data.source).parties[cell.party or 0])
+    return {name: (float(party[name]), float("nan")) for name in exhibit.metrics if name in party}
