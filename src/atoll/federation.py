@@ -94,9 +94,11 @@ class Federation:
         secure: bool = False,
         public: Mapping[str, Any] | None = None,
         whole: Graph | None = None,
+        setting: str = "horizontal",
     ) -> None:
         """`verbs`: name → public or private. `public`: what the setting lets the server know (the node setting's edges).
         `whole`: the union of the parties' graphs; only a simulation has it, and only `evaluate` may look at it.
+        `setting`: how the graph is spread over the parties.
         """
         self.engine = engine
         self.schema = schema
@@ -107,6 +109,7 @@ class Federation:
         self.secure = secure
         self.public = public or {}
         self.whole = whole
+        self.setting = setting
         self.ledger = Ledger(schema.parties)
         self.round = 0
         self.calls = 0

@@ -8,9 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.cohort import Fields
+from atoll.cohort import Fields, backbone
 from atoll.federation import Federation
 from atoll.graph import Graph
+from atoll.models import load
+from atoll.settings import Training
 
 
 def count(logits: Tensor, graph: Graph) -> Fields:
@@ -59,13 +61,37 @@ def _plan(graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def evaluate(federation: Federation, verb: str = "evaluate", **common: Any) -> dict[str, Any]:
-    """Metrics over all parties' nodes pooled and, unless secure aggregation hides them, of each party."""
+    """Metrics over all parties' nodes pooled and, unless secure aggregation hides them, of each party.
+
+    Where parties overlap, what they measure on their own graphs is the local goal: `local_accuracy` and so on.
+    """
     if federation.secure:
-        return pooled(federation.total(verb, **common))
+        return _goal(federation, pooled(federation.total(verb, **common)))
     replies = federation.ask(verb, **common)
     counts = {name: replies.stack(name) for name in ("validation", "test", "confusion")}
     metrics = pooled({name: value.sum(0) for name, value in counts.items()})
-    return metrics | by_party(replies.parties, counts)
+    return _goal(federation, metrics) | by_party(replies.parties, counts)
+
+
+def evaluate_shared(federation: Federation, settings: Training, model: Fields) -> dict[str, Any]:
+    """Metrics of one model for all, at the parties and, where they overlap, on the union of their graphs: the global goal.
+
+    The validation scores are the parties' in any case: a federation that is no simulation has no union graph.
+    """
+    metrics = evaluate(federation, model=model)
+    if federation.setting != "overlapping" or federation.whole is None:
+        return metrics
+    network = backbone(settings, federation.schema, 1, None)
+    load(network, model)
+    with torch.no_grad():
+        found = pooled({name: value[0] for name, value in count(network(federation.whole), federation.whole).items()})
+    return {name: value for name, value in found.items() if not name.startswith("val_")} | metrics
+
+
+def _goal(federation: Federation, metrics: dict[str, float]) -> dict[str, float]:
+    if federation.setting != "overlapping":
+        return metrics
+    return {name if name.startswith("val_") else f"local_{name}": value for name, value in metrics.items()}
 
 
 def pooled(counts: Fields) -> dict[str, float]:

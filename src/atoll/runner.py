@@ -126,6 +126,7 @@ def prepare(config: Config, graph: Graph | None = None, *, engine: Callable[[Eng
         missing_is_fatal=config.run.missing == "stop",
         public=data.public,
         whole=data.whole,
+        setting=data.setting,
     )
     return Experiment(config, algorithm, data, federation)
 

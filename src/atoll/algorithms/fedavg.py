@@ -1,12 +1,14 @@
 """FedAvg: McMahan et al., AISTATS 2017. One model for all; with `model=mlp` it is FedMLP.
 
-Payload bytes a round and party, w parameters: down 4·w, up 4·w + 8 (the number of training nodes).
-The server sees the sum of the parties' models, weighted by their training nodes, and the sum of those nodes.
+Payload bytes a round and party, w parameters: down 4·w, up 4·w + 8 (the number of training nodes, or of all with `weighting=nodes`).
+The server sees the sum of the parties' models, weighted by these nodes, and the sum of the nodes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from torch import Tensor
 
 import atoll.cohort
 from atoll import metrics, optim
@@ -23,8 +25,9 @@ SPREADS = ("horizontal", "overlapping")
 
 @dataclass(frozen=True)
 class Settings(Training):
-    """The shared training settings and what becomes of the optimiser between rounds."""
+    """The shared training settings, how parties are weighted, and what becomes of the optimiser between rounds."""
 
+    weighting: str = setting("train", "A party's weight: its training nodes, or all its nodes.", choices=("train", "nodes"))
     keep_optimizer: bool = setting(True, "Keep the parties' optimiser state from round to round instead of starting afresh.")
 
 
@@ -49,7 +52,12 @@ class Cohort(atoll.cohort.Cohort):
         draws = self.draws()
         for _ in range(self.settings.epochs):
             optim.descend(self.optimizer, cross_entropy(self.model(self.graph, draws), self.graph, "train"))
-        return {"model": weighted(self.model, self.graph.num_train), "n": self.graph.num_train}
+        return {"model": weighted(self.model, self.weights), "n": self.weights}
+
+    @property
+    def weights(self) -> Tensor:
+        """(P,) n_k."""
+        return self.graph.num_train if self.settings.weighting == "train" else self.graph.ptr.diff()
 
     @verb
     def evaluate(self, model: Fields) -> Fields:
@@ -70,5 +78,5 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
 
 
 def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, object]:
-    """Pooled over the parties' nodes."""
-    return metrics.evaluate(federation, model=state["model"])
+    """Pooled over the parties' nodes; where they overlap, on the union of their graphs as well."""
+    return metrics.evaluate_shared(federation, settings, state["model"])

@@ -1,0 +1,181 @@
+"""FedGL: Chen et al., "FedGL: Federated Graph Learning Framework with Global Self-Supervision", 2021, Algorithm 1.
+
+FedAvg over overlapping parties; the server fuses what they predict for each node into pseudo labels and what they embed into a
+pseudo graph, and sends both back. Without either (α = β = 0) it is FedAvg.
+
+Payload bytes a round and party (w parameters, N nodes in all, C classes, s neighbours; α, β > 0, from the second round on):
+down 4·w + 8·N + 8·N·s; up 4·w + 8 + 8·N·C + 4·N with `upload=sum`; up 4·w + 8 + N_k·(8·C + 8) with `upload=rows`.
+The server sees, with `upload=sum`, sums over the parties: of their models and, for each node, of predictions, embeddings and
+weights; with `upload=rows` each party's model, nodes, predictions and embeddings. The parties see every node's pseudo label and
+pseudo neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from atoll import metrics, optim, pseudograph
+from atoll.algorithms import State, fedavg
+from atoll.cohort import Fields, first_model, verb
+from atoll.errors import AtollError
+from atoll.federation import Federation
+from atoll.graph import Graph
+from atoll.losses import cross_entropy
+from atoll.models import load
+from atoll.parameters import scale, weighted
+from atoll.settings import setting
+
+SPREADS = ("overlapping", "horizontal")
+
+
+@dataclass(frozen=True)
+class Settings(fedavg.Settings):
+    """FedAvg's settings and those of the global self-supervision."""
+
+    alpha: float = setting(0.2, "α, the weight of the loss on pseudo labels; 0 goes without them.", low=0)
+    beta: float = setting(1.0, "β, the weight of the pseudo graph; 0 goes without it.", low=0)
+    threshold: float = setting(0.5, "λ, the confidence above which a fused prediction becomes a pseudo label.", low=0, high=1)
+    neighbours: int = setting(100, "s, the neighbours of a node in the pseudo graph.", low=1)
+    pseudo_graph: str = setting("counts", "How the pseudo graph is weighted.", choices=pseudograph.FORMS)
+    fusion: str = setting(
+        "holders",
+        "What a node's predictions and embeddings are divided by: the nodes of the parties that hold it, or of all parties.",
+        choices=("holders", "literal"),
+    )
+    upload: str = setting(
+        "sum", "Whether the server sees the parties' predictions and embeddings summed or row by row.", choices=("sum", "rows")
+    )
+    search: str = setting(
+        "exact", "How neighbours are found: all pairs, block by block, or by faiss.", choices=("exact", "approximate")
+    )
+
+
+class Cohort(fedavg.Cohort):
+    """Parties that train the server's model with its pseudo labels over its pseudo graph."""
+
+    settings: Settings
+
+    @verb(public=True)
+    def count(self) -> Fields:
+        """How far the numbers of the parties' nodes reach."""
+        return {"nodes": torch.stack([ids.max() + 1 for ids in self.graph.ids.split(self.graph.sizes)])}
+
+    @verb
+    def fit(self, model: Fields, nodes: int = 0, labels: Tensor | None = None, graph: dict[str, Tensor] | None = None) -> Fields:
+        """Lines 5 to 8 of Algorithm 1."""
+        s = self.settings
+        load(self.model, model)
+        if not s.keep_optimizer:
+            self.optimizer.reset()
+        local = self.graph if graph is None else pseudograph.complement(self.graph, **graph, beta=s.beta, form=s.pseudo_graph)
+        pseudo = None if labels is None else self.project(labels)  # Ȳ⁽ᵏ⁾
+        draws = self.draws()
+        for _ in range(s.epochs):
+            logits = self.model(local, draws)
+            loss = cross_entropy(logits, self.graph, "train")  # L_GCN, Eq. 4
+            if pseudo is not None:
+                loss = loss + s.alpha * cross_entropy(logits, pseudo, "train")  # + α·L_SSL, Eqs. 7 and 8
+            optim.descend(self.optimizer, loss)
+        reply = {"model": weighted(self.model, self.weights), "n": self.weights}
+        with torch.no_grad():
+            return reply | self.tell(self.model(local), nodes)  # H_k after training, without dropout
+
+    def project(self, labels: Tensor) -> Graph:
+        """The party's nodes with their pseudo labels, Fig. 4; those that have a real label to train on are left out.
+
+        Deviation: each term of Eq. 8 is a mean where the paper writes a sum, under which pseudo labels drown the real ones.
+        """
+        own = labels[self.graph.ids].long()
+        return replace(self.graph, y=own, train=(own >= 0) & ~self.graph.train)
+
+    def tell(self, embeddings: Tensor, nodes: int) -> Fields:
+        """P_k and H_k as far as they are needed: N_k times each on the global rows (sum), or as they are (rows)."""
+        s, graph = self.settings, self.graph
+        told = ({"predictions": embeddings.softmax(1)} if s.alpha else {}) | ({"embeddings": embeddings} if s.beta else {})
+        if not told:
+            return {}
+        if s.upload == "rows":
+            return {"ids": list(graph.ids.split(graph.sizes))} | {
+                name: list(rows.split(graph.sizes)) for name, rows in told.items()
+            }
+        if s.fusion == "holders":
+            told["held"] = torch.ones(graph.num_nodes)
+        size = graph.ptr.diff()[graph.party].float()  # N_k
+        return {name: self.scatter(rows * size.view(-1, *[1] * (rows.ndim - 1)), nodes) for name, rows in told.items()}
+
+    def scatter(self, rows: Tensor, nodes: int) -> Tensor:
+        """(n, …) → (P, N, …): each party's rows where its nodes stand among all, 0 elsewhere."""
+        result = rows.new_zeros(self.graph.parties, nodes, *rows.shape[1:])
+        result[self.graph.party, self.graph.ids] = rows
+        return result
+
+
+def start(federation: Federation, settings: Settings) -> State:
+    """Line 1: a first model, no pseudo labels and no pseudo graph."""
+    if settings.beta and settings.model in ("sage", "gat", "mlp"):
+        raise AtollError(f"A pseudo graph has weights that {settings.model} does not use; choose another model, or --set beta=0.")
+    state: State = {"model": first_model(settings, federation.schema, federation.seed)}
+    if settings.alpha or settings.beta:
+        state["nodes"] = federation.ask("count").stack("nodes").max()
+    return state
+
+
+def step(federation: Federation, state: State, settings: Settings) -> State:
+    """Lines 3 to 16: the pseudo labels and pseudo graph of the last round go out, what the parties learn comes back."""
+    message = {"model": state["model"]}
+    if "nodes" in state:
+        message["nodes"] = int(state["nodes"])
+    if "predictions" in state:
+        message["labels"] = pseudo_labels(state["predictions"], settings.threshold)
+    if "embeddings" in state:
+        columns, weights = pseudograph.discover(state["embeddings"], settings.neighbours, settings.pseudo_graph, settings.search)
+        message["graph"] = {"columns": columns, "weights": weights}
+    total = gather(federation, message, settings)
+    fused = {name: fuse(total, name, settings) for name in ("predictions", "embeddings") if name in total}  # Eqs. 11 and 13
+    kept = {"nodes": state["nodes"]} if "nodes" in state else {}
+    return {"model": scale(total["model"], 1 / total["n"]), **kept, **fused}  # Eq. 10
+
+
+def gather(federation: Federation, message: Fields, settings: Settings) -> Fields:
+    """Sums over the parties, whichever way they came: Σ N_k·W_k, Σ N_k·P_k, Σ N_k·H_k, and each node's Σ N_k over its holders."""
+    if settings.upload == "sum" or "nodes" not in message:
+        return federation.total("fit", **message)
+    replies = federation.ask("fit", **message)
+    stacked = {"model": replies.stack("model"), "n": replies.stack("n")}
+    total: Fields = {"n": stacked["n"].sum(0), "model": {name: value.sum(0) for name, value in stacked["model"].items()}}
+    ids = replies.stack("ids")
+    for name in ("predictions", "embeddings"):
+        if name in replies.fields:
+            rows = replies.stack(name)
+            total[name] = rows[0].new_zeros(message["nodes"], rows[0].shape[1])
+            for place, own in zip(ids, rows, strict=True):
+                total[name].index_add_(0, place, own * float(len(place)))
+    total["held"] = torch.zeros(message["nodes"])
+    for place in ids:
+        total["held"].index_add_(0, place, torch.full((len(place),), float(len(place))))
+    return total
+
+
+def fuse(total: Fields, name: str, settings: Settings) -> Tensor:
+    """Σ_k N_k/M·P_k; M are the nodes of the parties that hold the node or, taken literally, of all parties.
+
+    Deviation: with the paper's M a node that few parties hold can never pass the threshold.
+    """
+    rows: Tensor = total[name]
+    if settings.fusion == "literal":
+        return rows / total["n"]
+    return rows / total["held"].clamp(min=1)[:, None]
+
+
+def pseudo_labels(predictions: Tensor, threshold: float) -> Tensor:
+    """(N,) Ȳ, Eq. 12: the likeliest class where it is likelier than λ, else −1."""
+    confidence, labels = predictions.max(1)
+    return torch.where(confidence > threshold, labels, -1)
+
+
+def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, object]:
+    """Global goal: the model on the union of the parties' graphs. Local goal: at each party. Neither uses the pseudo graph."""
+    return metrics.evaluate_shared(federation, settings, state["model"])

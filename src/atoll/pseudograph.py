@@ -1,0 +1,123 @@
+"""Pseudo graphs (FedGL, Eqs. 9 and 14): every node joined to those whose embeddings are nearest, never holding N × N numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atoll.errors import AtollError
+from atoll.graph import Graph
+from atoll.kernels import Sparse
+
+FORMS = ("literal", "counts", "cosine")
+ENTRIES = 1 << 24  # similarities held at a time: 64 MB
+
+
+def discover(embeddings: Tensor, neighbours: int, form: str, search: str = "exact") -> tuple[Tensor, Tensor]:
+    """Ā = φ(H·Hᵀ), Eq. 14, its s largest entries a row: columns (N, s) int32 and weights (N, s), rows summing to 1 (or all 0).
+
+    `cosine` takes the rows of H at length 1 first.
+    """
+    if form == "cosine":
+        embeddings = F.normalize(embeddings, dim=1)
+    count = min(neighbours, embeddings.shape[0])
+    scores, columns = nearest(embeddings, count) if search == "exact" else approximate(embeddings, count)
+    weights = scores.clamp_(min=0)  # φ
+    return columns.int(), weights / weights.sum(1, keepdim=True).clamp(min=1e-12)
+
+
+def nearest(embeddings: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest `count` entries of every row of H·Hᵀ and their columns, block of rows by block of rows.
+
+    Columns are dealt into groups first: the largest entries lie in the groups with the largest maxima, so that sorting sees
+    few numbers and the result is exact.
+    """
+    nodes = embeddings.shape[0]
+    groups = min(nodes, max(count, int((nodes * count) ** 0.5)))  # balances the two sorts
+    depth = -(-nodes // groups)
+    padded = F.pad(embeddings, (0, 0, 0, groups * depth - nodes)).t().contiguous()
+    scores, columns = embeddings.new_empty(nodes, count), torch.empty(nodes, count, dtype=torch.int32)
+    step = max(1, ENTRIES // (groups * depth))
+    for start in range(0, nodes, step):
+        block = embeddings[start : start + step] @ padded  # (B, depth · groups)
+        block[:, nodes:] = -torch.inf
+        if depth == 1:
+            best, places = block.topk(count, dim=1)
+        else:
+            block = block.view(-1, depth, groups)
+            chosen = block.amax(1).topk(count, dim=1).indices  # (B, count) groups
+            candidates = block.gather(2, chosen[:, None].expand(-1, depth, -1)).flatten(1)  # (B, depth · count)
+            best, within = candidates.topk(count, dim=1)
+            places = (within // count) * groups + chosen.gather(1, within % count)
+        scores[start : start + step], columns[start : start + step] = best, places
+    return scores, columns
+
+
+def approximate(embeddings: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Nearly the same by an inverted file of clusters (faiss); a row that finds too few is filled with zeros."""
+    faiss = _faiss()
+    points = np.ascontiguousarray(embeddings.numpy())
+    nodes, width = points.shape
+    clusters = max(1, int(nodes**0.5))
+    quantizer = faiss.IndexFlatIP(width)
+    index = faiss.IndexIVFFlat(quantizer, width, clusters, faiss.METRIC_INNER_PRODUCT)
+    index.cp.seed = 0
+    index.train(points[:: max(1, nodes // (64 * clusters))])
+    index.add(points)
+    index.nprobe = max(1, clusters // 16)
+    scores, columns = (torch.from_numpy(found) for found in index.search(points, count))
+    return scores.masked_fill(columns < 0, 0), columns.clamp_(min=0)
+
+
+def _faiss() -> Any:
+    import warnings
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            import faiss
+    except ImportError:
+        raise AtollError("search=approximate needs the package faiss-cpu; install it, or take search=exact.") from None
+    return faiss
+
+
+def project(graph: Graph, columns: Tensor, weights: Tensor) -> sp.csr_array:
+    """Ā⁽ᵏ⁾, Fig. 4, of every party: the pseudo graph's entries between nodes that the party holds, block-diagonal (N, N)."""
+    counts, places, values = [], [], []
+    row_of = torch.full((columns.shape[0],), -1, dtype=torch.int32)
+    for start, end in graph.blocks.ranges:
+        ids = graph.ids[start:end]
+        row_of[ids] = torch.arange(start, end, dtype=torch.int32)
+        local, own = row_of[columns[ids]], weights[ids]
+        kept = (local >= 0) & (own > 0)
+        counts.append(kept.sum(1))
+        places.append(local[kept])
+        values.append(own[kept])
+        row_of[ids] = -1
+    starts = F.pad(torch.cat(counts).cumsum(0), (1, 0)).int()
+    matrix = sp.csr_array(
+        (torch.cat(values).numpy(), torch.cat(places).numpy(), starts.numpy()), shape=(graph.num_nodes, graph.num_nodes)
+    )
+    matrix.sort_indices()
+    return matrix
+
+
+def normalise(matrix: sp.csr_array, form: str) -> sp.csr_array:
+    """D̄^(-1/2)·Ā·D̄^(-1/2), Eq. 9: D̄ the row sums; `counts`: the number of neighbours; `cosine` makes Ā symmetric first."""
+    if form == "cosine":
+        matrix = sp.csr_array(0.5 * (matrix + matrix.T))
+    degree = np.diff(matrix.indptr) if form == "counts" else matrix.sum(1)
+    scale = np.where(degree > 0, degree, 1).astype(np.float32) ** -0.5
+    values = matrix.data * np.repeat(scale, np.diff(matrix.indptr)) * scale[matrix.indices]
+    return sp.csr_array((values, matrix.indices, matrix.indptr), shape=matrix.shape)
+
+
+def complement(graph: Graph, columns: Tensor, weights: Tensor, beta: float, form: str) -> Graph:
+    """The same graph with A_k = Â_k + β·D̄^(-1/2)·Ā⁽ᵏ⁾·D̄^(-1/2), Eq. 9, in the place of Â_k."""
+    pseudo = normalise(project(graph, columns, weights), form)
+    return graph.over(Sparse(sp.csr_array(graph.normalised.astype(np.float32) + beta * pseudo)))
