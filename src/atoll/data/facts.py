@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from rich import box
 from rich.table import Table
 
 from atoll.data.assemble import Ints, distinct
@@ -93,19 +94,10 @@ def node_homophily(graph: Graph) -> tuple[NDArray[np.float64], NDArray[np.bool_]
 
 
 def render(found: Facts, most: int = 20) -> Table:
-    """A table for the terminal: a line a party, at most `most` of them."""
-    table = Table(title="Parties", caption=_caption(found))
-    for heading in (
-        "party",
-        "nodes",
-        "edges",
-        "train/val/test",
-        "majority class",
-        "majority/minority",
-        "homophily",
-        "labels by class",
-    ):
-        table.add_column(heading, justify="left" if heading == "labels by class" else "right")
+    """A table for the terminal: a line a party, at most `most` of them; the bars are its labelled nodes by class."""
+    table = Table(caption=_caption(found), caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    for heading in ("party", "nodes", "edges", "train/val/test", "main", "main/other", "homophily", "classes"):
+        table.add_column(heading, justify="left" if heading == "classes" else "right", no_wrap=True)
     for number, one in enumerate(found.parties[:most]):
         table.add_row(
             str(number),
@@ -115,18 +107,23 @@ def render(found: Facts, most: int = 20) -> Table:
             "-" if one.majority_class is None else str(one.majority_class),
             f"{one.majority_nodes}/{one.minority_nodes}",
             f"{_share(one.majority_homophily)}/{_share(one.minority_homophily)}",
-            " ".join(str(count) for count in one.labels),
+            "".join(BARS[-(-(len(BARS) - 1) * count // max(*one.labels, 1))] for count in one.labels),
         )
     if len(found.parties) > most:
         table.add_row("…", f"{len(found.parties) - most:,} more")
     return table
 
 
+BARS = " ▁▂▃▄▅▆▇█"
+
+
 def _caption(found: Facts) -> str:
     nodes, edges = f"{found.nodes:,} nodes", f"{found.edges_kept:,} edges kept"
     if found.edges_lost is None or found.nodes_lost is None:
         return f"{nodes}, {edges}"
-    return f"{nodes} kept, {found.nodes_lost:,} lost; {edges}, {found.edges_lost:,} lost"
+    lost = f"{nodes} kept, {found.nodes_lost:,} lost; {edges}, {found.edges_lost:,} lost"
+    meaning = "main: the most frequent class; homophily: the share of neighbours of a node's own class, main/other nodes"
+    return f"{lost}\n{meaning}"
 
 
 def _share(value: float | None) -> str:
