@@ -121,6 +121,15 @@ def test_pairs_stay_together_and_cuts_wait() -> None:
         assert int(runner.run(small("gcfl", rounds=3, **(CUTS | held))).state["cluster"].max()) == 0
 
 
+@pytest.mark.parametrize(("relative", "cut"), [(True, True), (False, False)])
+def test_the_thresholds_unit(relative: bool, cut: bool) -> None:
+    """The same thresholds cut in units of the first round's longest update, which is about 0.01 here, and not as they are."""
+    values = CUTS | {"epsilon1": 2.0, "epsilon2": 0.5, "relative": relative, "optimizer": "sgd", "lr": 0.01}
+    state = runner.run(small("gcfl", rounds=2, **values)).state
+    assert bool(state["cluster"].max() > 0) is cut
+    assert float(state["unit"]) < 0.5 or not relative
+
+
 def test_who_is_missing_stays_in_its_cluster() -> None:
     """A cluster of which nobody answers keeps its model; one of which some answer goes on without the others."""
     config = small("gcfl", rounds=2, **CUTS)

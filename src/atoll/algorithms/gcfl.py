@@ -31,8 +31,9 @@ SPREADS = ("horizontal", "overlapping")
 class Settings(fedavg.Settings):
     """FedAvg's settings and when clusters are cut."""
 
-    epsilon1: float = setting(0.05, "A cluster may be cut once its mean update is shorter than this; 0 never cuts.", low=0)
-    epsilon2: float = setting(0.1, "A cluster is cut only if some member's update is longer than this.", low=0)
+    epsilon1: float = setting(0.3, "A cluster may be cut once its mean update is shorter than this; 0 never cuts.", low=0)
+    epsilon2: float = setting(0.5, "A cluster is cut only if some member's update is longer than this.", low=0)
+    relative: bool = setting(True, "Measure both in units of the longest update of the first round.")
     wait: int = setting(20, "Rounds before the first cut.", low=0)
     sequences: bool = setting(False, "GCFL+: cut by dynamic time warping of the sequences of update norms.")
     length: int = setting(10, "GCFL+: length of the sequences.", low=1)
@@ -66,6 +67,7 @@ def start(federation: Federation, settings: Settings) -> State:
         "update": torch.zeros(parties, sum(value.numel() for value in model.values())),  # (P, w) each party's last Δθ_i
         "n": torch.zeros(parties, dtype=torch.int64),  # (P,) training nodes, 0 where a party was not heard yet
         "norms": torch.zeros(parties, settings.length),  # (P, d) the last ‖Δθ_i‖, newest last
+        "unit": torch.zeros(()) if settings.relative else torch.ones(()),  # what ε₁ and ε₂ are measured in
         "heard": torch.zeros(parties, dtype=torch.int64),  # (P,) how many norms since its cluster was cut
     }
 
@@ -100,7 +102,8 @@ def observe(state: State, replies: Replies) -> State:
     n[parties] = replies.stack("n")
     norms[parties] = torch.cat([norms[parties, 1:], update[parties].norm(dim=1, keepdim=True)], 1)
     heard[parties] += 1
-    return state | {"update": update, "n": n, "norms": norms, "heard": heard}
+    unit = state["unit"] if state["unit"] else norms.max()
+    return state | {"update": update, "n": n, "norms": norms, "heard": heard, "unit": unit}
 
 
 def cut(state: State, cluster: int, settings: Settings) -> State:
@@ -111,7 +114,7 @@ def cut(state: State, cluster: int, settings: Settings) -> State:
         return state
     together = (updates * (n / n.sum())[:, None]).sum(0).norm()  # δ_mean = ‖Σ_i |G_i| / |G| · Δθ_i‖
     alone = updates.norm(dim=1).max()  # δ_max
-    if not (together < settings.epsilon1 and alone > settings.epsilon2):
+    if not (together < settings.epsilon1 * state["unit"] and alone > settings.epsilon2 * state["unit"]):
         return state
     if settings.sequences:
         if int(state["heard"][members].min()) < settings.length:

@@ -1,0 +1,189 @@
+"""FedStar: Tan et al., AAAI 2023. What parties have in common is structure: an encoder of structure embeddings is shared.
+
+A structure encoder runs beside the feature encoder and feeds it, layer by layer; only the structure encoder is averaged.
+
+Payload bytes a round and party, w_S parameters in the structure encoder: down 4·w_S, up 4·w_S + 8 (the number of training nodes).
+The server sees the sum of the parties' structure encoders, weighted by their training nodes, and the sum of those nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor, nn
+
+import atoll.cohort
+from atoll import metrics, optim
+from atoll.algorithms import State
+from atoll.cohort import Fields, Schema, verb
+from atoll.errors import AtollError
+from atoll.federation import Federation
+from atoll.graph import Graph
+from atoll.kernels import Sparse
+from atoll.losses import cross_entropy
+from atoll.models import Chain, Dense, build, load, read
+from atoll.parameters import Parameters, scale, weighted
+from atoll.random import SERVER, Draws
+from atoll.settings import Training, setting
+
+SPREADS = ("horizontal", "overlapping")
+
+
+@dataclass(frozen=True)
+class Settings(Training):
+    """The shared training settings and the structure embeddings."""
+
+    walks: int = setting(16, "Random walk embedding: return probabilities after 1 to so many steps (k₁).", low=0)
+    degrees: int = setting(16, "Degree embedding: one-hot degrees from 1 to so many and more (k₂).", low=0)
+    keep_optimizer: bool = setting(True, "Keep the parties' optimiser state from round to round instead of starting afresh.")
+
+
+class StructureEncoder(nn.Module):
+    """s⁰ = z·W + b; s⁺ = tanh(Â·s·W + b): the part that all parties share."""
+
+    def __init__(self, settings: Settings, parties: int, layers: int, draws: Draws | None) -> None:
+        super().__init__()
+        self.embedding = Dense(parties, settings.walks + settings.degrees, settings.hidden, draws)
+        self.layers = nn.ModuleList(Dense(parties, settings.hidden, settings.hidden, draws, glorot=True) for _ in range(layers))
+
+    def forward(self, structure: Tensor, graph: Graph) -> list[Tensor]:
+        """(N, k₁ + k₂) → s⁰ … s^L, each (N, hidden)."""
+        encoded = [self.embedding(structure, graph.blocks)]
+        for layer in self.layers:
+            encoded.append(torch.tanh(layer(encoded[-1], graph.blocks, graph.propagate)))
+        return encoded
+
+
+class FeatureEncoder(nn.Module):
+    """h⁰ = x·W + b; h⁺ = relu(conv([h ‖ s])), conv a layer of the backbone; logits = [h^L ‖ s^L]·W + b: the personal part."""
+
+    def __init__(self, settings: Settings, schema: Schema, parties: int, draws: Draws | None) -> None:
+        super().__init__()
+        self.linear = settings.model == "sgc"  # one convolution and no activation
+        self.input = Dense(parties, schema.features, settings.hidden, draws)
+        count = 1 if self.linear else settings.layers
+        self.layers = nn.ModuleList(one_layer(settings, parties, draws) for _ in range(count))
+        self.output = Dense(parties, 2 * settings.hidden, schema.classes, draws)
+
+    def forward(self, encoded: list[Tensor], graph: Graph, draws: Draws | None = None) -> Tensor:
+        """Logits (N, C)."""
+        x: Tensor = self.input(graph.features, graph.blocks)
+        for layer, structure in zip(self.layers, encoded, strict=False):
+            assert isinstance(layer, Chain)
+            x = layer.layer(0, torch.cat([x, structure], 1), graph, draws)
+            x = layer.drop(x if self.linear else x.relu(), graph, draws)
+        logits: Tensor = self.output(torch.cat([x, encoded[-1]], 1), graph.blocks)
+        return logits
+
+
+def one_layer(settings: Settings, parties: int, draws: Draws | None) -> Chain:
+    """A single layer of the backbone from 2·hidden to hidden."""
+    hidden = settings.hidden
+    layer = build(
+        settings.model, parties=parties, features=2 * hidden, classes=hidden, layers=1, dropout=settings.dropout, draws=draws
+    )
+    if not isinstance(layer, Chain):
+        raise AtollError(
+            f"fedstar joins structure to the features in every layer, which {settings.model} has no place for; choose gcn."
+        )
+    return layer
+
+
+class Cohort(atoll.cohort.Cohort):
+    """Parties with a feature encoder of their own and the server's structure encoder."""
+
+    memory = ("features", "structure", "optimizer")
+    node_memory = ("embedding",)
+    settings: Settings
+
+    def setup(self) -> None:
+        """The structure embeddings, both encoders, and one optimiser for both."""
+        s, parties = self.settings, self.graph.parties
+        self.features = FeatureEncoder(s, self.schema, parties, self.first_draws("features"))
+        self.structure = StructureEncoder(s, parties, len(self.features.layers), None)
+        both = {"features": self.features, "structure": self.structure}
+        self.optimizer = optim.make(s.optimizer, nn.ModuleDict(both), s.lr, s.weight_decay)
+        width = s.walks + s.degrees
+        self.embedding = torch.zeros(self.graph.num_nodes, width) if self.blank else embed(self.graph, s.walks, s.degrees)
+
+    @verb
+    def fit(self, structure: Fields) -> Fields:
+        """Both encoders take E epochs on the party's own training nodes; only the structure encoder goes back."""
+        load(self.structure, structure)
+        if not self.settings.keep_optimizer:
+            self.optimizer.reset()
+        draws = self.draws()
+        for _ in range(self.settings.epochs):
+            optim.descend(self.optimizer, cross_entropy(self.logits(draws), self.graph, "train"))
+        return {"structure": weighted(self.structure, self.graph.num_train), "n": self.graph.num_train}
+
+    @verb
+    def evaluate(self, structure: Fields) -> Fields:
+        """Counts of each party's feature encoder with the server's structure encoder."""
+        load(self.structure, structure)
+        return metrics.count(self.logits(None), self.graph)
+
+    def logits(self, draws: Draws | None) -> Tensor:
+        """Logits (N, C)."""
+        logits: Tensor = self.features(self.structure(self.embedding, self.graph), self.graph, draws)
+        return logits
+
+
+def start(federation: Federation, settings: Settings) -> State:
+    """A first structure encoder."""
+    layers = 1 if settings.model == "sgc" else settings.layers
+    encoder = StructureEncoder(settings, 1, layers, Draws(federation.seed, [SERVER], "structure"))
+    first: Parameters = {name: value[0] for name, value in read(encoder).items()}
+    return {"structure": first}
+
+
+def step(federation: Federation, state: State, settings: Settings) -> State:
+    """Structure encoder ← Σ_k (n_k / n) of the parties'."""
+    total = federation.total("fit", structure=state["structure"])
+    return {"structure": scale(total["structure"], 1 / total["n"])}
+
+
+def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, object]:
+    """Pooled over the parties' nodes."""
+    return metrics.evaluate(federation, structure=state["structure"])
+
+
+def embed(graph: Graph, walks: int, degrees: int) -> Tensor:
+    """(N, k₁ + k₂): random walk and degree embeddings of every node within its party's graph."""
+    return torch.cat([return_probabilities(graph, walks), degree_embedding(graph, degrees)], 1)
+
+
+def degree_embedding(graph: Graph, degrees: int) -> Tensor:
+    """(N, k₂) one-hot: the last place is for all degrees from there on; a node without neighbours has none."""
+    degree = torch.from_numpy(graph.adjacency.sum(1)).long()
+    onehot = torch.zeros(graph.num_nodes, degrees + 1)
+    onehot.scatter_(1, degree.clamp(max=degrees)[:, None], 1.0)
+    return onehot[:, 1:]
+
+
+def return_probabilities(graph: Graph, walks: int, width: int = 64) -> Tensor:
+    """(N, k₁): the diagonals of M, M², …, M^k₁, M = A·D⁻¹ a random walk's transitions, without ever forming a power of M.
+
+    The columns of M^j for `width` nodes of every party at a time; (M^(i+j))_vv is row v of M^i times column v of M^j.
+    D^(-1/2)·A·D^(-1/2) has the same diagonals and, where A is symmetric, its rows are its columns.
+    """
+    scale = sp.diags_array(np.maximum(graph.adjacency.sum(0), 1) ** -0.5)
+    step = Sparse(sp.csr_array(scale @ graph.adjacency @ scale), symmetric=graph.symmetric)
+    result = torch.zeros(graph.num_nodes, walks)
+    starts, sizes = graph.ptr[:-1], graph.ptr.diff()
+    for first in range(0, max(graph.sizes) if walks else 0, width):
+        party, place = (torch.arange(first, first + width) < sizes[:, None]).nonzero(as_tuple=True)
+        nodes = starts[party] + first + place  # one a party and column
+        column = torch.zeros(graph.num_nodes, width)
+        column[nodes, place] = 1
+        row = column  # the rows of M^i, standing up
+        for power in range(walks):  # in turn i = j − 1 and i = j
+            if power % 2 == 0:
+                column = step.forward @ column
+            else:
+                row = column if graph.symmetric else step.transposed @ row
+            result[nodes, power] = graph.blocks.sum(row * column)[party, place]
+    return result
