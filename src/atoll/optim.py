@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from .errors import AtollError
 
+MANY = 64  # parties, or groups of parties with different step counts: more do not go one after the other
+LANES = 16  # float32 numbers in a vector register
+
 Parameters = nn.Module | Mapping[str, Tensor] | Iterable[Tensor]
 
 
@@ -38,15 +41,22 @@ class Adam:
     def step(self, gradients: Sequence[Tensor]) -> None:
         """One step of every party; gradients in the order of the parameters."""
         self.steps += 1
+        if not len(self.steps):
+            return
         columns = [self.params.values(), gradients, self.first.values(), self.second.values()]
         if self._in_step:
-            params, grads, first, second = (list(column) for column in columns)
+            params, grads, first, second = (_pieces(column) for column in columns)
             counts = [self.steps[0]] * len(params)
         else:
             distinct, lengths = torch.unique_consecutive(self.steps, return_counts=True)  # neighbours in step go together
+            if len(distinct) > MANY:
+                self._step_apart(gradients)
+                return
             runs = lengths.tolist()
-            params, grads, first, second = ([own for tensor in c for own in torch.split(tensor, runs)] for c in columns)
-            counts = list(distinct.unbind()) * len(self.params)
+            groups = [[run for tensor in column for run in torch.split(tensor, runs)] for column in columns]
+            params, grads, first, second = (_pieces(group) for group in groups)
+            each = list(distinct.unbind()) * len(self.params)
+            counts = [count for run, count in zip(groups[0], each, strict=True) for _ in _pieces([run])]
         torch._fused_adam_(
             params,
             grads,
@@ -62,6 +72,19 @@ class Adam:
             amsgrad=False,
             maximize=False,
         )
+
+    def _step_apart(self, gradients: Sequence[Tensor]) -> None:
+        """The same step where too many parties differ in their counts to go one after the other."""
+        decay, lead = self.betas, self.steps.double()
+        for (name, param), gradient in zip(self.params.items(), gradients, strict=True):
+            first, second = self.first[name], self.second[name]
+            shape = (-1, *[1] * (param.ndim - 1))
+            gradient = gradient.add(param, alpha=self.weight_decay)
+            first.lerp_(gradient, 1 - decay[0])
+            second.mul_(decay[1]).addcmul_(gradient, gradient, value=1 - decay[1])
+            rate = (self.lr / (1 - decay[0] ** lead)).float().view(shape)
+            scale = (1 - decay[1] ** lead).rsqrt().float().view(shape)
+            param.sub_(rate * first / (second.sqrt() * scale + self.eps))
 
     def state(self) -> dict[str, Tensor]:
         """The live state by name, every tensor (P, …)."""
@@ -92,9 +115,9 @@ class SGD:
     def step(self, gradients: Sequence[Tensor]) -> None:
         """One step of every party; gradients in the order of the parameters."""
         torch._fused_sgd_(
-            list(self.params.values()),
-            list(gradients),
-            list(self.velocity.values()),
+            _pieces(self.params.values()),
+            _pieces(gradients),
+            _pieces(self.velocity.values()),
             weight_decay=self.weight_decay,
             momentum=self.momentum,
             lr=self.lr,
@@ -147,6 +170,15 @@ def gradients(optimizer: Optimizer, loss: Tensor) -> list[Tensor]:
     """The gradients of the loss in the order of the optimiser's parameters; accumulates nothing anywhere."""
     found = torch.autograd.grad(loss, list(optimizer.params.values()), materialize_grads=True)
     return [gradient.contiguous() for gradient in found]
+
+
+def _pieces(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The tensors, cut into parties where a party's share is no whole number of vector registers.
+
+    The fused kernels round a tensor's last few numbers otherwise than the rest: uncut, a party's would depend on its place.
+    """
+    cut = [t.unbind() if len(t) <= MANY and t[0].numel() % LANES else (t,) for t in tensors]
+    return [piece for pieces in cut for piece in pieces]
 
 
 def _named(params: Parameters) -> dict[str, Tensor]:
