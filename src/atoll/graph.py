@@ -100,6 +100,12 @@ class Graph:
         return Sparse(self.normalised, symmetric=self.symmetric)
 
     @cached_property
+    def laplacian(self) -> Sparse:
+        """L with Σ_i xᵢᵀ(L·x)ᵢ = Σ ‖x_i − x_j‖² over all edges (i, j): D_in + D_out − A − Aᵀ."""
+        both = self.adjacency + self.adjacency.T
+        return Sparse(sp.csr_array(sp.diags_array(both.sum(1)) - both), symmetric=True)
+
+    @cached_property
     def mean(self) -> Sparse:
         """D⁻¹·A: the mean over a node's neighbours, 0 for a node without any."""
         degree = self.adjacency.sum(1)

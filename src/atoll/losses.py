@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .errors import AtollError
 from .graph import Graph
+from .kernels import Sparse
 
 Mask = str | Tensor  # "train", "val", "test", or (N,) bool
 
@@ -42,6 +43,27 @@ class _CrossEntropy(torch.autograd.Function):
 def kl(targets: Tensor, logits: Tensor, graph: Graph, mask: Mask | None = None) -> Tensor:
     """Σ_p mean_{i ∈ mask_p} KL(targets_i ∥ softmax(logits_i)), over all nodes without a mask."""
     return F.kl_div(logits.log_softmax(1), targets, reduction="none").sum(1) @ node_weights(graph, mask)
+
+
+def smoothness(rows: Tensor, graph: Graph) -> Tensor:
+    """Σ_i Σ_{j ∈ N(i) ∪ i} ‖x_i − x_j‖² / Σ_i |N(i) ∪ i|: how far neighbours are apart."""
+    total: Tensor = _Smoothness.apply(rows, graph.laplacian)  # type: ignore[no-untyped-call]
+    return total / (graph.edge_index.shape[1] + graph.num_nodes)
+
+
+class _Smoothness(torch.autograd.Function):
+    """xᵀ·L·x and its gradient 2·L·x, with one product for both."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, laplacian: Sparse) -> Tensor:
+        product = laplacian @ rows
+        ctx.save_for_backward(product)
+        return torch.dot(product.flatten(), rows.flatten())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (product,) = ctx.saved_tensors
+        return 2 * gradients[0] * product, None
 
 
 def by_party(values: Tensor, graph: Graph, mask: Mask | None = None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -60,14 +61,16 @@ def _plan(graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(graph.derived[f"evaluation.{name}"] for name in ("rows", "group", "minority"))  # type: ignore[return-value]
 
 
-def evaluate(federation: Federation, verb: str = "evaluate", **common: Any) -> dict[str, Any]:
+def evaluate(
+    federation: Federation, verb: str = "evaluate", *, each: Mapping[str, Any] | None = None, **common: Any
+) -> dict[str, Any]:
     """Metrics over all parties' nodes pooled and, unless secure aggregation hides them, of each party.
 
     Where parties overlap, what they measure on their own graphs is the local goal: `local_accuracy` and so on.
     """
     if federation.secure:
-        return _goal(federation, pooled(federation.total(verb, **common)))
-    replies = federation.ask(verb, **common)
+        return _goal(federation, pooled(federation.total(verb, each=each, **common)))
+    replies = federation.ask(verb, each=each, **common)
     counts = {name: replies.stack(name) for name in ("validation", "test", "confusion")}
     metrics = pooled({name: value.sum(0) for name, value in counts.items()})
     return _goal(federation, metrics) | by_party(replies.parties, counts)
@@ -116,10 +119,10 @@ def macro_f1(confusion: Tensor) -> float:
 
 
 def by_party(parties: tuple[int, ...], counts: Fields) -> dict[str, Any]:
-    """Accuracy of each party, where there are few enough to list; None where a party has no such node."""
-    if len(parties) > 100:
-        return {}
+    """Accuracy of each party, where there are few enough to list and more than a node each; None where a party has no such node."""
     test = counts["test"]
+    if len(parties) > 100 or float(test[:, 0].max()) <= 1:
+        return {}
     return {
         "party_accuracy": _ratios(test[:, 1], test[:, 0]),
         "party_minority_accuracy": _ratios(test[:, 4], test[:, 3]),

@@ -15,6 +15,7 @@ class Parties(Sequence[int]):
     __slots__ = ("numbers",)
 
     def __init__(self, numbers: Sequence[int] | NDArray[np.int64]) -> None:
+        self.numbers: NDArray[np.int64]
         if isinstance(numbers, Parties):
             self.numbers = numbers.numbers
         elif isinstance(numbers, range):
@@ -50,7 +51,8 @@ class Parties(Sequence[int]):
         return hash(tuple(self.numbers.tolist()))  # that of the tuple it is equal to
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return self.numbers.astype(dtype or np.int64, copy=bool(copy))
+        array: NDArray[Any] = self.numbers.astype(dtype or np.int64, copy=bool(copy))
+        return array
 
     def __repr__(self) -> str:
         shown = ", ".join(map(str, self.numbers[:5].tolist()))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 Word = int | str
@@ -25,7 +28,7 @@ def generator(*words: Word) -> torch.Generator:
 
 
 class Draws:
-    """One generator a party, each keyed by (seed, party, call): what a party draws does not depend on who else is in the cohort."""
+    """One generator a party, each keyed by (seed, party, call): a party draws the same whoever else is in the cohort."""
 
     def __init__(self, seed: int, parties: Sequence[int], *call: Word) -> None:
         self.generators = [generator(seed, party, *call) for party in parties]
@@ -42,5 +45,85 @@ class Draws:
         """(N, width) dropout masks, kept entries scaled by 1 / probability; the rows of party p are drawn by party p."""
         mask = torch.empty(sum(sizes), width)
         for block, g in zip(mask.split(list(sizes)), self.generators, strict=True):
-            block.bernoulli_(probability, generator=g)
-        return mask.div_(probability)
+            block.uniform_(generator=g)  # a quarter of bernoulli_'s time
+        return mask.lt_(probability).div_(probability)
+
+
+class Streams:
+    """The same promise as `Draws` for any number of parties at once: a counter-based generator, no object a party.
+
+    A party's numbers are Philox4x32-10 (Salmon et al., SC 2011) of the key (seed, call) and the counter (block, party): any of
+    them can be made without those before it. A draw of shape (…, w) gives each row of w numbers blocks of its own.
+    """
+
+    def __init__(self, seed: int, parties: Sequence[int] | Tensor, *call: Word) -> None:
+        self.key = seed_of(seed, *call)
+        self.parties = np.asarray(parties, dtype=np.int64).view(np.uint64)
+        self.used = 0  # blocks of every party
+
+    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+        """(P, *shape) uniform numbers, low ≤ u < high, of 24 bits."""
+        return torch.from_numpy(_unit(self._words(shape))).mul_(high - low).add_(low)
+
+    def normal(self, *shape: int) -> Tensor:
+        """(P, *shape) standard normal numbers, by Box and Muller's formula."""
+        return torch.from_numpy(_normal(self._words(shape, even=True))[..., : shape[-1] if shape else 1].reshape(-1, *shape))
+
+    def rows(self, places: Tensor, rows: Tensor, width: int, *, low: float = 0.0, high: float = 1.0) -> Tensor:
+        """(E, width): row `rows[e]` of what the party at `places[e]` would draw by `uniform(R, width)`; uses nothing up."""
+        each = -(-width // 4)
+        out = np.empty((len(rows), width), np.float32)
+        step = max(1, CHUNK // each)
+        for start in range(0, len(rows), step):
+            chosen = slice(start, start + step)
+            first = rows[chosen].numpy().astype(np.uint64)[:, None] * np.uint64(each)
+            blocks = (first + np.arange(self.used, self.used + each, dtype=np.uint64)).ravel()
+            words = philox(blocks, np.repeat(self.parties[places[chosen].numpy()], each), self.key)
+            out[chosen] = _unit(words.reshape(-1, 4 * each)[:, :width])
+        return torch.from_numpy(out).mul_(high - low).add_(low)
+
+    def _words(self, shape: tuple[int, ...], *, even: bool = False) -> NDArray[np.uint32]:
+        """(P, *shape) words; with `even`, (P, rows, w) with w rounded up to whole blocks."""
+        width = shape[-1] if shape else 1
+        rows, each = math.prod(shape[:-1]), -(-width // 4)
+        kept = 4 * each if even else width
+        out = np.empty((len(self.parties), rows, kept), np.uint32)
+        blocks = np.arange(self.used, self.used + rows * each, dtype=np.uint64)
+        step = max(1, CHUNK // max(len(blocks), 1))
+        for start in range(0, len(self.parties), step):
+            parties = self.parties[start : start + step]
+            words = philox(np.tile(blocks, len(parties)), np.repeat(parties, len(blocks)), self.key)
+            out[start : start + step] = words.reshape(len(parties), rows, 4 * each)[..., :kept]
+        self.used += len(blocks)
+        return out if even else out.reshape(len(self.parties), *shape)
+
+
+CHUNK = 1 << 14  # blocks made at once: the arrays stay in the cache
+
+
+def philox(low: NDArray[np.uint64], high: NDArray[np.uint64], key: int) -> NDArray[np.uint32]:
+    """(M, 4) words of Philox4x32-10 for M counters of 64 + 64 bits and one key of 64 bits."""
+    mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    a, b, c, d = low & mask, low >> half, high & mask, high >> half
+    left, right = key & 0xFFFFFFFF, key >> 32
+    for _ in range(10):
+        first, second = a * np.uint64(0xD2511F53), c * np.uint64(0xCD9E8D57)
+        b ^= second >> half
+        b ^= np.uint64(left)
+        d ^= first >> half
+        d ^= np.uint64(right)
+        a, b, c, d = b, second & mask, d, first & mask
+        left, right = (left + 0x9E3779B9) & 0xFFFFFFFF, (right + 0xBB67AE85) & 0xFFFFFFFF
+    return np.stack([a, b, c, d], axis=-1).astype(np.uint32)
+
+
+def _unit(words: NDArray[np.uint32]) -> NDArray[np.float32]:
+    """[0, 1) by the upper 24 bits."""
+    return (words >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
+
+
+def _normal(words: NDArray[np.uint32]) -> NDArray[np.float32]:
+    """Two normal numbers from two words: √(−2·ln u)·(cos 2πv, sin 2πv), u in (0, 1]."""
+    pairs = words.reshape(*words.shape[:-1], -1, 2).astype(np.float64) * 2**-32
+    radius, angle = np.sqrt(-2 * np.log(pairs[..., 0] + 2**-32)), 2 * np.pi * pairs[..., 1]
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=-1).astype(np.float32).reshape(words.shape)

@@ -1,0 +1,193 @@
+"""nFedGNN: "One Node Per User: Node-Level Federated Learning for Graph Neural Networks", Algorithm 1 with Eqs. 5 to 7.
+
+Every user is one node with one feature vector x_i and weights W_i of its own. The first layer is split: users send
+x̄_i = x_i·W_i; the server, who knows the edges and the labels of the training nodes, does the rest and sends back ∂L/∂x̄_i. A
+Laplacian term in the loss keeps neighbours' x̄ together: without it the labelled users fit their one vector and no other learns.
+
+Payload bytes a round and user, h = hidden (gat: heads·hidden): up 4·h, down 4·h. The paper's Table 1 is the sum of `up`.
+The server sees every user's x̄_i in every round; users see the gradient of their own and nothing of each other.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import atoll.cohort
+from atoll import metrics, optim
+from atoll.algorithms import State
+from atoll.cohort import Fields, verb
+from atoll.federation import Federation, Replies
+from atoll.graph import Graph
+from atoll.losses import cross_entropy, smoothness
+from atoll.models import Dense, Heads, Shape, load, read
+from atoll.random import SERVER, Draws, Streams
+from atoll.rowsparse import Entries, Weights
+from atoll.settings import setting
+
+SPREADS = ("node",)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Section 4.1."""
+
+    model: str = setting("gcn", "The network that is split between users and server.", choices=("gcn", "gat"))
+    hidden: int = setting(16, "Length of a user's latent vector, for each head.", low=1)
+    heads: int = setting(8, "Attention heads of gat, each with weights of its own at every user.", low=1)
+    regularisation: float = setting(100.0, "λ, how strongly the latent vectors of neighbours are held together.", low=0)
+    dropout: float | None = setting(None, "Dropout rate at the server; by default 0.5 for gcn, 0.6 for gat.", low=0, high=0.99)
+    lr: float | None = setting(None, "Learning rate on both sides; by default 0.1 for gcn, 0.01 for gat.", low=0)
+    weight_decay: float = setting(5e-4, "L2 penalty on the weights, on both sides.", low=0)
+    first: str = setting("shared", "Whether users start with the same weights or draw their own.", choices=("shared", "own"))
+
+    @property
+    def width(self) -> int:
+        """The length of x̄_i."""
+        return self.hidden * (self.heads if self.model == "gat" else 1)
+
+    @property
+    def rate(self) -> float:
+        """η."""
+        return self.lr if self.lr is not None else {"gcn": 0.1, "gat": 0.01}[self.model]
+
+    @property
+    def dropped(self) -> float:
+        """The dropout rate."""
+        return self.dropout if self.dropout is not None else {"gcn": 0.5, "gat": 0.6}[self.model]
+
+
+class Cohort(atoll.cohort.Cohort):
+    """Users with weights of their own, kept for their non-zero features only: the other rows never touch anything."""
+
+    feature_memory = ("weights", "optimizer")
+    settings: Settings
+
+    def setup(self) -> None:
+        """W_i from U(−b, b), b² = 6 / (d + h): the same for all, or each user's own."""
+        s = self.settings
+        self.features = Entries(self.graph)
+        self.weights = Weights(self.features, s.width)
+        self.optimizer = optim.Adam(self.weights, s.rate, s.weight_decay)
+        if self.blank:
+            return
+        if s.first == "own":
+            self.weights.draw(Streams(self.seed, self.parties, "weights"), bound(s, self.schema))
+        else:
+            self.weights.share(first_weight(s, self.schema, self.seed))
+
+    @verb
+    def embed(self) -> Fields:
+        """Lines 5 and 6: x̄_i = x_i·W_i."""
+        return {"latent": self.features.product(self.weights.rows)}
+
+    @verb
+    def update(self, gradient: Tensor) -> None:
+        """Lines 11 and 12: ∂L/∂W_i = x_iᵀ·∂L/∂x̄_i, one step of Adam."""
+        self.optimizer.step([self.features.outer(gradient)])
+
+    @verb
+    def evaluate(self, logits: Tensor) -> Fields:
+        """Counts of the server's prediction at each user."""
+        return metrics.count(logits, self.graph)
+
+
+class Server(nn.Module):
+    """What follows the users' part of the first layer."""
+
+    def __init__(self, settings: Settings, classes: int, draws: Draws | None) -> None:
+        super().__init__()
+        self.settings = settings
+        shape = Shape(1, 0, classes, dropout=settings.dropped)
+        if settings.model == "gat":
+            self.first = Heads(shape, None, settings.heads, settings.hidden, draws)
+            self.second: nn.Module = Heads(shape, settings.width, 1, classes, draws)
+        else:
+            self.second = Dense(1, settings.hidden, classes, draws, bias=False, glorot=True)
+
+    def forward(self, latent: Tensor, graph: Graph, draws: Draws | None = None) -> Tensor:
+        """Logits (N, C): Â·relu(Â·X̄)·W⁽¹⁾ (Eq. 5), or two layers of attention (Eq. 9)."""
+        if self.settings.model == "gat":
+            hidden = self._drop(F.elu(self.first(latent, graph, draws, self.settings.dropped)), draws)
+            return self.second(hidden, graph, draws, self.settings.dropped)  # type: ignore[no-any-return]
+        hidden = self._drop((graph.propagate @ latent).relu(), draws)
+        return self.second(hidden, graph.blocks, graph.propagate)  # type: ignore[no-any-return]
+
+    def _drop(self, hidden: Tensor, draws: Draws | None) -> Tensor:
+        if draws is None or not self.settings.dropped:
+            return hidden
+        return hidden * draws.keep(1 - self.settings.dropped, [len(hidden)], hidden.shape[1])
+
+
+def bound(settings: Settings, schema: atoll.cohort.Schema) -> float:
+    """Glorot's bound for one head's d × h weights."""
+    return math.sqrt(6 / (schema.features + settings.width))
+
+
+def first_weight(settings: Settings, schema: atoll.cohort.Schema, seed: int) -> Tensor:
+    """(d, h) what every user starts with: a function of the seed, which all know, so nobody needs to send it."""
+    limit = bound(settings, schema)
+    return Streams(seed, [SERVER], "weights").uniform(schema.features, settings.width, low=-limit, high=limit)[0]
+
+
+def start(federation: Federation, settings: Settings) -> State:
+    """The server's part of the model, its optimiser, and a place for the users' latent vectors."""
+    server = Server(settings, federation.schema.classes, Draws(federation.seed, [SERVER], "model"))
+    optimizer = optim.Adam(server, settings.rate, settings.weight_decay)
+    latent = torch.zeros(federation.schema.parties, settings.width)
+    return {"model": read(server), "optimizer": optimizer.state(), "latent": latent, "loss": torch.zeros(())}
+
+
+def step(federation: Federation, state: State, settings: Settings) -> State:
+    """One round of Algorithm 1. Who does not take part is represented by the latent vector it sent last."""
+    replies = federation.ask("embed")  # lines 4 to 7
+    state, gradient = descend(federation, heard(state, replies), settings)  # lines 8 and 9
+    federation.ask("update", to=replies.parties, each={"gradient": gradient[places(replies)]})  # lines 10 to 13
+    return state
+
+
+def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, object]:
+    """The server predicts for everybody; each user with a label that is not the server's counts for itself."""
+    state = heard(state, federation.ask("embed"))
+    server = Server(settings, federation.schema.classes, None)
+    load(server, state["model"])
+    with torch.no_grad():
+        logits = server(state["latent"], federation.topology)
+    return metrics.evaluate(federation, each={"logits": logits}) | {"train_loss": float(state["loss"])}
+
+
+def heard(state: State, replies: Replies) -> State:
+    """The state with the latent vectors that arrived."""
+    latent = state["latent"].clone()
+    latent[places(replies)] = replies.stack("latent")
+    return state | {"latent": latent}
+
+
+def places(replies: Replies) -> Tensor:
+    """The rows of those who answered."""
+    return torch.from_numpy(np.array(replies.parties))
+
+
+def descend(federation: Federation, state: State, settings: Settings) -> tuple[State, Tensor]:
+    """One step of the server's part down L = CE + λ·L_reg (Eqs. 6, 7), and ∂L/∂X̄ at the weights before that step.
+
+    Deviation: the cross-entropy is a mean over the training nodes where Eq. 3 has a sum, as λ's range suggests.
+    """
+    server = Server(settings, federation.schema.classes, None)
+    optimizer = optim.Adam(server, settings.rate, settings.weight_decay)
+    load(server, state["model"])
+    optimizer.restore(state["optimizer"])
+    graph, latent = federation.topology, state["latent"].requires_grad_()
+    logits = server(latent, graph, Draws(federation.seed, [SERVER], "dropout", federation.round))
+    loss = cross_entropy(logits, graph)
+    if settings.regularisation:
+        loss = loss + settings.regularisation * smoothness(latent, graph)
+    *own, gradient = torch.autograd.grad(loss, [*optimizer.params.values(), latent])
+    optimizer.step(own)
+    state = {"model": read(server), "optimizer": optimizer.state(), "latent": latent.detach(), "loss": loss.detach()}
+    return state, gradient
