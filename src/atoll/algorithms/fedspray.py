@@ -8,6 +8,7 @@ weighted by the classes' shares, those shares. The GNNs never leave their partie
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
@@ -60,6 +61,11 @@ class Settings(Training):
         None, "The server's first proxies: zero, or 0.01 times the class (else as the variant).", choices=("zero", "class")
     )
     proxy_start: float | None = setting(None, "First value of proxies that labelled nodes keep (else as the variant).")
+    encoder_init: str | None = setting(
+        None,
+        "First encoder weights up to 1/√inputs, as torch's linear layers, or 1/√outputs (else as the variant).",
+        choices=("inputs", "outputs"),
+    )
     uniform_weights: bool | None = setting(None, "Draw a GNN's first weights from U(0, 1) (else as the variant).")
 
 
@@ -72,13 +78,14 @@ class Recipe:
     tie_projector: bool
     first_proxies: str
     proxy_start: float
+    encoder_init: str
     uniform_weights: bool
 
 
 RECIPES = {
-    "paper": Recipe(0.0, True, False, "zero", 0.0, False),  # Algorithm 1 does not say how S begins
-    "authors": Recipe(0.7, False, True, "class", 0.1, True),
-    "default": Recipe(0.7, True, False, "zero", 0.0, False),
+    "paper": Recipe(0.0, True, False, "zero", 0.0, "inputs", False),  # Algorithm 1 does not say how ω, S and θ begin
+    "authors": Recipe(0.7, False, True, "class", 0.1, "outputs", True),
+    "default": Recipe(0.7, True, False, "zero", 0.0, "inputs", False),
 }
 
 
@@ -205,10 +212,13 @@ class Cohort(atoll.cohort.Cohort):
 
 def start(federation: Federation, settings: Settings) -> State:
     """ω₀ and S₀."""
-    schema = federation.schema
+    schema, chosen = federation.schema, recipe(settings)
+    slope = 0.01 if chosen.first_proxies == "class" else 0.0
+    proxies = slope * torch.arange(schema.classes)[:, None].expand(-1, settings.proxy_dim)
     encoder = Encoder(settings, schema, 1, Draws(federation.seed, [SERVER], "encoder"))
-    step = 0.01 if recipe(settings).first_proxies == "class" else 0.0
-    proxies = step * torch.arange(schema.classes)[:, None].expand(-1, settings.proxy_dim)
+    if chosen.encoder_init == "outputs":
+        for layer in (encoder.embedding, encoder.classifier, encoder.projector):
+            load(layer, scale(read(layer), math.sqrt(layer.weight.shape[1] / layer.weight.shape[2])))  # ±1/√in → ±1/√out
     return {"encoder": {name: value[0] for name, value in read(encoder).items()}, "proxies": proxies}
 
 
