@@ -253,5 +253,8 @@ def _put(value: Any, index: Tensor, new: Any) -> None:
     if isinstance(value, Mapping):
         for name in value:
             _put(value[name], index, new[name])
+    elif isinstance(value, list):
+        for place, item in zip(index.tolist(), new, strict=True):
+            value[place] = item
     else:
         value[index] = new

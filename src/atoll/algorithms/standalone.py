@@ -1,0 +1,26 @@
+"""Standalone: every party of a vertical federation trains on its own columns and edges; GLASU without a shared layer (K = 0).
+
+Payload bytes a round and party: 0 up, 0 down. The server sees nothing of training. Accuracy is the mean over the parties.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from atoll.algorithms._glasu_settings import SplitTraining
+from atoll.algorithms.glasu import SPREADS, Cohort, evaluate, start, step
+
+
+@dataclass(frozen=True)
+class Settings(SplitTraining):
+    """GLASU's, with nothing shared."""
+
+    shared_layers: ClassVar[int] = 0
+    local_steps: ClassVar[int] = 1
+    aggregation: ClassVar[str] = "mean"
+    backward: ClassVar[str] = "local"
+    label_holder: ClassVar[int] = -1
+
+
+__all__ = ["SPREADS", "Cohort", "Settings", "evaluate", "start", "step"]
