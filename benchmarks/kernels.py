@@ -27,7 +27,7 @@ Run = Callable[[], object]
 
 
 def race(runs: dict[str, Run], budget: float = 3.0) -> dict[str, float]:
-    """The least milliseconds of each, run in turns; a turn is two runs of which the second counts, so that nobody inherits a cache."""
+    """The least milliseconds of each, run in turns; the second of two runs counts, so that nobody inherits a cache."""
     best = dict.fromkeys(runs, float("inf"))
     for run in runs.values():
         run()
