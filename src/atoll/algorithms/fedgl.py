@@ -61,7 +61,7 @@ class Cohort(fedavg.Cohort):
     @verb(public=True)
     def count(self) -> Fields:
         """How far the numbers of the parties' nodes reach."""
-        return {"nodes": torch.stack([ids.max() + 1 for ids in self.graph.ids.split(self.graph.sizes)])}
+        return {"nodes": torch.stack([ids.max() + 1 for ids in torch.split(self.graph.ids, self.graph.sizes)])}
 
     @verb
     def fit(self, model: Fields, nodes: int = 0, labels: Tensor | None = None, graph: dict[str, Tensor] | None = None) -> Fields:
@@ -98,9 +98,8 @@ class Cohort(fedavg.Cohort):
         if not told:
             return {}
         if s.upload == "rows":
-            return {"ids": list(graph.ids.split(graph.sizes))} | {
-                name: list(rows.split(graph.sizes)) for name, rows in told.items()
-            }
+            told["ids"] = graph.ids
+            return {name: list(torch.split(rows, graph.sizes)) for name, rows in told.items()}
         if s.fusion == "holders":
             told["held"] = torch.ones(graph.num_nodes)
         size = graph.ptr.diff()[graph.party].float()  # N_k
@@ -134,7 +133,9 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
         columns, weights = pseudograph.discover(state["embeddings"], settings.neighbours, settings.pseudo_graph, settings.search)
         message["graph"] = {"columns": columns, "weights": weights}
     total = gather(federation, message, settings)
-    fused = {name: fuse(total, name, settings) for name in ("predictions", "embeddings") if name in total}  # Eqs. 11 and 13
+    fused: State = {
+        name: fuse(total, name, settings) for name in ("predictions", "embeddings") if name in total
+    }  # Eqs. 11 and 13
     kept = {"nodes": state["nodes"]} if "nodes" in state else {}
     return {"model": scale(total["model"], 1 / total["n"]), **kept, **fused}  # Eq. 10
 
@@ -164,10 +165,9 @@ def fuse(total: Fields, name: str, settings: Settings) -> Tensor:
 
     Deviation: with the paper's M a node that few parties hold can never pass the threshold.
     """
+    nodes: Tensor = total["n"] if settings.fusion == "literal" else total["held"].clamp(min=1)[:, None]
     rows: Tensor = total[name]
-    if settings.fusion == "literal":
-        return rows / total["n"]
-    return rows / total["held"].clamp(min=1)[:, None]
+    return rows.div(nodes)
 
 
 def pseudo_labels(predictions: Tensor, threshold: float) -> Tensor:

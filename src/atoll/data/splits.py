@@ -40,7 +40,7 @@ def split(graph: Graph, settings: SplitSettings, seed: int, parties: Sequence[in
 
     `random` shuffles inside each party, keyed by (seed, party): the party gets the same split wherever it lives (`parties` are
     the blocks' numbers in the federation, by default 0, 1, …). Everything else is drawn over the distinct nodes of all blocks, so
-    that a node that several parties hold has one role; so is `random` where parties hold the same nodes (vertical) or one each.
+    that a node that several parties hold has one role; so is `random` where parties share nodes or hold one each.
     """
     kind = _checked(settings)
     own = bool((graph.train | graph.val | graph.test).any())
@@ -84,8 +84,11 @@ def _checked(settings: SplitSettings) -> str:
 
 
 def _spread_thin(graph: Graph) -> bool:
-    """Whether a split inside each party makes no sense: the parties hold the same nodes, or one node each."""
-    return graph.widths is not None or (graph.parties > 1 and graph.parties == graph.num_nodes)
+    """Whether a split inside each party makes no sense: the parties share nodes, or hold one node each."""
+    if graph.widths is not None or graph.parties == 1 or graph.parties == graph.num_nodes:
+        return graph.widths is not None or graph.parties > 1
+    owners = torch.unique(torch.stack([graph.ids, graph.party]), dim=1)
+    return bool(torch.unique(owners[0]).numel() < owners.shape[1])
 
 
 def _with(graph: Graph, roles: Tensor) -> Graph:

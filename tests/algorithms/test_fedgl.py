@@ -1,0 +1,218 @@
+"""FedGL against a plain loop, its degenerate cases, its bill and the two goals."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from algorithms import plain
+from atoll import config, runner
+from atoll.algorithms import fedgl
+from atoll.errors import AtollError
+from atoll.runner import Result
+from small import small
+
+PLAIN = {"dropout": 0, "input_dropout": 0, "threshold": 0.4, "neighbours": 7}
+
+
+def run(algorithm: str = "fedgl", **values: Any) -> Result:
+    """A small run without files."""
+    return runner.rounds(runner.prepare(small(algorithm, **values)))
+
+
+def pseudo_graph(embeddings: Tensor, form: str, s: int) -> Tensor:
+    """Ā of Eq. 14 with all N × N products."""
+    if form == "cosine":
+        embeddings = F.normalize(embeddings, dim=1)
+    product = (embeddings @ embeddings.t()).relu()
+    kept = torch.zeros_like(product).scatter_(1, product.topk(s, dim=1).indices, 1.0) * product
+    return kept / kept.sum(1, keepdim=True).clamp(min=1e-12)
+
+
+def normalised(pseudo: Tensor, form: str) -> Tensor:
+    """D̄^(-1/2)·Ā·D̄^(-1/2) of Eq. 9."""
+    if form == "cosine":
+        pseudo = (pseudo + pseudo.t()) / 2
+    degree = (pseudo > 0).sum(1) if form == "counts" else pseudo.sum(1)
+    scale = torch.where(degree > 0, degree, 1.0) ** -0.5
+    return scale[:, None] * pseudo * scale
+
+
+def naive(settings: dict[str, Any], rounds: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Algorithm 1, party after party, in plain torch: the model, and the pseudo labels of the last round."""
+    experiment, parties = plain.prepare(small("fedgl", **settings))
+    s = experiment.config.settings
+    ids = experiment.spread.parts.ids.split(experiment.spread.parts.sizes)
+    count = int(torch.cat(ids).max()) + 1
+    model = fedgl.start(experiment.federation, s)["model"]
+    weights = [plain.leaves(model) for _ in parties]
+    adams = [torch.optim.Adam(w.values(), lr=s.lr, weight_decay=s.weight_decay) for w in weights]
+    labels, graph = torch.full((count,), -1), torch.zeros(count, count)
+    for _ in range(rounds):
+        predictions, embeddings, held = torch.zeros(count, 3), torch.zeros(count, 3), torch.zeros(count)
+        for party, own, w, adam in zip(parties, ids, weights, adams, strict=True):
+            through = party.propagate + s.beta * normalised(graph[own][:, own], s.pseudo_graph)  # Eq. 9
+            pseudo = labels[own].masked_fill(party.train, -1)
+            with torch.no_grad():
+                for name, value in w.items():
+                    value.copy_(model[name])
+            for _ in range(s.epochs):
+                hidden = through @ (through @ party.x @ w["layers.0.weight"]).relu() @ w["layers.1.weight"]  # Eq. 2
+                loss = party.loss(hidden)
+                if bool((pseudo >= 0).any()):
+                    loss = loss + s.alpha * F.cross_entropy(hidden[pseudo >= 0], pseudo[pseudo >= 0])  # Eq. 8
+                adam.zero_grad()
+                loss.backward()
+                adam.step()
+            with torch.no_grad():
+                hidden = through @ (through @ party.x @ w["layers.0.weight"]).relu() @ w["layers.1.weight"]
+            predictions[own] += len(own) * hidden.softmax(1)
+            embeddings[own] += len(own) * hidden
+            held[own] += len(own)
+        model = plain.average(weights, [len(own) for own in ids])  # Eq. 10
+        over = held.clamp(min=1) if s.fusion == "holders" else torch.full((count,), float(sum(map(len, ids))))
+        confidence, classes = (predictions / over[:, None]).max(1)  # Eq. 11
+        labels = torch.where(confidence > s.threshold, classes, -1)  # Eq. 12
+        graph = pseudo_graph(embeddings / over[:, None], s.pseudo_graph, s.neighbours)  # Eqs. 13 and 14
+    return model, labels
+
+
+@pytest.mark.parametrize("form", ["literal", "counts", "cosine"])
+@pytest.mark.parametrize("upload", ["sum", "rows"])
+def test_three_rounds_by_a_plain_loop(form: str, upload: str) -> None:
+    """The model and the pseudo labels after three rounds are those of a loop over parties with dense matrices."""
+    settings = {**PLAIN, "pseudo_graph": form, "upload": upload}
+    model, labels = naive(settings, 3)
+    result = run(rounds=3, **settings)
+    plain.close(result.state["model"], model, 1e-4)
+    found = fedgl.pseudo_labels(result.state["predictions"], PLAIN["threshold"])
+    assert torch.equal(found, labels)
+    assert bool((labels >= 0).any())
+
+
+def test_literal_fusion_by_a_plain_loop() -> None:
+    """N_k/M over all parties: the paper's letter."""
+    settings = {**PLAIN, "fusion": "literal", "threshold": 0.2}
+    model, labels = naive(settings, 3)
+    result = run(rounds=3, **settings)
+    plain.close(result.state["model"], model, 1e-4)
+    assert torch.equal(fedgl.pseudo_labels(result.state["predictions"], 0.2), labels)
+    fused = run(rounds=3, **{**settings, "fusion": "holders"})
+    assert int((labels >= 0).sum()) < int((fedgl.pseudo_labels(fused.state["predictions"], 0.2) >= 0).sum())
+
+
+@pytest.mark.parametrize("upload", ["sum", "rows"])
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_without_self_supervision_it_is_fedavg(upload: str, participation: float) -> None:
+    """α = β = 0: the same bits, metrics and bytes as FedAvg."""
+    shared = {"partition.proportions": "0.5,0.6,0.7", "rounds": 4, "participation": participation}
+    own = runner.rounds(runner.prepare(small("fedgl", alpha=0, beta=0, upload=upload, **shared)))
+    values = {**shared, **{f"data.{k}": v for k, v in vars(own.config.data).items()}, "split": "random", "patience": 0}
+    chosen = config.resolve("fedavg", dataset="csbm", partition="overlap", parties=3, seed=3, values=values)
+    other = runner.rounds(runner.prepare(chosen))
+    plain.same(own.state["model"], other.state["model"])
+    assert plain.metrics(own) == plain.metrics(other)
+    assert own.bytes == other.bytes
+
+
+def test_ablations_send_only_what_they_need() -> None:
+    """Without the pseudo graph no embeddings travel, without pseudo labels no predictions."""
+    assert "embeddings" not in run(beta=0).state
+    assert "predictions" not in run(alpha=0).state
+
+
+@pytest.mark.parametrize("upload", ["sum", "rows"])
+def test_the_bytes_are_those_of_the_docstring(upload: str) -> None:
+    """Down 4w + 8N + 8Ns; up 4w + 8 + 8NC + 4N summed, 4w + 8 + N_k(8C + 8) as rows; the first round sends no pseudo labels."""
+    experiment = runner.prepare(small("fedgl", rounds=2, neighbours=7, upload=upload))
+    result = runner.rounds(experiment)
+    w, nodes, classes = plain.size(result.state["model"]), int(result.state["nodes"]), 3
+    sizes = experiment.spread.parts.sizes
+    up = [4 * w + 8 + (8 * nodes * classes + 4 * nodes if upload == "sum" else own * (8 * classes + 8)) for own in sizes]
+    assert [row["up"] for row in result.rows] == [sum(up)] * 2
+    assert [row["down"] for row in result.rows] == [3 * 4 * w, 3 * (4 * w + 8 * nodes + 8 * nodes * 7)]
+    assert result.bytes["by_verb"]["count"]["up"] == 3 * 8
+
+
+def test_pseudo_labels_pass_the_threshold_and_leave_training_nodes_alone() -> None:
+    """Eq. 12, and only nodes without a real label learn from them."""
+    predictions = torch.tensor([[0.7, 0.3], [0.5, 0.5], [0.2, 0.8], [0.0, 0.0]])
+    assert fedgl.pseudo_labels(predictions, 0.5).tolist() == [0, -1, 1, -1]
+    experiment = runner.prepare(small("fedgl"))
+    cohort: Any = experiment.engine.cohorts[0]  # type: ignore[attr-defined]
+    labels = torch.arange(60) % 3
+    pseudo = cohort.project(labels)
+    assert not bool((pseudo.train & cohort.graph.train).any())
+    assert torch.equal(pseudo.y, labels[cohort.graph.ids])
+
+
+def test_a_model_that_ignores_edge_weights_is_refused() -> None:
+    """GraphSAGE, GAT and MLP cannot run over a weighted pseudo graph; without it they can."""
+    with pytest.raises(AtollError, match="sage does not use"):
+        run(model="sage")
+    assert run(model="sage", beta=0, rounds=1).rounds == 1
+
+
+def test_two_goals() -> None:
+    """`accuracy` is the shared model's on the union graph, `local_accuracy` the parties' own; Local has no global goal."""
+    shared = {"proportions": "0.5,0.6,0.7", "data.nodes": 60, "data.features": 12, "split": "random", "rounds": 2}
+    for algorithm in ("fedgl", "fedavg", "local", "centralized"):
+        chosen = config.resolve(algorithm, dataset="csbm", partition="overlap", seed=1, values=shared)
+        experiment = runner.prepare(chosen)
+        result = runner.rounds(experiment)
+        assert ("accuracy" in result.last) == (algorithm != "local")
+        assert ("local_accuracy" in result.last) == (algorithm != "centralized")
+        if algorithm in ("fedgl", "fedavg"):
+            whole, parts = experiment.spread.whole, experiment.spread.parts
+            assert result.last["accuracy"] == pytest.approx(accuracy(result.state["model"], [plain.dense(whole)], [whole.test]))
+            masks = list(parts.test.split(parts.sizes))
+            assert result.last["local_accuracy"] == pytest.approx(accuracy(result.state["model"], plain.parties(parts), masks))
+
+
+def accuracy(model: dict[str, Tensor], parties: list[plain.Party], masks: list[Tensor]) -> float:
+    """The share of right answers among all masked nodes, by dense matrices."""
+    right = []
+    for party, mask in zip(parties, masks, strict=True):
+        through = party.propagate
+        logits = through @ (through @ party.x @ model["layers.0.weight"]).relu() @ model["layers.1.weight"]
+        right.append((logits.argmax(1) == party.y)[mask])
+    return float(torch.cat(right).double().mean())
+
+
+def test_the_union_graph_holds_what_some_party_holds() -> None:
+    """Every edge of the union is an edge of a party and the other way round; a node has one role everywhere."""
+    experiment = runner.prepare(small("fedgl"))
+    whole, parts = experiment.spread.whole, experiment.spread.parts
+    held = {(int(a), int(b)) for a, b in parts.ids[parts.edge_index].t()}
+    assert {(int(a), int(b)) for a, b in whole.ids[whole.edge_index].t()} == held
+    for one, other in (("train", "val"), ("train", "test"), ("val", "test")):
+        assert not bool((getattr(whole, one) & getattr(whole, other)).any())
+
+
+def test_baselines_are_run_as_fedgl() -> None:
+    """With the overlap partition FedAvg, Local and Centralized take FedGL's model, optimiser and split."""
+    own = config.resolve("fedgl", dataset="acm", partition="overlap")
+    for name in ("fedavg", "local", "centralized"):
+        chosen = config.resolve(name, dataset="acm", partition="overlap")
+        for key in ("hidden", "dropout", "input_dropout", "bias", "lr", "weight_decay", "epochs"):
+            assert getattr(chosen.settings, key) == getattr(own.settings, key), key
+        assert (chosen.split, chosen.data, chosen.run) == (own.split, own.data, own.run)
+        assert chosen.partition_settings == own.partition_settings
+    assert config.resolve("fedavg", dataset="acm").settings.hidden == 64
+
+
+@pytest.mark.skipif("ATOLL_DATA" not in os.environ, reason="needs Cora under ATOLL_DATA")
+def test_the_paper_s_overlap_on_cora() -> None:
+    """Independent samples share about 1 % of the nodes among all parties (Section 5.6.3); `overlap` makes that exact."""
+    for overlap, expected in ((-1.0, 0.0126), (0.05, 0.05), (0.10, 0.10), (0.15, 0.15)):
+        chosen = config.resolve("fedgl", dataset="cora", values={"overlap": overlap})
+        parts = runner.prepare(chosen).spread.parts
+        counts = torch.bincount(parts.ids, minlength=2708)
+        assert int((counts == 6).sum()) / 2708 == pytest.approx(expected, abs=0.006 if overlap < 0 else 3e-4)
+        shares = [0.3, 0.4, 0.5, 0.5, 0.6, 0.7]
+        assert [round(size / 2708, 2) for size in parts.sizes] == shares
