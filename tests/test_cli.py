@@ -90,6 +90,7 @@ WRONG = [
     (["run", "fedavg", "--partition", "louvain", "--parties", "2900"], "communities"),
     (["run", "fedavg", "--partition", "random", "--parties", "3000"], "none of them trains"),
     (["run", "fedavg", "--partition", "random", "--parties", "4000"], "4000 parties"),
+    (["run", "fedavg", "--engine", "inproces"], "did you mean 'inprocess'?"),
     (["run", "nowhere.toml"], "nowhere.toml cannot be read"),
     (["run", "broken.toml"], "broken.toml is not valid TOML"),
     (["resume", "."], "is not a run"),

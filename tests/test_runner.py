@@ -161,6 +161,15 @@ def test_the_same_from_python_without_files() -> None:
     assert atoll.run("fedavg", dataset=data, **settings).metrics == named.metrics
 
 
+def test_a_given_graph_must_be_given_again(tmp_path: Path) -> None:
+    """A run on a graph object can be resumed with that object, and says so without it."""
+    graph = atoll.load("csbm", nodes=60)
+    done = atoll.run("fedavg", dataset=graph, partition="random", parties=3, rounds=2, out=tmp_path / "run")
+    with pytest.raises(AtollError, match="was given as an object; give it again"):
+        atoll.resume(tmp_path / "run")
+    assert atoll.resume(tmp_path / "run", dataset=graph).metrics == done.metrics
+
+
 def test_a_comparison_is_told_by_row_and_seed(tmp_path: Path) -> None:
     """Every row has all seeds; settings go to those who know them; runs already there are not run again."""
     arguments: dict[str, Any] = {"dataset": "csbm", "seeds": 2, "nodes": 60, "parties": 2, "partition": "random", "rounds": 2}

@@ -35,10 +35,10 @@ def run(
         return runner.run(chosen, graph, out=out, watch=watch)
 
 
-def resume(path: str | Path, *, progress: bool = False) -> Result:
-    """Go on with a run that was written to a folder."""
+def resume(path: str | Path, *, dataset: Any = None, progress: bool = False) -> Result:
+    """Go on with a run that was written to a folder; a dataset that was given as an object must be given again."""
     with _progress(progress, str(path)) as watch:
-        return runner.resume(path, watch=watch)
+        return runner.resume(path, _dataset(dataset)[1], watch=watch)
 
 
 def compare(
@@ -77,7 +77,7 @@ def _dataset(dataset: Any) -> tuple[str | None, Graph | None]:
     """A dataset's name and, where it was given as an object, the graph."""
     if dataset is None or isinstance(dataset, (str, Path)):
         return None if dataset is None else str(dataset), None
-    return "given", dataset if isinstance(dataset, Graph) else from_pyg(dataset)
+    return config.GIVEN, dataset if isinstance(dataset, Graph) else from_pyg(dataset)
 
 
 def _progress(shown: bool, label: str) -> Any:

@@ -33,7 +33,7 @@ class Trial:
     def run(self, folder: Path | None, graph: Graph | None, watch: Watch | None) -> Result:
         """Run it, or go on with it where the folder holds it already."""
         if folder is not None and (folder / "config.toml").exists():
-            return runner.resume(folder, watch=watch)
+            return runner.resume(folder, graph, watch=watch)
         return runner.run(self.config, graph, out=folder, watch=watch)
 
 

@@ -15,6 +15,7 @@ from atoll.data.csbm import CsbmSettings
 from atoll.data.datasets import DataSettings
 from atoll.data.partition import PartitionSettings
 from atoll.data.splits import SplitSettings
+from atoll.data.subcora import SubcoraSettings
 from atoll.errors import AtollError
 from atoll.settings import build, known, setting, suggest
 
@@ -34,6 +35,8 @@ class RunSettings:
     amnesia: bool = setting(False, "Rebuild every party from its declared memory before each message (a check for authors).")
 
 
+ENGINES = ("inprocess",)
+GIVEN = "given"  # the name of a dataset that was given as an object
 GROUPS = ("settings", "run", "partition", "split", "data")
 
 
@@ -83,8 +86,11 @@ def resolve(
     `values` are keyed by a setting's name, alone or as `group.name` or `algorithm.name`.
     With `optional`, a value that this algorithm does not know is passed over (it is meant for another one of a comparison).
     """
+    if engine not in ENGINES:
+        raise AtollError(f"There is no engine {engine!r}{suggest(engine, ENGINES)}")
     dataset = dataset or _defaults(algorithm, None).get("dataset", "csbm")
-    chosen = _defaults(algorithm, dataset, partition)
+    chosen, asked = _defaults(algorithm, dataset, partition), _bare(values or {}, algorithm)
+    selectors = _choose(chosen, asked)
     if partition is not None:
         if partition != chosen.get("partition"):
             chosen.pop("parties", None)  # the paper's number belongs to the paper's partition
@@ -107,7 +113,7 @@ def resolve(
         place = _place(name, groups)
         if place is not None:
             sorted_values[place[0]][place[1]] = value
-        elif not optional:
+        elif not optional and name not in selectors:
             options = [option for group in groups.values() for option in known(group)]
             raise AtollError(f"{algorithm} has no setting {name!r}{suggest(name, options)}")
     if parties is not None:
@@ -127,7 +133,7 @@ def groups_of(algorithm: str, dataset: str) -> dict[str, type]:
         "run": RunSettings,
         "partition": PartitionSettings,
         "split": SplitSettings,
-        "data": CsbmSettings if dataset.lower() == "csbm" else DataSettings,
+        "data": {"csbm": CsbmSettings, "subcora": SubcoraSettings}.get(dataset.lower(), DataSettings),
     }
 
 
@@ -182,12 +188,39 @@ def _table() -> dict[str, Any]:
 
 
 def _defaults(algorithm: str, dataset: str | None, partition: str | None = None) -> dict[str, Any]:
-    """What the paper used for this algorithm, with this partition and on this dataset; an entry may be `like` another."""
+    """What the paper used for this algorithm, with this partition and on this dataset; an entry may be `like` another.
+
+    Under `by` are the tables for `_choose`.
+    """
     entry = dict(_table().get(algorithm, {}))
     on, by_partition = entry.pop("on", {}), entry.pop("with", {})
     entry |= by_partition.get(partition, {})
+    on = {**on, **entry.pop("on", {})}
     chosen = _defaults(entry.pop("like"), dataset, partition) if "like" in entry else {}
-    return chosen | entry | on.get((dataset or "").lower(), {})
+    for table in (entry, on.get((dataset or "").lower(), {})):
+        chosen |= {**table, "by": [*chosen.get("by", []), table.get("by", {})]}
+    return chosen
+
+
+def _choose(chosen: dict[str, Any], asked: Mapping[str, Any]) -> set[str]:
+    """Add what the paper used `by` the value that a setting has, asked for or by default; the names of these settings.
+
+    A baseline that is run as another paper's method takes such a value too, to say which of that paper's experiments it means.
+    """
+    selectors: set[str] = set()
+    for table in chosen.pop("by", []):
+        for name, options in table.items():
+            selectors.add(name)
+            found = options.get(str(asked.get(name, chosen.get(name, ""))).lower(), {})
+            chosen |= {**found, "by": [found.get("by", {})]}
+            selectors |= _choose(chosen, asked)
+    return selectors
+
+
+def _bare(values: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+    """Values by the setting's name alone."""
+    owners = (algorithm, *GROUPS)
+    return {name.partition(".")[2] if name.partition(".")[0] in owners else name: value for name, value in values.items()}
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

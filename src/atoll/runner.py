@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll import __version__, algorithms
 from atoll.cohort import Schema
-from atoll.config import Config
+from atoll.config import GIVEN, Config
 from atoll.data.spread import Spread, spread
 from atoll.engines.inprocess import InProcess, apart, together
 from atoll.errors import AtollError
@@ -138,10 +138,12 @@ def run(config: Config, graph: Graph | None = None, *, out: str | Path | None = 
     return rounds(experiment, folder, watch)
 
 
-def resume(path: str | Path, *, watch: Watch | None = None) -> Result:
+def resume(path: str | Path, graph: Graph | None = None, *, watch: Watch | None = None) -> Result:
     """Go on with a run from its last checkpoint; one that was finished gives its result again."""
     folder, config = Folder.open(path)
-    return rounds(prepare(config), folder, watch, folder.load())
+    if config.dataset == GIVEN and graph is None:
+        raise AtollError(f"The dataset of {path} was given as an object; give it again: atoll.resume({str(path)!r}, dataset=…).")
+    return rounds(prepare(config, graph), folder, watch, folder.load())
 
 
 def rounds(
