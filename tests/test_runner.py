@@ -51,6 +51,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     assert {item.name: item.read_bytes() for item in (tmp_path / "run").iterdir()} == before
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_twenty_deaths_change_nothing(tmp_path: Path) -> None:
     """Killed with SIGKILL twenty times at random moments and resumed, history, state, memory and bytes are the same bits."""
     config = small("fedavg", rounds=150, checkpoint_every=1, participation=0.7)
