@@ -298,9 +298,7 @@ def start(federation: Federation, settings: Settings) -> State:
     if settings.backward == "server" and (settings.local_steps != 1 or not count):
         raise AtollError("backward=server needs local_steps=1 and a shared layer; stale steps go with backward=local.")
     if settings.label_holder > last or (settings.label_holder >= 0 and not count):
-        raise AtollError(
-            f"label_holder is {settings.label_holder}; it must be a party, 0 to {last}, and parties must share a layer."
-        )
+        raise AtollError(f"label_holder is {settings.label_holder}; it must be a party, 0 to {last}, and some layer shared.")
     return {}
 
 
@@ -348,8 +346,7 @@ def infer(federation: Federation, settings: Settings, news: Fields) -> Fields:
 
 def go_back(federation: Federation, settings: Settings, news: Fields) -> None:
     """Exact gradients: the sum over the parties of an aggregate's goes on to the representations it was made of."""
-    holders = federation.parties if settings.label_holder < 0 else [settings.label_holder]
-    total = complete(federation, federation.total("differentiate", to=holders, **news))["gradient"]
+    total = complete(federation, federation.total("differentiate", **news))["gradient"]
     for layer in reversed(shared(settings)):
         if settings.aggregation == "mean":
             shares: Fields = {"gradient": total / federation.schema.parties}
