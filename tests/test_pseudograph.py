@@ -92,11 +92,16 @@ def test_normalisation_by_hand(form: str) -> None:
 
 @pytest.mark.parametrize("form", pseudograph.FORMS)
 def test_complement_adds_the_pseudo_graph(form: str) -> None:
-    """A_k = Â_k + β·D̄^(-1/2)·Ā⁽ᵏ⁾·D̄^(-1/2), and its transpose in the backward pass."""
+    """A_k = Â_k + β·D̄^(-1/2)·Ā⁽ᵏ⁾·D̄^(-1/2), or normalised jointly, and its transpose in the backward pass."""
     graph = parts()
     columns, weights = pseudograph.discover(torch.randn(40, 4, generator=torch.Generator().manual_seed(2)), 5, form)
-    pseudo = pseudograph.normalise(pseudograph.project(graph, columns, weights), form).toarray()
-    expected = torch.from_numpy(graph.normalised.toarray() + 0.5 * pseudo).float()
+    projected = pseudograph.project(graph, columns, weights)
+    expected = torch.from_numpy(graph.normalised.toarray() + 0.5 * pseudograph.normalise(projected, form).toarray()).float()
+    if form == "joint":
+        both = torch.from_numpy(0.5 * (projected + projected.T).toarray()).fill_diagonal_(0)
+        looped = torch.from_numpy(graph.adjacency.toarray()) + torch.eye(graph.num_nodes) + 0.5 * both
+        scale = looped.sum(1) ** -0.5
+        expected = (scale[:, None] * looped * scale).float()
     found = pseudograph.complement(graph, columns, weights, beta=0.5, form=form)
     rows = torch.randn(graph.num_nodes, 3, requires_grad=True)
     out = found.propagate @ rows

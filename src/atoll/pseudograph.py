@@ -8,22 +8,23 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.errors import AtollError
 from atoll.graph import Graph
 from atoll.kernels import Sparse
 
-FORMS = ("literal", "counts", "cosine")
+FORMS = ("joint", "literal", "counts", "cosine")
 ENTRIES = 1 << 24  # similarities held at a time: 64 MB
 
 
 def discover(embeddings: Tensor, neighbours: int, form: str, search: str = "exact") -> tuple[Tensor, Tensor]:
     """Ā = φ(H·Hᵀ), Eq. 14, its s largest entries a row: columns (N, s) int32 and weights (N, s), rows summing to 1 (or all 0).
 
-    `cosine` takes the rows of H at length 1 first.
+    `joint` and `cosine` take the rows of H at length 1 first.
     """
-    if form == "cosine":
+    if form in ("joint", "cosine"):
         embeddings = F.normalize(embeddings, dim=1)
     count = min(neighbours, embeddings.shape[0])
     scores, columns = nearest(embeddings, count) if search == "exact" else approximate(embeddings, count)
@@ -110,14 +111,33 @@ def project(graph: Graph, columns: Tensor, weights: Tensor) -> sp.csr_array:
 def normalise(matrix: sp.csr_array, form: str) -> sp.csr_array:
     """D̄^(-1/2)·Ā·D̄^(-1/2), Eq. 9: D̄ the row sums; `counts`: the number of neighbours; `cosine` makes Ā symmetric first."""
     if form == "cosine":
-        matrix = sp.csr_array(0.5 * (matrix + matrix.T))
-    degree = np.diff(matrix.indptr) if form == "counts" else matrix.sum(1)
-    scale = np.where(degree > 0, degree, 1).astype(np.float32) ** -0.5
-    values = matrix.data * np.repeat(scale, np.diff(matrix.indptr)) * scale[matrix.indices]
-    return sp.csr_array((values, matrix.indices, matrix.indptr), shape=matrix.shape)
+        matrix = symmetric(matrix)
+    return scaled(matrix, np.diff(matrix.indptr) if form == "counts" else matrix.sum(1))
 
 
 def complement(graph: Graph, columns: Tensor, weights: Tensor, beta: float, form: str) -> Graph:
-    """The same graph with A_k = Â_k + β·D̄^(-1/2)·Ā⁽ᵏ⁾·D̄^(-1/2), Eq. 9, in the place of Â_k."""
-    pseudo = normalise(project(graph, columns, weights), form)
-    return graph.over(Sparse(sp.csr_array(graph.normalised.astype(np.float32) + beta * pseudo)))
+    """The same graph with A_k = Â_k + β·D̄^(-1/2)·Ā⁽ᵏ⁾·D̄^(-1/2), Eq. 9, in the place of Â_k.
+
+    Deviation: `joint` adds pseudo neighbours before the normalisation, A_k = D^(-1/2)·(A + I + β·Ā⁽ᵏ⁾)·D^(-1/2) with Ā⁽ᵏ⁾
+    symmetric and D the degrees of both: a node's neighbourhood keeps its scale, and a model trained so works without Ā as well.
+    """
+    pseudo = project(graph, columns, weights)
+    if form != "joint":
+        return graph.over(Sparse(sp.csr_array(graph.normalised.astype(np.float32) + beta * normalise(pseudo, form))))
+    pseudo = symmetric(pseudo)
+    pseudo.setdiag(0)
+    looped = graph.adjacency + sp.eye_array(graph.num_nodes, format="csr")
+    both = sp.csr_array(looped.astype(np.float32) + beta * pseudo)
+    return graph.over(Sparse(scaled(both, both.sum(1)), symmetric=graph.symmetric))
+
+
+def symmetric(matrix: sp.csr_array) -> sp.csr_array:
+    """(M + Mᵀ) / 2."""
+    return sp.csr_array(0.5 * (matrix + matrix.T))
+
+
+def scaled(matrix: sp.csr_array, degree: NDArray[Any]) -> sp.csr_array:
+    """D^(-1/2)·M·D^(-1/2); a degree of 0 counts as 1."""
+    scale = np.where(degree > 0, degree, 1).astype(np.float32) ** -0.5
+    values = matrix.data * np.repeat(scale, np.diff(matrix.indptr)) * scale[matrix.indices]
+    return sp.csr_array((values, matrix.indices, matrix.indptr), shape=matrix.shape)

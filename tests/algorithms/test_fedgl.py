@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms import plain
-from atoll import config, runner
+from atoll import config, pseudograph, runner
 from atoll.algorithms import fedgl
 from atoll.errors import AtollError
 from atoll.runner import Result
@@ -27,20 +27,22 @@ def run(algorithm: str = "fedgl", **values: Any) -> Result:
 
 def pseudo_graph(embeddings: Tensor, form: str, s: int) -> Tensor:
     """Ā of Eq. 14 with all N × N products."""
-    if form == "cosine":
+    if form in ("joint", "cosine"):
         embeddings = F.normalize(embeddings, dim=1)
     product = (embeddings @ embeddings.t()).relu()
     kept = torch.zeros_like(product).scatter_(1, product.topk(s, dim=1).indices, 1.0) * product
     return kept / kept.sum(1, keepdim=True).clamp(min=1e-12)
 
 
-def normalised(pseudo: Tensor, form: str) -> Tensor:
-    """D̄^(-1/2)·Ā·D̄^(-1/2) of Eq. 9."""
-    if form == "cosine":
+def complemented(party: plain.Party, pseudo: Tensor, beta: float, form: str) -> Tensor:
+    """A_k of Eq. 9, or normalised jointly."""
+    if form in ("joint", "cosine"):
         pseudo = (pseudo + pseudo.t()) / 2
+    if form == "joint":
+        return plain.normalised(party.adjacency + beta * pseudo.fill_diagonal_(0))
     degree = (pseudo > 0).sum(1) if form == "counts" else pseudo.sum(1)
     scale = torch.where(degree > 0, degree, 1.0) ** -0.5
-    return scale[:, None] * pseudo * scale
+    return party.propagate + beta * scale[:, None] * pseudo * scale
 
 
 def naive(settings: dict[str, Any], rounds: int) -> tuple[dict[str, Tensor], Tensor]:
@@ -56,7 +58,7 @@ def naive(settings: dict[str, Any], rounds: int) -> tuple[dict[str, Tensor], Ten
     for _ in range(rounds):
         predictions, embeddings, held = torch.zeros(count, 3), torch.zeros(count, 3), torch.zeros(count)
         for party, own, w, adam in zip(parties, ids, weights, adams, strict=True):
-            through = party.propagate + s.beta * normalised(graph[own][:, own], s.pseudo_graph)  # Eq. 9
+            through = complemented(party, graph[own][:, own], s.beta, s.pseudo_graph)  # Eq. 9
             pseudo = labels[own].masked_fill(party.train, -1)
             with torch.no_grad():
                 for name, value in w.items():
@@ -82,7 +84,7 @@ def naive(settings: dict[str, Any], rounds: int) -> tuple[dict[str, Tensor], Ten
     return model, labels
 
 
-@pytest.mark.parametrize("form", ["literal", "counts", "cosine"])
+@pytest.mark.parametrize("form", pseudograph.FORMS)
 @pytest.mark.parametrize("upload", ["sum", "rows"])
 def test_three_rounds_by_a_plain_loop(form: str, upload: str) -> None:
     """The model and the pseudo labels after three rounds are those of a loop over parties with dense matrices."""
