@@ -104,3 +104,15 @@ def test_noise_is_refused(noise: bytes) -> None:
     """Random bytes never pass."""
     with pytest.raises(AtollError):
         wire.decode(noise)
+
+
+def test_compact_documents_keep_rows_that_are_one_once() -> None:
+    """A checkpoint writes what all parties share once and gives it back as one piece; a message writes it out."""
+    payload = {"all": torch.arange(6.0).view(1, 2, 3).expand(1000, 2, 3), "own": torch.arange(4), "one": torch.ones(1, 2)}
+    small, large = wire.encode(payload, compact=True), wire.encode(payload)
+    assert len(small) < 1000 < 24000 < len(large)
+    for data in (small, large):
+        back = wire.decode(data)
+        assert all(torch.equal(back[name], value) for name, value in payload.items())
+    assert wire.alike(wire.decode(small)["all"])
+    assert len(large) == wire.wire_size({name: (value.dtype, tuple(value.shape)) for name, value in payload.items()}, {})

@@ -18,6 +18,7 @@ from atoll.parties import Parties
 from atoll.random import SERVER, Draws, Word
 from atoll.settings import Training
 
+from atoll.wire import alike
 Fields = dict[str, Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -164,7 +165,7 @@ class Cohort:
         part.remember({name: _take(whole[name], places_of[name]) for name in whole})
         fields = part.answer(message)
         for name, value in part.recall().items():
-            _put(whole[name], places_of[name], value)
+            whole[name] = _put(whole[name], places_of[name], value)
         self.remember(whole)
         return fields
 
@@ -246,15 +247,18 @@ def _take(value: Any, index: Tensor) -> Any:
         return {name: _take(item, index) for name, item in value.items()}
     if isinstance(value, list):
         return [value[i] for i in index.tolist()]
-    return value[index]
+    return value[:1].expand(len(index), *value.shape[1:]) if alike(value) else value[index]
 
 
-def _put(value: Any, index: Tensor, new: Any) -> None:
+def _put(value: Any, index: Tensor, new: Any) -> Any:
+    """The value with the rows of some parties replaced: in place, unless its rows are one."""
     if isinstance(value, Mapping):
-        for name in value:
-            _put(value[name], index, new[name])
-    elif isinstance(value, list):
+        return {name: _put(value[name], index, new[name]) for name in value}
+    if isinstance(value, list):
         for place, item in zip(index.tolist(), new, strict=True):
             value[place] = item
-    else:
-        value[index] = new
+        return value
+    if alike(value):
+        value = value.clone(memory_format=torch.contiguous_format)
+    value[index] = new
+    return value

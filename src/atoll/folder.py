@@ -59,7 +59,7 @@ class Folder:
     def save(self, document: dict[str, Any]) -> None:
         """Replace the checkpoint; it remembers how long the history was."""
         written = self.history.stat().st_size if self.history.exists() else 0
-        self._write(self.checkpoint.name, wire.encode(document | {"history": written}))
+        self._write(self.checkpoint.name, wire.encode(document | {"history": written}, compact=True))
 
     def load(self) -> dict[str, Any] | None:
         """The last checkpoint, the history cut back to it; None where there is none yet."""

@@ -77,7 +77,7 @@ class Streams:
         for start in range(0, len(rows), step):
             chosen = slice(start, start + step)
             first = rows[chosen].numpy().astype(np.uint64)[:, None] * np.uint64(each)
-            blocks = (first + np.arange(self.used, self.used + each, dtype=np.uint64)).ravel()
+            blocks = np.add(first, np.arange(self.used, self.used + each, dtype=np.uint64), dtype=np.uint64).ravel()
             words = philox(blocks, np.repeat(self.parties[places[chosen].numpy()], each), self.key)
             out[chosen] = _unit(words.reshape(-1, 4 * each)[:, :width])
         return torch.from_numpy(out).mul_(high - low).add_(low)

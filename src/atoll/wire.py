@@ -67,13 +67,20 @@ def _lists(value: Any) -> Any:
     return {name: _lists(item) for name, item in value.items()}
 
 
-def encode(payload: Payload) -> bytes:
-    """The payload as one safetensors document."""
+def encode(payload: Payload, *, compact: bool = False) -> bytes:
+    """The payload as one safetensors document; `compact` writes rows that are `alike` once, as checkpoints do."""
     tensors, scalars = _split(payload)
+    repeated = {name: len(tensor) for name, tensor in tensors.items() if compact and alike(tensor)}
+    tensors |= {name: tensors[name][:1] for name in repeated}
     entries = _entries({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()})
     order = sorted(entries, key=lambda name: entries[name]["data_offsets"])
     parts = [tensors[name].detach().contiguous().view(-1).view(torch.uint8).numpy().data for name in order]
-    return b"".join([_header(entries, scalars), *parts])
+    return b"".join([_header(entries, scalars, repeated), *parts])
+
+
+def alike(value: Any) -> bool:
+    """Whether all rows of a tensor are one and the same piece of memory (`expand`): what all parties share is kept once."""
+    return type(value) is Tensor and value.ndim > 0 and len(value) > 1 and value.layout == torch.strided and not value.stride(0)
 
 
 def decode(data: bytes) -> dict[str, Any]:
@@ -82,9 +89,11 @@ def decode(data: bytes) -> dict[str, Any]:
         tensors = safetensors.torch.load(data)
         (length,) = struct.unpack("<Q", data[:8])
         header = json.loads(data[8 : 8 + length])
-        scalars = json.loads(header.pop("__metadata__")["scalars"])
-        return nest({name: tensors[name] for name in header} | scalars)
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        metadata = header.pop("__metadata__")
+        for name, count in json.loads(metadata.get("repeated", "{}")).items():
+            tensors[name] = tensors[name].expand(count, *tensors[name].shape[1:])
+        return nest({name: tensors[name] for name in header} | json.loads(metadata["scalars"]))
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, struct.error) as error:
         raise AtollError(f"A message could not be read: {error}; it is damaged or was not written by atoll.") from error
 
 
@@ -122,8 +131,13 @@ def _entries(shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[
     }
 
 
-def _header(entries: Mapping[str, dict[str, Any]], scalars: Mapping[str, Any]) -> bytes:
-    document = {"__metadata__": {"scalars": json.dumps(scalars, separators=(",", ":"))}, **entries}
+def _header(
+    entries: Mapping[str, dict[str, Any]], scalars: Mapping[str, Any], repeated: Mapping[str, int] | None = None
+) -> bytes:
+    metadata = {"scalars": json.dumps(scalars, separators=(",", ":"))}
+    if repeated:
+        metadata["repeated"] = json.dumps(repeated, separators=(",", ":"))
+    document = {"__metadata__": metadata, **entries}
     text = json.dumps(document, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text

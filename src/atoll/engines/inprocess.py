@@ -54,7 +54,7 @@ class InProcess:
         return [Answer(message.parties, wire.decode(wire.encode(fields)) if self.amnesia else fields)]
 
     def _forget(self, place: int) -> None:
-        memory = wire.decode(wire.encode(self.cohorts[place].recall()))
+        memory = wire.decode(wire.encode(self.cohorts[place].recall(), compact=True))
         self.cohorts[place] = self.make(self.sites[place], True)
         self.cohorts[place].remember(memory)
 
