@@ -104,7 +104,7 @@ class Comparison:
 def summarise(row: str, results: Sequence[Result]) -> dict[str, Any]:
     """Means ± standard deviations (n − 1) of the metrics, megabytes both ways, seconds."""
     summary: dict[str, Any] = {"row": row, "seeds": len(results)}
-    for name in ("accuracy", "minority_accuracy", "macro_f1"):
+    for name in ("accuracy", "local_accuracy", "minority_accuracy", "macro_f1"):
         values = [result.metrics[name] for result in results if name in result.metrics]
         if values:
             summary[name] = mean(values)

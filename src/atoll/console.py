@@ -93,10 +93,11 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     """Mean ± standard deviation over the seeds, a row an algorithm."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     table.add_column("", no_wrap=True)
-    for name in ("accuracy", "minority", "MB up", "MB down", "seconds"):
+    second = "local" if any("local_accuracy" in row for row in rows) else "minority"
+    for name in ("accuracy", second, "MB up", "MB down", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        cells = [_percent(row, name) for name in ("accuracy", "minority_accuracy")]
+        cells = [_percent(row, name) for name in ("accuracy", f"{second}_accuracy")]
         table.add_row(row["row"], *cells, f"{row['mb_up']:.2f}", f"{row['mb_down']:.2f}", f"{row['seconds']:.1f}")
     return table
 
