@@ -12,6 +12,7 @@ import plain_vertical as naive
 from atoll import runner, wire
 from atoll.algorithms import find
 from atoll.algorithms._glasu_settings import Settings, shared
+from atoll.comparison import Comparison
 from atoll.errors import AtollError
 from atoll.federation import Answer
 from atoll.random import Draws, generator
@@ -331,6 +332,27 @@ def test_a_sampled_evaluation_with_all_neighbours_is_the_full_one() -> None:
     for row, same in zip(full.rows, sampled.rows, strict=True):
         assert row["loss"] == pytest.approx(same["loss"], abs=1e-5)
         assert row["accuracy"] == same["accuracy"]
+
+
+def test_a_comparison_knows_what_centralized_means_here() -> None:
+    """Beside GLASU it is the same network on all columns and edges, on the same split; a row keeps the name it was asked by."""
+    values = {
+        "data.nodes": 40,
+        "data.features": 8,
+        "hidden": 8,
+        "batch_size": 4,
+        "rounds": 2,
+        "shared_layers": 4,
+        "split": "random",
+    }
+    asked = ["centralized", "standalone", "simulated", "glasu"]
+    comparison = Comparison(asked, dataset="csbm", partition="vertical", parties=2, seeds=[1], values=values)
+    comparison.run(lambda trial, folder: trial.run(folder, None, None))
+    assert list(comparison.results) == asked
+    meant = [results[0].config.algorithm for results in comparison.results.values()]
+    assert meant == ["centralized_vertical", "standalone", "simulated", "glasu"]
+    assert [results[0].parties for results in comparison.results.values()] == [1, 2, 2, 2]
+    assert Comparison(["centralized", "local"], dataset="csbm", seeds=[0]).trials()[0].config.algorithm == "centralized"
 
 
 def test_the_learning_rate_decays() -> None:

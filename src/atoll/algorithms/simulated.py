@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from atoll.algorithms._glasu_settings import SplitTraining
-from atoll.algorithms.glasu import SPREADS, Cohort, evaluate, start, step
+from atoll.algorithms.glasu import SPREADS, YARDSTICKS, Cohort, evaluate, start, step
 from atoll.settings import setting
 
 
@@ -30,4 +30,4 @@ class Settings(SplitTraining):
         return self.layers
 
 
-__all__ = ["SPREADS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["SPREADS", "YARDSTICKS", "Cohort", "Settings", "evaluate", "start", "step"]

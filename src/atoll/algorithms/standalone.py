@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from atoll.algorithms._glasu_settings import SplitTraining
-from atoll.algorithms.glasu import SPREADS, Cohort, evaluate, start, step
+from atoll.algorithms.glasu import SPREADS, YARDSTICKS, Cohort, evaluate, start, step
 
 
 @dataclass(frozen=True)
@@ -23,4 +23,4 @@ class Settings(SplitTraining):
     label_holder: ClassVar[int] = -1
 
 
-__all__ = ["SPREADS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["SPREADS", "YARDSTICKS", "Cohort", "Settings", "evaluate", "start", "step"]
