@@ -4,7 +4,7 @@ FedAvg over overlapping parties; the server fuses what they predict for each nod
 pseudo graph, and sends both back. Without either (α = β = 0) it is FedAvg.
 
 Payload bytes a round and party (w parameters, N nodes in all, C classes, s neighbours; α, β > 0, from the second round on):
-down 4·w + 8·N + 8·N·s; up 4·w + 8 + 8·N·C + 4·N with `upload=sum`; up 4·w + 8 + N_k·(8·C + 8) with `upload=rows`.
+down 4·w + 2·N + 8·N·s; up 4·w + 8 + 8·N·C + 4·N with `upload=sum`; up 4·w + 8 + N_k·(8·C + 8) with `upload=rows`.
 The server sees, with `upload=sum`, sums over the parties: of their models and, for each node, of predictions, embeddings and
 weights; with `upload=rows` each party's model, nodes, predictions and embeddings. The parties see every node's pseudo label and
 pseudo neighbours.
@@ -173,7 +173,7 @@ def fuse(total: Fields, name: str, settings: Settings) -> Tensor:
 def pseudo_labels(predictions: Tensor, threshold: float) -> Tensor:
     """(N,) Ȳ, Eq. 12: the likeliest class where it is likelier than λ, else −1."""
     confidence, labels = predictions.max(1)
-    return torch.where(confidence > threshold, labels, -1)
+    return torch.where(confidence > threshold, labels, -1).short()
 
 
 def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, object]:
