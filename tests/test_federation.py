@@ -166,9 +166,8 @@ def test_what_arrives_is_checked(odd: dict[str, torch.Tensor], reason: str) -> N
 
 
 def test_secure_aggregation_refuses_private_asks() -> None:
-    """With secure aggregation on, the server may ask public verbs only; totals are always allowed."""
+    """With secure aggregation on, the server may ask public verbs only."""
     fed = federation(ten_to, secure=True)
     with pytest.raises(AtollError, match="'say' is private"):
         fed.ask("say")
     assert fed.ask("tell").parties == (0, 1, 2, 3)
-    assert fed.total("say")["x"].tolist() == [1111.0]

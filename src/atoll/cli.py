@@ -1,4 +1,4 @@
-"""The command line: `atoll run`, `resume`, `compare`, `partition`, `algorithms`, `datasets`. Heavy imports wait until needed."""
+"""The command line: `atoll run`, `resume`, `compare`, `report`, `algorithms` and so on. Heavy imports wait until needed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ Partition = Annotated[
     typer.Option(help="louvain, metis, dirichlet, random, overlap, vertical, node, whole, or an .npz of node lists."),
 ]
 Parties = Annotated[int | None, typer.Option(help="Number of parties.")]
-Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; `atoll algorithms NAME` lists them.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; `atoll algorithms NAME` lists them.")
+]
 Rounds = Annotated[int | None, typer.Option(help="Rounds at the most.")]
 Threads = Annotated[int | None, typer.Option(help="Threads of torch; all cores by default.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress line.")]
@@ -46,6 +48,7 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     sets: Sets = None,
     engine: Engine = "inprocess",
+    secure: Annotated[bool, typer.Option("--secure", help="Secure aggregation: the server sees sums only.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the configuration, history, checkpoint and result.")] = None,
     threads: Threads = None,
     quiet: Quiet = False,
@@ -54,7 +57,7 @@ def run(
     _prepare_torch(threads)
     from atoll import config, runner
 
-    values = _values(sets, model=model, rounds=rounds)
+    values = _values(sets, model=model, rounds=rounds) | ({"secure": True} if secure else {})
     if what.endswith(".toml"):
         document = _read_toml(Path(what))
         said = {"dataset": dataset, "partition": partition, "parties": parties, "seed": seed}
@@ -152,7 +155,9 @@ def reproduce(
     quick: Annotated[bool, typer.Option(help="A small version: fewer seeds and rounds.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds; as many as the paper's by default.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each where there are several.")] = 1,
-    out: Annotated[Path, typer.Option(help="Folder for the runs; those already there are not run again.")] = Path("runs/reproduce"),
+    out: Annotated[Path, typer.Option(help="Folder for the runs; those already there are not run again.")] = Path(
+        "runs/reproduce"
+    ),
     page: Annotated[Path | None, typer.Option(help="Write the whole paper's page of results to this file.")] = None,
     rerun: Annotated[bool, typer.Option("--run/--no-run", help="Run what is missing, or only show what is there.")] = True,
 ) -> None:
@@ -180,6 +185,36 @@ def reproduce(
         page.write_text(pages.markdown(told))
     if any(line.outside() for _, lines in told for line in lines) and not quick:
         raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUN…", help="Folders that --out named, or folders of such.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="One page with everything, to open anywhere; report.html by default.")] = None,
+    png: Annotated[Path | None, typer.Option(metavar="DIR", help="Every figure as PNG, for a paper.")] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="DIR", help="Every figure as SVG, for a paper.")] = None,
+    latex: Annotated[Path | None, typer.Option(metavar="FILE", help="The comparison as a LaTeX table.")] = None,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="The comparison as a Markdown table.")] = None,
+    embeddings: Annotated[str, typer.Option(help="How nodes are drawn in two dimensions: tsne, pca or none.")] = "tsne",
+    watch: Annotated[bool, typer.Option(help="Write the page anew every few seconds until all runs are over.")] = False,
+) -> None:
+    """Show what came of runs: a page, figures and tables. Runs that differ only in their seed are told as mean ± std."""
+    _prepare_torch(None)
+    from atoll import report as library
+    from atoll.console import out as console
+
+    if watch or not (html or png or svg or latex or markdown):
+        html = html or Path("report.html")
+    chosen = folders or []
+    if watch and html is not None:
+        library.follow(chosen, html, embeddings=embeddings)
+    written = library.write(
+        library.make(chosen, embeddings=embeddings), html=html, png=png, svg=svg, latex=latex, markdown=markdown
+    )
+    for path in dict.fromkeys(path.parent if path.suffix[1:] in ("png", "svg") else path for path in written):
+        console.print(f"Written to {path}", soft_wrap=True)
 
 
 @app.command("algorithms")
@@ -287,7 +322,9 @@ def _tell(result: Any, folder: Path | None) -> None:
     from atoll.console import result_table
 
     plain = result.to_dict()
-    console.print(f"{plain['algorithm']} on {plain['dataset']}: {plain['parties']} parties, {plain['setting']}, seed {plain['seed']}")
+    console.print(
+        f"{plain['algorithm']} on {plain['dataset']}: {plain['parties']} parties, {plain['setting']}, seed {plain['seed']}"
+    )
     console.print(result_table(plain))
     if folder is not None:
         console.print(f"Written to {folder}")

@@ -15,10 +15,11 @@ from atoll.errors import AtollError
 from atoll.graph import Graph, spans
 from atoll.models import Model, build, load, read
 from atoll.parties import Parties
+from atoll.privacy.secure import Secrets
 from atoll.random import SERVER, Draws, Word
 from atoll.settings import Training
-
 from atoll.wire import alike
+
 Fields = dict[str, Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -38,7 +39,7 @@ class Message:
 
     verb: str
     round: int
-    call: int  # the how-manieth message of this round
+    call: int  # the how-manieth `ask` or `total` of this round
     training: bool  # False while evaluating: then no gradient is kept
     parties: Parties
     common: Mapping[str, Any]
@@ -110,15 +111,17 @@ class Cohort:
         parties: Sequence[int],
         guards: Sequence[Guard] = (),
         *,
+        secure: bool = False,
         blank: bool = False,
     ) -> None:
-        """`blank` leaves out the first random values: the memory is about to be remembered."""
+        """`secure` readies the parties for secure totals. `blank` leaves out the first random values: the memory is about to come."""
         self.graph = graph
         self.settings = settings
         self.schema = schema
         self.seed = seed
         self.parties = Parties(parties)
         self.guards = tuple(guards)
+        self.secrets = Secrets(self.parties) if secure else None
         self.blank = blank
         self.message: Message | None = None
         self.parts: dict[bytes, Graph] = {}
@@ -144,11 +147,37 @@ class Cohort:
         if message.parties != self.parties:
             return self._answer_for_some(message)
         self.message = message
+        common = dict(message.common)
+        agreed = common.pop("secure", None)
         with torch.set_grad_enabled(message.training):
-            fields = method(self, **message.common, **message.each) or {}
+            fields = method(self, **common, **message.each) or {}
         for guard in self.guards:
             fields = guard(message, fields, Draws(self.seed, self.parties, "guard", message.verb, message.round, message.call))
+        if agreed is not None:
+            return self._secrets().mask(fields, **agreed)
+        if self.secrets is not None and fields and self.verbs()[message.verb] == "private":
+            raise AtollError(f"Secure aggregation is on and {message.verb!r} is private: its reply does not leave the party unmasked.")
         return fields
+
+    @verb(public=True)
+    def secure_keys(self, session: Tensor) -> Fields:
+        """The first step of a secure total."""
+        return {"keys": self._secrets().keys(session)}
+
+    @verb(public=True)
+    def secure_shares(self, session: Tensor, users: Tensor, keys: Tensor) -> Fields:
+        """The second step; the third is the verb itself, masked."""
+        return {"shares": self._secrets().shares(session, users, keys)}
+
+    @verb(public=True)
+    def secure_reveal(self, session: Tensor, users: Tensor, keys: Tensor, ciphertexts: Tensor, answered: Tensor) -> Fields:
+        """The last step."""
+        return {"shares": self._secrets().reveal(session, users, keys, ciphertexts, answered)}
+
+    def _secrets(self) -> Secrets:
+        if self.secrets is None:
+            raise AtollError("The server asks for a secure total, but this party was started without secure aggregation.")
+        return self.secrets
 
     def _answer_for_some(self, message: Message) -> Fields:
         """Stand up a cohort of the addressed parties alone, let it answer, and take its memory back."""
@@ -159,7 +188,8 @@ class Cohort:
                 self.parts.pop(next(iter(self.parts)))
             self.parts[key] = self.graph.select(places)
         graph = self.parts[key]
-        part = type(self)(graph, self.settings, self.schema, self.seed, message.parties, self.guards, blank=True)
+        secure = self.secrets is not None
+        part = type(self)(graph, self.settings, self.schema, self.seed, message.parties, self.guards, secure=secure, blank=True)
         whole = self.recall()
         places_of = {name: self._places(name, places) for name in whole}
         part.remember({name: _take(whole[name], places_of[name]) for name in whole})
@@ -172,7 +202,7 @@ class Cohort:
     def _places(self, name: str, parties: NDArray[np.int64]) -> Tensor:
         """The rows of some parties in a piece of memory: one a party, a node, a training node or a stored feature."""
         index = torch.from_numpy(parties)
-        if name in self.memory:
+        if name in (*self.memory, "secrets"):
             return index
         if name in self.feature_memory:
             starts = torch.from_numpy(self.graph.stored.indptr.astype(np.int64))[self.graph.ptr]
@@ -198,7 +228,8 @@ class Cohort:
     def recall(self) -> Fields:
         """The whole memory as tensors."""
         kept = {}
-        for name in self.memory + self.node_memory + self.train_memory + self.feature_memory:
+        secrets = ("secrets",) if self.secrets is not None else ()
+        for name in self.memory + self.node_memory + self.train_memory + self.feature_memory + secrets:
             value = getattr(self, name)
             kept[name] = read(value) if isinstance(value, nn.Module) else value.state() if isinstance(value, Stateful) else value
         return kept

@@ -31,6 +31,7 @@ class RunSettings:
     checkpoint_every: int = setting(0, "Checkpoint after every so many rounds; 0 means every few seconds.", low=0)
     participation: float = setting(1.0, "Share of the parties that take part in a round, chosen by seed.", low=0, high=1)
     missing: str = setting("continue", "What a party that does not answer does to the round.", choices=("continue", "stop"))
+    secure: bool = setting(False, "Secure aggregation: the server sees sums only, and may ask private verbs for nothing else.")
     placement: str = setting("together", "Parties in one cohort, or each at a site of its own.", choices=("together", "apart"))
     amnesia: bool = setting(False, "Rebuild every party from its declared memory before each message (a check for authors).")
 

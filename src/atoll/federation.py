@@ -19,6 +19,7 @@ from atoll.errors import AtollError
 from atoll.graph import Graph
 from atoll.ledger import Ledger
 from atoll.parties import Parties
+from atoll.privacy import secure
 from atoll.random import generator
 
 
@@ -110,6 +111,7 @@ class Federation:
         self.public = public or {}
         self.whole = whole
         self.setting = setting
+        self.derived: dict[str, Any] = {}  # what the server makes once of what it knows, by name
         self.ledger = Ledger(schema.parties)
         self.round = 0
         self.calls = 0
@@ -162,27 +164,35 @@ class Federation:
         """
         if self.secure and self.verbs.get(verb) != "public":
             raise AtollError(f"Secure aggregation is on and the verb {verb!r} is private: the server may only ask for its total.")
-        return self._exchange(verb, to, each, common)
+        parties, rows = self._address(verb, to, each)
+        return self.exchange(verb, parties, rows, common)
 
     def total(
         self, verb: str, *, to: Sequence[int] | None = None, each: Mapping[str, Any] | None = None, **common: Any
     ) -> Fields:
-        """Call a verb at the parties and see only the sum of their replies, added in party order."""
-        return _sum(self._exchange(verb, to, each, common).fields)
+        """Call a verb at the parties and see only the sum of their replies, added in party order.
 
-    def _exchange(
-        self, verb: str, to: Sequence[int] | None, each: Mapping[str, Any] | None, common: Mapping[str, Any]
-    ) -> Replies:
-        addressed = self.participants() if to is None else Parties(to)
-        each = each or {}
-        if to is None and addressed != self.parties:
-            each = pick(each, addressed)
-        present = addressed.without(self.missing)
-        message = Message(verb, self.round, self.calls, self.training, addressed, common, each)
+        Under secure aggregation this holds for the whole machine: each reply is masked before it leaves its party.
+        """
+        parties, rows = self._address(verb, to, each)
+        if self.secure:
+            return secure.total(self, verb, parties, rows, common)
+        return _sum(self.exchange(verb, parties, rows, common).fields)
+
+    def _address(self, verb: str, to: Sequence[int] | None, each: Mapping[str, Any] | None) -> tuple[Parties, Mapping[str, Any]]:
+        """A new call: the addressed parties that are not missing, and their rows of `each`."""
         self.calls += 1
+        addressed = self.participants() if to is None else Parties(to)
+        present = addressed.without(self.missing)
         if not present:
             raise AtollError(f"Round {self.round}: no party is left to answer {verb!r} ({_reasons(self.missing)}).")
-        message = message.select(present)
+        listed = self.parties if to is None else addressed
+        each = each or {}
+        return present, each if present == listed else pick(each, listed.places(present))
+
+    def exchange(self, verb: str, parties: Sequence[int], each: Mapping[str, Any], common: Mapping[str, Any]) -> Replies:
+        """One message to these parties and their replies, checked and billed: what `ask` and `total` are made of."""
+        message = Message(verb, self.round, self.calls, self.training, Parties(parties), common, each)
         self._bill_down(message)
         replies = self._gather(message, self.engine.deliver(message))
         self._bill_up(message, replies)

@@ -113,7 +113,8 @@ def prepare(config: Config, graph: Graph | None = None, *, engine: Callable[[Eng
     schema = Schema(data.parts.num_features, data.parts.num_classes, data.parts.parties)
 
     def make(parties: Any, blank: bool) -> Any:
-        return algorithm.Cohort(data.parts.select(parties), config.settings, schema, config.seed, parties, blank=blank)
+        part, secure = data.parts.select(parties), config.run.secure
+        return algorithm.Cohort(part, config.settings, schema, config.seed, parties, secure=secure, blank=blank)
 
     sites = together(schema.parties) if config.run.placement == "together" else apart(schema.parties)
     carrier: Engine = InProcess(make, sites, amnesia=config.run.amnesia)
@@ -124,6 +125,7 @@ def prepare(config: Config, graph: Graph | None = None, *, engine: Callable[[Eng
         seed=config.seed,
         participation=config.run.participation,
         missing_is_fatal=config.run.missing == "stop",
+        secure=config.run.secure,
         public=data.public,
         whole=data.whole,
         setting=data.setting,

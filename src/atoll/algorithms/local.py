@@ -35,7 +35,7 @@ class Cohort(atoll.cohort.Cohort):
         self.model = backbone(s, self.schema, self.graph.parties, self.first_draws("model"))
         self.optimizer = optim.make(s.optimizer, self.model, s.lr, s.weight_decay)
 
-    @verb
+    @verb(public=True)  # nothing comes back
     def fit(self) -> None:
         """θ⁽ᵏ⁾ ← θ⁽ᵏ⁾ − η∇L⁽ᵏ⁾, E times."""
         draws = self.draws()
