@@ -69,6 +69,11 @@ def read_tables(folder: Path, directed: bool) -> Graph:
     )
 
 
+def node_names(folder: Path) -> NDArray[np.object_]:
+    """The nodes' ids as text, in the order in which `read_tables` gives their rows."""
+    return np.asarray(_ids(_open(folder, "nodes", ("id",))), dtype=object)
+
+
 def write_tables(graph: Graph, folder: Path, form: str) -> None:
     """`nodes` and `edges` tables and `classes.txt`; a node's id is its number in the whole graph."""
     x = graph.x.numpy() if isinstance(graph.x, torch.Tensor) else graph.x.toarray()
