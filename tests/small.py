@@ -21,7 +21,7 @@ SPREAD: dict[str, dict[str, Any]] = {
     "whole": {"partition": "random", "parties": 3},
 }
 
-OWN: dict[str, dict[str, Any]] = {}  # what a single algorithm needs beside that
+OWN: dict[str, dict[str, Any]] = {"gfl_appnp": {"labelled": 0, "lam": 1}}  # what a single algorithm needs beside that
 
 
 def small(algorithm: str, *, seed: int = 3, rounds: int = 3, **values: Any) -> Config:
@@ -101,7 +101,9 @@ class Recorded(Wrapper):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
-        self.bytes: dict[tuple[int, str, bool, int], list[int]] = {}  # (round, verb, training, party) → up, down, wire up, wire down
+        self.bytes: dict[
+            tuple[int, str, bool, int], list[int]
+        ] = {}  # (round, verb, training, party) → up, down, wire up, wire down
         self.heard: list[tuple[Message, list[Answer | Failure]]] = []
 
     def deliver(self, message: Message) -> list[Answer | Failure]:

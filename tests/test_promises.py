@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from small import ALGORITHMS, Absent, Poisoned, Recorded, Wrapper, parties_of, small
 
 from atoll import algorithms, runner, wire
 from atoll.config import Config
 from atoll.errors import AtollError
 from atoll.runner import Result
+from small import ALGORITHMS, Absent, Poisoned, Recorded, Wrapper, parties_of, small
 
 pytestmark = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
@@ -119,7 +119,8 @@ def test_the_bill_is_exact(algorithm: str) -> None:
     for round, rows in experiment.federation.ledger.rounds.items():
         for (verb, training), table in rows.items():
             for party, row in enumerate(table):
-                counted[round, verb, training, party] = row[:4].tolist()
+                if row.any():  # not every verb goes to every party
+                    counted[round, verb, training, party] = row[:4].tolist()
     assert counted == recorded[0].bytes
 
 
@@ -159,7 +160,7 @@ def test_a_poisoned_reply_is_refused(algorithm: str) -> None:
         assert "is not finite" in result.rows[1]["missing"]["1"]
         assert all(torch.isfinite(value).all() for value in tensors(result).values() if value.is_floating_point())
     else:
-        with pytest.raises(AtollError, match="party 1.*is not finite"):
+        with pytest.raises(AtollError, match=r"party 1.*is not finite"):
             run(small(algorithm), poisoned)
 
 

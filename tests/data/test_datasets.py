@@ -306,7 +306,7 @@ def test_typing_mistakes(call: Callable[[], object], said: str) -> None:
 def test_known_lists_every_name(small: Path) -> None:
     """For `atoll datasets`: name, size, whether it is here, and the folder looked at."""
     listed = {one.name: one for one in known()}
-    assert set(listed) == {*HERE, "wikics", "flickr", "reddit", "herigraph-suzhou", "herigraph-amsterdam", "csbm"}
+    assert set(listed) == {*HERE, "wikics", "flickr", "reddit", "herigraph-suzhou", "herigraph-amsterdam", "csbm", "subcora"}
     assert listed["acm"].available
     assert listed["csbm"].available
     assert not listed["cora"].available

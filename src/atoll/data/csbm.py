@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from atoll.data.assemble import Ints, assemble, distinct
+from atoll.data.assemble import Bools, Ints, Masks, assemble, distinct
 from atoll.errors import AtollError
 from atoll.graph import Graph
 from atoll.random import seed_of
@@ -32,6 +33,14 @@ class CsbmSettings:
     minority: float = setting(0.3, "The share of a community's nodes that are not of its main class.", low=0, high=1)
     graph_seed: int = setting(0, "Seed of classes and edges.")
     feature_seed: int = setting(-1, "Seed of the features alone, to redraw them on the same graph; negative takes graph_seed.")
+    redraw: str = setting("nothing", "What a run's seed draws anew: nothing, or the features.", choices=("nothing", "features"))
+    connected: bool = setting(False, "Draw the graph until it is connected.")
+    labelled: float = setting(
+        0.0,
+        "Share of nodes in a connected training set with as many of each class; as many validate, the rest tests; 0: no split.",
+        low=0,
+        high=0.5,
+    )
 
 
 def csbm(
@@ -54,8 +63,8 @@ def csbm(
     )
 
 
-def generate(settings: CsbmSettings) -> Graph:
-    """One whole graph (P = 1), every node labelled, no split.
+def generate(settings: CsbmSettings, seed: int = 0) -> Graph:
+    """One whole graph (P = 1), every node labelled; `seed` is the run's.
 
     Two classes: v = ±1 with equal chance; nodes i, j are joined with probability c/N, c = d + λ√d where v_i = v_j, else d − λ√d;
     x_i = √(μ/N)·v_i·u + z_i/√p with u ~ N(0, I/p), z_i ~ N(0, I). More classes: c = d + (C − 1)·λ√d inside a class, so that the
@@ -69,12 +78,57 @@ def generate(settings: CsbmSettings) -> Graph:
     """
     _check(settings)
     rng = np.random.default_rng(seed_of("csbm", settings.graph_seed))
-    classes, blocks, chances = _blocks(settings, rng)
-    edges = sample_edges(blocks, chances, rng)
+    for _ in range(DRAWS if settings.connected else 1):
+        classes, blocks, chances = _blocks(settings, rng)
+        edges = sample_edges(blocks, chances, rng)
+        adjacency = sp.csr_array((np.ones(edges.shape[1]), edges), shape=(settings.nodes, settings.nodes))
+        if not settings.connected or sp.csgraph.connected_components(adjacency, directed=False)[0] == 1:
+            break
+    else:
+        raise AtollError(f"None of {DRAWS} graphs of average degree {settings.degree:g} was connected; choose a higher degree.")
     feature_seed = settings.graph_seed if settings.feature_seed < 0 else settings.feature_seed
-    x, y = _features(settings, classes, np.random.default_rng(seed_of("csbm", "features", feature_seed)))
+    words = ("run", seed) if settings.redraw == "features" else ()
+    x, y = _features(settings, classes, np.random.default_rng(seed_of("csbm", "features", feature_seed, *words)))
     rows = np.repeat(np.arange(settings.nodes), settings.samples)
-    return assemble(x, edges * settings.samples, y, where="csbm", num_classes=settings.classes, ids=rows)
+    masks = _masks(settings, classes, adjacency + adjacency.T) if settings.labelled else None
+    spread = None if masks is None else (masks[0][rows], masks[1][rows], masks[2][rows])
+    return assemble(x, edges * settings.samples, y, spread, where="csbm", num_classes=settings.classes, ids=rows)
+
+
+DRAWS = 1000  # graphs drawn to find a connected one, and starts of a connected training set
+
+
+def _masks(s: CsbmSettings, classes: Ints, adjacency: sp.csr_array) -> Masks:
+    """A random connected training set with as many nodes of each class; validation and test nodes at random from the rest."""
+    rng = np.random.default_rng(seed_of("csbm", "split", s.graph_seed))
+    each = max(1, round(s.labelled * s.nodes / s.classes))
+    for _ in range(DRAWS):
+        train = _grown(classes, adjacency, each, rng)
+        if train.sum() == each * s.classes:
+            rest = rng.permutation(np.flatnonzero(~train))
+            val, test = np.zeros(s.nodes, bool), np.zeros(s.nodes, bool)
+            val[rest[: each * s.classes]] = True
+            test[rest[each * s.classes :]] = True
+            return train, val, test
+    raise AtollError(
+        f"csbm found no connected set with {each} nodes of each class; "
+        "choose a higher degree, another graph_seed or a smaller labelled."
+    )
+
+
+def _grown(classes: Ints, adjacency: sp.csr_array, each: int, rng: np.random.Generator) -> Bools:
+    """Random neighbours of the set join it, one at a time, as long as their class has fewer than `each`."""
+    inside = np.zeros(len(classes), bool)
+    counts = np.zeros(classes.max() + 1, np.int64)
+    node = rng.integers(len(classes))
+    while True:
+        inside[node] = True
+        counts[classes[node]] += 1
+        near = np.unique(adjacency[np.flatnonzero(inside)].indices)
+        near = near[~inside[near] & (counts[classes[near]] < each)]
+        if not len(near):
+            return inside
+        node = rng.choice(near)
 
 
 def sample_edges(blocks: Ints, chances: NDArray[np.float64], rng: np.random.Generator) -> Ints:

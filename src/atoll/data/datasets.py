@@ -19,6 +19,7 @@ import torch
 from atoll.data import files, raw
 from atoll.data.assemble import Arrays, assemble, read_npz
 from atoll.data.csbm import CsbmSettings, generate
+from atoll.data.subcora import NODES, PAIRS, SubcoraSettings, subcora
 from atoll.errors import AtollError
 from atoll.graph import Graph
 from atoll.settings import setting, suggest
@@ -120,18 +121,26 @@ READERS: dict[str, raw.Reader] = {
 }
 
 
-def load(name: str, *, fold: int = 0, directed: bool = False, normalize_features: bool = False, **options: Any) -> Graph:
-    """The whole graph (P = 1) of a known name, of `csbm`, or of a path to the user's own graph.
+def load(
+    name: str, *, fold: int = 0, seed: int = 0, directed: bool = False, normalize_features: bool = False, **options: Any
+) -> Graph:
+    """The whole graph (P = 1) of a known name, of `csbm` or `subcora`, or of a path to the user's own graph.
 
     A public split is kept (`fold` chooses among several), otherwise the masks are empty. Edges lose their loops and repeats and,
-    unless `directed`, go both ways. `normalize_features` divides each row by its sum. `options` are the settings of `csbm`.
+    unless `directed`, go both ways. `normalize_features` divides each row by its sum. `options` are the settings of `csbm` and
+    `subcora`, which may depend on the run's `seed`.
     """
     key = name.lower()
     if key == "csbm":
         known_options = [field.name for field in fields(CsbmSettings)]
         _refuse_unknown(options, known_options, "csbm")
-        graph = generate(CsbmSettings(**options))
+        graph = generate(CsbmSettings(**options), seed)
         _checked(fold, 1, "csbm")
+    elif key == "subcora":
+        _refuse_unknown(options, [field.name for field in fields(SubcoraSettings)], "subcora")
+        repetition = SubcoraSettings(**options).repetition
+        graph = subcora(_load_known(CATALOGUE["cora"], 0, directed), seed % len(PAIRS) if repetition < 0 else repetition)
+        _checked(fold, 1, "subcora")
     else:
         _refuse_unknown(options, ["fold", *(field.name for field in fields(DataSettings))], name)
         if key in CATALOGUE:
@@ -140,7 +149,7 @@ def load(name: str, *, fold: int = 0, directed: bool = False, normalize_features
             graph = files.read(Path(name), directed=directed)
             _checked(fold, 1, name)
         else:
-            raise AtollError(f"There is no dataset, folder or .npz file {name!r}{suggest(key, [*CATALOGUE, 'csbm'])}")
+            raise AtollError(f"There is no dataset, folder or .npz file {name!r}{suggest(key, [*CATALOGUE, 'csbm', 'subcora'])}")
     return row_normalise(graph) if normalize_features else graph
 
 
@@ -153,7 +162,8 @@ def known() -> list[Dataset]:
         found.append(replace(dataset, available=place is not None, looked=str(looked)))
     s = CsbmSettings()
     synthetic = Dataset("csbm", s.nodes, round(s.nodes * s.degree / 2), s.features, s.classes, available=True, looked="generated")
-    return [*found, synthetic]
+    cora = next(dataset for dataset in found if dataset.name == "cora")
+    return [*found, replace(cora, name="subcora", nodes=NODES, edges=259), synthetic]  # edges of the first piece
 
 
 def from_pyg(data: Any, *, fold: int = 0, directed: bool = False) -> Graph:

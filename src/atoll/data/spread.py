@@ -38,7 +38,7 @@ def spread(config: Config, graph: Graph | None, spreads: Sequence[str]) -> Sprea
     if spreads != ("whole",):
         _check_setting(config, SETTING.get(config.partition), spreads)
     if graph is None:
-        graph = load(config.dataset, fold=config.split.fold, **asdict(config.data))
+        graph = load(config.dataset, fold=config.split.fold, seed=config.seed, **asdict(config.data))
     elif getattr(config.data, "normalize_features", False):
         graph = row_normalise(graph)
     chosen = config.partition_settings.partition_seed
@@ -46,19 +46,23 @@ def spread(config: Config, graph: Graph | None, spreads: Sequence[str]) -> Sprea
     parts = split(parts, config.split, config.seed)
     setting = setting_of(config.partition, parts)
     _check_training(parts, setting)
-    whole = union(parts, graph, merged=setting == "overlapping")
+    if setting == "node":  # the parties' rows are the graph's, whether a node has one or several
+        whole = replace(parts, edge_index=graph.edge_index, ptr=graph.ptr, majority=majority(parts))
+    else:
+        whole = union(parts, graph, merged=setting == "overlapping")
     if spreads == ("whole",):
         setting, parts = "whole", whole
     else:
         _check_setting(config, setting, spreads)
     public = {}
     if setting == "node":
-        public = {"edge_index": whole.edge_index, "y_train": torch.where(whole.train, whole.y, -1)}
+        labels = torch.where(whole.train, whole.y, -1)[parts.ptr[:-1]]
+        public = {"edge_index": parts.party[whole.edge_index], "y_train": labels}
     return Spread(setting, parts, whole, graph, public)
 
 
 def union(parts: Graph, graph: Graph, *, merged: bool = False) -> Graph:
-    """The induced subgraph of all nodes that some party holds, with the parties' splits and, for each node, its party's majority class.
+    """All nodes that some party holds and the edges among them, with the parties' splits and each node's majority class there.
 
     `merged` keeps only the edges that some party holds: overlapping parties' graphs put together.
     """
@@ -66,7 +70,7 @@ def union(parts: Graph, graph: Graph, *, merged: bool = False) -> Graph:
     whole = graph if len(ids) == graph.num_nodes else graph.rows(ids)
     if merged:
         whole = replace(whole, edge_index=torch.unique(place[parts.edge_index], dim=1))
-    masks = {}
+    masks: dict[str, Any] = {}
     for name in ("train", "val", "test"):
         mask = torch.zeros(len(ids), dtype=torch.bool)
         mask[place[getattr(parts, name)]] = True
@@ -92,5 +96,6 @@ def _check_training(parts: Graph, setting: str) -> None:
     if setting in ("horizontal", "overlapping") and int(parts.num_train.min()) == 0:
         party = int(parts.num_train.argmin())
         raise AtollError(
-            f"Party {party} has {parts.sizes[party]} nodes but none of them trains; use fewer parties, another partition or another split."
+            f"Party {party} has {parts.sizes[party]} nodes but none of them trains; "
+            "use fewer parties, another partition or another split."
         )

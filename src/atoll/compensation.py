@@ -1,0 +1,389 @@
+"""GFL-APPNP's gradient compensation: what ∇ĥ and ∇C are as messages, and what they are when nobody has to write them out.
+
+h = relu(x·W₁)·W₂ for W₁ (d, h), W₂ (h, C). With the mask m = [x·W̄₁ > 0] and r = relu(x·W̄₁) a party's Jacobian has two factors:
+∂ĥ_c/∂W₁ = mean_s x_s m_sᵀ · diag(W̄₂[:, c]) and ∂ĥ_c/∂W₂ = r̄ e_cᵀ. So has every mixture of them, ∇C_k = Σ_{j≠k} Ã_kj·∇ĥ_j:
+M_k = Σ_j Ã_kj·mean_s x_js m_jsᵀ and R_k = Σ_j Ã_kj·r̄_j. On the wire, both ways, either the paper's `jacobian` (C, d·h + h·C)
+or, C times smaller, the `factored` (d + 1, h), M_k over R_k.
+
+M_k does not change within a round, so after any number of steps a party's first weight is
+W₁ = s·W̄₁ − M_k·diag(D_k) − Σ_s x_ks S_ksᵀ, and all that the steps ever ask of M_k is
+x_ks·M_k = Σ_j Ã_kj·mean_s' (x_ks·x_js') m_js': one product with a matrix of Gram entries that never changes (`coupling`).
+`Implicit` keeps D and S only; `Explicit` takes real messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .graph import Graph
+from .lazy import Lazy
+from .propagation import Toward
+
+
+def width(encoding: str, features: int, hidden: int, classes: int) -> tuple[int, int]:
+    """The shape of one party's ∇ĥ."""
+    return (classes, features * hidden + hidden * classes) if encoding == "jacobian" else (features + 1, hidden)
+
+
+def encode(outer: Tensor, hidden: Tensor, second: Tensor, encoding: str) -> Tensor:
+    """(P, d, h) M and (P, h) R as they are sent."""
+    if encoding == "factored":
+        return torch.cat([outer, hidden[:, None]], 1)
+    classes = second.shape[1]
+    of_first = outer[:, None] * second.t()[None, :, None]  # (P, C, d, h)
+    of_second = hidden[:, None, :, None] * torch.eye(classes)[:, None]  # (P, C, h, C)
+    return torch.cat([of_first.flatten(2), of_second.flatten(2)], 2)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What the parties' ∇ĥ are made of at W̄, without being made."""
+
+    graph: Graph
+    parties: Tensor  # (P,) their numbers
+    active: Tensor  # (rows, h) m
+    hidden: Tensor  # (P, h) r̄
+    second: Tensor  # (h, C) W̄₂
+    kept: dict[str, Tensor | Toward] = field(default_factory=dict)  # the coupling of earlier rounds
+
+    def means(self) -> Tensor:
+        """(rows, 1) the weight of each row in its party's mean."""
+        return (1 / self.graph.ptr.diff().float())[self.graph.party, None]
+
+    def outer(self) -> Tensor:
+        """(P, d, h) mean_s x_s m_sᵀ."""
+        return self.graph.features.gram(self.active * self.means())
+
+    def combined(self, weights: Tensor) -> Tensor:
+        """(d, h) Σ_j mean_s x_js (w_j∘m_js)ᵀ for weights (P, h)."""
+        return self.graph.pooled.features.gram(self.active * weights[self.graph.party] * self.means())[0]
+
+    def everywhere(self, values: Tensor, nodes: int) -> Tensor:
+        """(P, …) → (N, …): zero at the nodes whose parties are not here."""
+        if len(self.parties) == nodes:
+            return values
+        return torch.zeros(nodes, *values.shape[1:]).index_copy_(0, self.parties, values)
+
+    def coupling(self, toward: Toward, graph: Graph, rows: Tensor) -> Tensor:
+        """(rows here, T): Ã_kj/n_j·(x_js'·x_ks) for T rows ks of the graph of the `toward` parties; kept for the next round."""
+        if self.kept.get("toward") is not toward or not torch.equal(self.kept["parties"], self.parties):  # type: ignore[arg-type]
+            result = torch.empty(self.graph.num_nodes, len(rows))
+            party, means = self.parties[self.graph.party], self.means()
+            starts = torch.searchsorted(graph.party[rows], torch.arange(graph.parties + 1))
+            for targets, block in toward.blocks():
+                span = slice(int(starts[targets.start]), int(starts[targets.stop]))
+                some = rows[span]
+                gram = self.graph.pooled.features.product(dense_rows(graph, some).t()[None].contiguous())
+                result[:, span] = gram.mul_(block.t()[:, graph.party[some] - targets.start][party]).mul_(means)
+            self.kept.update(toward=toward, parties=self.parties, coupling=result)
+        return self.kept["coupling"]  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Upload:
+    """∇ĥ of the parties."""
+
+    sources: Sources
+    encoding: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(P, C, d·h + h·C) or (P, d + 1, h)."""
+        features, (hidden, classes) = self.sources.graph.num_features, self.sources.second.shape
+        return (len(self.sources.parties), *width(self.encoding, features, hidden, classes))
+
+    def dense(self) -> Tensor:
+        """The tensor itself."""
+        return encode(self.sources.outer(), self.sources.hidden, self.sources.second, self.encoding)
+
+    def take(self, index: Tensor) -> Upload:
+        """Those of some parties."""
+        s = self.sources
+        graph = s.graph.select(index.tolist())
+        rows = torch.cat([torch.arange(int(s.graph.ptr[i]), int(s.graph.ptr[i + 1])) for i in index])
+        return Upload(Sources(graph, s.parties[index], s.active[rows], s.hidden[index], s.second), self.encoding)
+
+    def total(self) -> Tensor:
+        """Σ_j ∇ĥ_j."""
+        s = self.sources
+        outer = s.combined(torch.ones_like(s.hidden))
+        return encode(outer[None], s.hidden.sum(0, keepdim=True), s.second, self.encoding)[0]
+
+    def probe(self) -> Tensor:
+        """Finite if r̄ and W̄₂ are: the features are, and a mask is 0 or 1."""
+        return self.sources.hidden.sum() + self.sources.second.sum()
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """∇C_k = Σ_{j≠k} Ã_kj·∇ĥ_j of K parties; with `noise`, of ∇ĥ_j + ε_j."""
+
+    upload: Upload
+    toward: Toward
+    noise: Tensor | None = None  # (K, C, d·h + h·C) Σ_{j≠k} Ã_kj·ε_j
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(K, C, d·h + h·C) or (K, d + 1, h)."""
+        return (len(self.toward.nodes), *self.upload.shape[1:])
+
+    def dense(self) -> Tensor:
+        """The tensor itself."""
+        clean = mixed(self.upload.dense(), self.upload.sources.parties, self.toward)
+        return clean if self.noise is None else clean + self.noise
+
+    def take(self, index: Tensor) -> Mixture:
+        """Those of some parties."""
+        chosen = Toward(self.toward.propagation, self.toward.nodes[index])
+        return Mixture(self.upload, chosen, None if self.noise is None else self.noise[index])
+
+    def total(self) -> Tensor:
+        """Σ_k ∇C_k."""
+        return self.dense().sum(0)
+
+    def probe(self) -> Tensor:
+        """Finite if ∇ĥ and the noise are."""
+        return self.upload.probe() if self.noise is None else self.upload.probe() + self.noise.sum()
+
+
+def mix(gradient: Tensor, parties: Tensor, toward: Toward, noise: torch.Generator | None = None) -> Tensor:
+    """∇C_k for the parties `toward` is about, from the ∇ĥ_j of some parties; a description of it where that is what came.
+
+    `noise` is for descriptions alone: whoever sends numbers adds its own to them. All parties' standard normal ε_j are then drawn
+    as what arrives of them, E_k = Σ_{j≠k} Ã_kj·ε_j: normal with covariance A_o·A_oᵀ between the k, as independent ε_j would give.
+    """
+    if not isinstance(gradient, Lazy):
+        return mixed(gradient, parties, toward)
+    upload = gradient.description
+    assert isinstance(upload, Upload)
+    drawn = None
+    if noise is not None:
+        rows = torch.cat([block for _, block in toward.blocks()])[:, parties].double()
+        root = torch.linalg.cholesky(rows @ rows.t() + 1e-10 * torch.eye(len(rows))).float()  # L·Lᵀ = A_o·A_oᵀ
+        drawn = (root @ torch.randn(len(rows), upload.shape[1] * upload.shape[2], generator=noise)).view(-1, *upload.shape[1:])
+    return Lazy(Mixture(upload, toward, drawn))
+
+
+def mixed(gradient: Tensor, parties: Tensor, toward: Toward) -> Tensor:
+    """Σ_{j≠k} Ã_kj·∇ĥ_j, number by number."""
+    result = torch.empty(len(toward.nodes), *gradient.shape[1:])
+    for targets, block in toward.blocks():
+        result[targets] = (block[:, parties] @ gradient.flatten(1)).view(-1, *gradient.shape[1:])
+    return result
+
+
+def dense_rows(graph: Graph, rows: Tensor) -> Tensor:
+    """(T, d) some rows of the features."""
+    return graph.x[rows] if isinstance(graph.x, Tensor) else torch.from_numpy(graph.x[rows.numpy()].toarray())
+
+
+class Trained:
+    """The training rows of K parties, padded to the longest: (K, n)."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.rows = (graph.train & (graph.y >= 0)).nonzero()[:, 0]
+        counts = torch.bincount(graph.party[self.rows], minlength=graph.parties)
+        self.counts = counts  # (K,)
+        self.most = int(counts.max())
+        starts = counts.cumsum(0) - counts
+        self.place = torch.arange(len(self.rows)) - starts[graph.party[self.rows]]  # of a row within its party
+        self.real = torch.arange(self.most) < counts[:, None]  # (K, n)
+        self.targets = self.spread(torch.nn.functional.one_hot(graph.y[self.rows], graph.num_classes).float())  # y
+
+    def spread(self, values: Tensor) -> Tensor:
+        """(T, …) → (K, n, …), zero where there is no row."""
+        if self.most == 1 and len(self.rows) == self.graph.parties:
+            return values[:, None]
+        result = values.new_zeros(self.graph.parties, self.most, *values.shape[1:])
+        result[self.graph.party[self.rows], self.place] = values
+        return result
+
+    def gather(self, values: Tensor) -> Tensor:
+        """(K, n, …) → (T, …)."""
+        return values[self.graph.party[self.rows], self.place]
+
+    def shares(self, batch: int, keys: Tensor | None) -> Tensor:
+        """(K, n) 1/|B| at the rows of the batch: all, or the `batch` lowest keys (K, n) of each party."""
+        if keys is None:
+            return self.real / self.counts[:, None]
+        order = keys.masked_fill(~self.real, 2.0).argsort(1).argsort(1)
+        return (self.real & (order < batch)) / self.counts.clamp(max=batch)[:, None]
+
+    def gram(self) -> Tensor:
+        """(K, n, n) a party's own x_s·x_s'."""
+        if "trained.gram" not in self.graph.derived:
+            chunks = []
+            party = self.graph.party[self.rows]
+            for start in range(0, self.graph.parties, 512):
+                some = (party >= start) & (party < start + 512)
+                x = torch.zeros(min(512, self.graph.parties - start), self.most, self.graph.num_features)
+                x[party[some] - start, self.place[some]] = dense_rows(self.graph, self.rows[some])
+                chunks.append(torch.bmm(x, x.transpose(1, 2)))
+            self.graph.derived["trained.gram"] = torch.cat(chunks)
+        return self.graph.derived["trained.gram"]
+
+
+class Local(Protocol):
+    """The parties' own models during the I local steps."""
+
+    def outputs(self) -> Tensor:
+        """(K, n, C) h of every training row."""
+        ...
+
+    def descend(self, errors: Tensor, weight: Tensor, lr: float, decay: float) -> None:
+        """One step along Σ_s errors_s·(Ã_kk·∇h_s + ∇C_k); errors (K, n, C) carry 1/|B|, weight (K,) is Ã_kk."""
+        ...
+
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """(K, d, h) and (K, h, C)."""
+        ...
+
+
+class Explicit:
+    """Models as they are, for ∇C_k as it was sent."""
+
+    def __init__(self, trained: Trained, first: Tensor, second: Tensor, gradient: Tensor, encoding: str) -> None:
+        parties = trained.graph.parties
+        self.x = trained.spread(dense_rows(trained.graph, trained.rows))  # (K, n, d)
+        self.first, self.second = first.repeat(parties, 1, 1), second.repeat(parties, 1, 1)
+        self.shared, self.gradient, self.encoding = second, gradient, encoding
+
+    def outputs(self) -> Tensor:
+        """h = relu(x·W₁)·W₂."""
+        self.hidden = torch.bmm(self.x, self.first).relu_()
+        return torch.bmm(self.hidden, self.second)
+
+    def descend(self, errors: Tensor, weight: Tensor, lr: float, decay: float) -> None:
+        """W ← W − η·g."""
+        below = torch.bmm(errors, self.second.transpose(1, 2)) * (self.hidden > 0)
+        of_first, of_second = self.compensation(errors.sum(1))
+        of_first = of_first + weight[:, None, None] * torch.bmm(self.x.transpose(1, 2), below)
+        of_second = of_second + weight[:, None, None] * torch.bmm(self.hidden.transpose(1, 2), errors)
+        self.first.mul_(1 - lr * decay).sub_(of_first, alpha=lr)
+        self.second.mul_(1 - lr * decay).sub_(of_second, alpha=lr)
+
+    def compensation(self, errors: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ_c v_c·∇C_k,c for v (K, C)."""
+        if self.encoding == "factored":
+            of_first = self.gradient[:, :-1] * (errors @ self.shared.t())[:, None]
+            return of_first, self.gradient[:, -1, :, None] * errors[:, None]
+        pulled = torch.bmm(errors[:, None], self.gradient)[:, 0]
+        cut = self.first[0].numel()
+        return pulled[:, :cut].view_as(self.first), pulled[:, cut:].view_as(self.second)
+
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """The models themselves."""
+        return self.first, self.second
+
+
+class Implicit:
+    """Models by what was subtracted from W̄₁: F (K, C), the sum of the steps' η·v (D = F·W̄₂ᵀ), and S (K, n, h)."""
+
+    def __init__(self, trained: Trained, first: Tensor, second: Tensor, mixture: Mixture | None) -> None:
+        self.trained, self.first, self.shared, self.mixture = trained, first, second, mixture
+        graph, rows = trained.graph, trained.rows
+        hidden, classes = second.shape
+        self.before = trained.spread(graph.pooled.features.product(first[None])[rows])  # x·W̄₁
+        self.second = second.repeat(graph.parties, 1, 1)
+        self.scale = 1.0
+        self.steered = torch.zeros(graph.parties, classes)  # F
+        self.own = torch.zeros(graph.parties, trained.most, hidden)  # S
+        self.gram = trained.gram()
+        if mixture is not None:
+            sources, toward = mixture.upload.sources, mixture.toward
+            self.reached = trained.spread(sources.coupling(toward, graph, rows).t() @ sources.active)  # x·M_k
+            self.others = toward.gather(sources.everywhere(sources.hidden, toward.propagation.nodes))  # R_k
+            if mixture.noise is not None:
+                self.noise = mixture.noise[:, :, : first.numel()].view(-1, classes, *first.shape)  # E_k, (K, C, d, h)
+                self.noise_second = mixture.noise[:, :, first.numel() :]
+                x = trained.spread(dense_rows(graph, rows))
+                self.noise_reached = torch.einsum("knd,kcdh->kcnh", x, self.noise)
+
+    def outputs(self) -> Tensor:
+        """h = relu(x·W₁)·W₂ with x·W₁ = s·x·W̄₁ − D∘(x·M_k) − Σ_s' (x·x_s')·S_s'."""
+        inner = self.scale * self.before - self.gram @ self.own
+        if self.mixture is not None:
+            inner.addcmul_((self.steered @ self.shared.t())[:, None], self.reached, value=-1)
+            if self.mixture.noise is not None:
+                inner -= torch.einsum("kc,kcnh->knh", self.steered, self.noise_reached)
+        self.hidden = inner.relu_()
+        return torch.bmm(self.hidden, self.second)
+
+    def descend(self, errors: Tensor, weight: Tensor, lr: float, decay: float) -> None:
+        """S ← S + η·Ã_kk·(W₂·v)∘m, F ← F + η·v, W₂ ← W₂ − η·(Ã_kk·r·vᵀ + R_k·vᵀ)."""
+        kept, steps = 1 - lr * decay, lr * weight[:, None, None]
+        below = torch.bmm(errors, self.second.transpose(1, 2)) * (self.hidden > 0)
+        self.scale *= kept
+        self.own.mul_(kept).addcmul_(steps.expand_as(below), below)
+        self.second.mul_(kept).sub_(steps * torch.bmm(self.hidden.transpose(1, 2), errors))
+        if self.mixture is None:
+            return
+        total = errors.sum(1)
+        self.steered.mul_(kept).add_(total, alpha=lr)
+        self.second.sub_(self.others[:, :, None] * total[:, None], alpha=lr)
+        if self.mixture.noise is not None:
+            self.second.sub_(torch.bmm(total[:, None], self.noise_second).view_as(self.second), alpha=lr)
+
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """A description of the first weights; the second themselves."""
+        return Lazy(Subtracted(self)), self.second
+
+
+@dataclass(frozen=True)
+class Subtracted:
+    """W₁ of K parties: s·W̄₁ − M_k·diag(D_k) − Σ_s x_ks S_ksᵀ."""
+
+    models: Implicit
+    index: Tensor | None = None  # which of them
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(K, d, h)."""
+        return (self.models.trained.graph.parties if self.index is None else len(self.index), *self.models.first.shape)
+
+    def dense(self) -> Tensor:
+        """The models themselves."""
+        m = self.models
+        graph = m.trained.graph
+        result = m.scale * m.first - graph.features.gram(self._own())
+        if m.mixture is not None:
+            sources, toward = m.mixture.upload.sources, m.mixture.toward
+            result -= mixed(sources.outer(), sources.parties, toward) * (m.steered @ m.shared.t())[:, None]  # M_k·diag(D_k)
+            if m.mixture.noise is not None:
+                result -= torch.einsum("kc,kcdh->kdh", m.steered, m.noise)
+        return result if self.index is None else result[self.index]
+
+    def take(self, index: Tensor) -> Subtracted:
+        """Those of some parties."""
+        return replace(self, index=index if self.index is None else self.index[index])
+
+    def probe(self) -> Tensor:
+        """Finite if all it is made of is."""
+        m = self.models
+        return m.first.sum() + m.own.sum() + m.steered.sum() + m.second.sum()
+
+    def total(self) -> Tensor:
+        """Σ_k W₁: one product with the features of the parties, one with those of their sources."""
+        m = self.models
+        graph = m.trained.graph
+        often = torch.ones(graph.parties) if self.index is None else torch.bincount(self.index, minlength=graph.parties).float()
+        result = float(often.sum()) * m.scale * m.first - graph.pooled.features.gram(self._own() * often[graph.party, None])[0]
+        if m.mixture is not None:
+            sources, toward = m.mixture.upload.sources, m.mixture.toward
+            steered = m.steered * often[:, None]
+            result -= sources.combined(toward.scatter(steered @ m.shared.t())[sources.parties])
+            if m.mixture.noise is not None:
+                result -= torch.einsum("kc,kcdh->dh", steered, m.noise)
+        return result
+
+    def _own(self) -> Tensor:
+        """(rows, h) S at the training rows, zero elsewhere."""
+        m = self.models
+        placed = torch.zeros(m.trained.graph.num_nodes, m.own.shape[2])
+        placed[m.trained.rows] = m.trained.gather(m.own)
+        return placed
