@@ -41,8 +41,8 @@ class Settings:
     hidden: int = setting(16, "Length of a user's latent vector, for each head.", low=1)
     heads: int = setting(8, "Attention heads of gat, each with weights of its own at every user.", low=1)
     regularisation: float = setting(100.0, "λ, how strongly the latent vectors of neighbours are held together.", low=0)
-    dropout: float | None = setting(None, "Dropout rate at the server; by default 0.5 for gcn, 0.6 for gat.", low=0, high=0.99)
-    lr: float | None = setting(None, "Learning rate on both sides; by default 0.1 for gcn, 0.01 for gat.", low=0)
+    dropout: float = setting(0.5, "Share dropped between the layers and, with gat, of the attention.", low=0, high=0.99)
+    lr: float = setting(0.1, "Learning rate, on both sides.", low=0)
     weight_decay: float = setting(5e-4, "L2 penalty on the weights, on both sides.", low=0)
     first: str = setting("shared", "Whether users start with the same weights or draw their own.", choices=("shared", "own"))
 
@@ -50,16 +50,6 @@ class Settings:
     def width(self) -> int:
         """The length of x̄_i."""
         return self.hidden * (self.heads if self.model == "gat" else 1)
-
-    @property
-    def rate(self) -> float:
-        """η."""
-        return self.lr if self.lr is not None else {"gcn": 0.1, "gat": 0.01}[self.model]
-
-    @property
-    def dropped(self) -> float:
-        """The dropout rate."""
-        return self.dropout if self.dropout is not None else {"gcn": 0.5, "gat": 0.6}[self.model]
 
 
 class Cohort(atoll.cohort.Cohort):
@@ -73,7 +63,7 @@ class Cohort(atoll.cohort.Cohort):
         s = self.settings
         self.features = Entries(self.graph)
         self.weights = Weights(self.features, s.width)
-        self.optimizer = optim.Adam(self.weights, s.rate, s.weight_decay)
+        self.optimizer = optim.Adam(self.weights, s.lr, s.weight_decay)
         if self.blank:
             return
         if s.first == "own":
@@ -103,7 +93,7 @@ class Server(nn.Module):
     def __init__(self, settings: Settings, classes: int, draws: Draws | None) -> None:
         super().__init__()
         self.settings = settings
-        shape = Shape(1, 0, classes, dropout=settings.dropped)
+        shape = Shape(1, 0, classes, dropout=settings.dropout)
         if settings.model == "gat":
             self.first = Heads(shape, None, settings.heads, settings.hidden, draws)
             self.second: nn.Module = Heads(shape, settings.width, 1, classes, draws)
@@ -113,15 +103,15 @@ class Server(nn.Module):
     def forward(self, latent: Tensor, graph: Graph, draws: Draws | None = None) -> Tensor:
         """Logits (N, C): Â·relu(Â·X̄)·W⁽¹⁾ (Eq. 5), or two layers of attention (Eq. 9)."""
         if self.settings.model == "gat":
-            hidden = self._drop(F.elu(self.first(latent, graph, draws, self.settings.dropped)), draws)
-            return self.second(hidden, graph, draws, self.settings.dropped)  # type: ignore[no-any-return]
+            hidden = self._drop(F.elu(self.first(latent, graph, draws, self.settings.dropout)), draws)
+            return self.second(hidden, graph, draws, self.settings.dropout)  # type: ignore[no-any-return]
         hidden = self._drop((graph.propagate @ latent).relu(), draws)
         return self.second(hidden, graph.blocks, graph.propagate)  # type: ignore[no-any-return]
 
     def _drop(self, hidden: Tensor, draws: Draws | None) -> Tensor:
-        if draws is None or not self.settings.dropped:
+        if draws is None or not self.settings.dropout:
             return hidden
-        return hidden * draws.keep(1 - self.settings.dropped, [len(hidden)], hidden.shape[1])
+        return hidden * draws.keep(1 - self.settings.dropout, [len(hidden)], hidden.shape[1])
 
 
 def bound(settings: Settings, schema: atoll.cohort.Schema) -> float:
@@ -138,7 +128,7 @@ def first_weight(settings: Settings, schema: atoll.cohort.Schema, seed: int) -> 
 def start(federation: Federation, settings: Settings) -> State:
     """The server's part of the model, its optimiser, and a place for the users' latent vectors."""
     server = Server(settings, federation.schema.classes, Draws(federation.seed, [SERVER], "model"))
-    optimizer = optim.Adam(server, settings.rate, settings.weight_decay)
+    optimizer = optim.Adam(server, settings.lr, settings.weight_decay)
     latent = torch.zeros(federation.schema.parties, settings.width)
     return {"model": read(server), "optimizer": optimizer.state(), "latent": latent, "loss": torch.zeros(())}
 
@@ -179,7 +169,7 @@ def descend(federation: Federation, state: State, settings: Settings) -> tuple[S
     Deviation: the cross-entropy is a mean over the training nodes where Eq. 3 has a sum, as λ's range suggests.
     """
     server = Server(settings, federation.schema.classes, None)
-    optimizer = optim.Adam(server, settings.rate, settings.weight_decay)
+    optimizer = optim.Adam(server, settings.lr, settings.weight_decay)
     load(server, state["model"])
     optimizer.restore(state["optimizer"])
     graph, latent = federation.topology, state["latent"].requires_grad_()
@@ -188,6 +178,6 @@ def descend(federation: Federation, state: State, settings: Settings) -> tuple[S
     if settings.regularisation:
         loss = loss + settings.regularisation * smoothness(latent, graph)
     *own, gradient = torch.autograd.grad(loss, [*optimizer.params.values(), latent])
-    optimizer.step(own)
+    optimizer.step([part.contiguous() for part in own])
     state = {"model": read(server), "optimizer": optimizer.state(), "latent": latent.detach(), "loss": loss.detach()}
     return state, gradient

@@ -1,0 +1,174 @@
+"""nFedGNN: equal to one object a user with all of its weights; the bill; the limits λ = 0 and nobody alike."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from users import Plain, some_users
+
+from atoll import config, runner
+from atoll.algorithms import nfedgnn
+from atoll.errors import AtollError
+from atoll.federation import Federation
+from atoll.graph import Graph
+from atoll.losses import smoothness
+from atoll.models import read
+
+GCN = {"hidden": 8, "regularisation": 10.0}
+GAT = {"model": "gat", "hidden": 4, "heads": 3, "dropout": 0.0, "lr": 0.01, "regularisation": 10.0}
+
+
+def prepared(graph: Graph, algorithm: str = "nfedgnn", **values: Any) -> runner.Experiment:
+    """The algorithm on a graph given as an object."""
+    return runner.prepare(config.resolve(algorithm, dataset="given", partition="node", seed=5, values=values), graph)
+
+
+def go(experiment: runner.Experiment, rounds: int) -> tuple[Federation, dict[str, Any]]:
+    """So many rounds, without evaluation."""
+    federation, settings = experiment.federation, experiment.config.settings
+    federation.begin(0)
+    state = experiment.algorithm.start(federation, settings)
+    for number in range(1, rounds + 1):
+        federation.begin(number)
+        state = experiment.algorithm.step(federation, state, settings)
+    return federation, state
+
+
+@pytest.mark.parametrize(
+    "values",
+    [GCN, GCN | {"first": "own"}, GCN | {"dropout": 0.0, "regularisation": 0.0}, GAT],
+    ids=["gcn", "own first weights", "no dropout, λ = 0", "gat"],
+)
+@pytest.mark.parametrize("directed", [False, True])
+def test_twenty_rounds_equal_one_object_a_user(values: dict[str, Any], directed: bool) -> None:
+    """Without rows of zero features: latent vectors, server weights and kept rows as with whole matrices, weight decay included."""
+    graph = some_users(directed=directed)
+    experiment = prepared(graph, **values)
+    plain = Plain(graph, experiment.config.settings, 5)
+    for number in range(1, 21):
+        plain.round(number)
+    federation, state = go(experiment, 20)
+    torch.testing.assert_close(state["latent"], plain.latent, atol=1e-5, rtol=1e-5)
+    for name, value in state["model"].items():
+        torch.testing.assert_close(value, plain.parameters[name].detach(), atol=1e-5, rtol=1e-5)
+    cohort = federation.engine.cohorts[0]
+    whole = torch.stack([user.weight.detach() for user in plain.users])
+    kept = whole[cohort.features.user, cohort.features.feature]
+    torch.testing.assert_close(cohort.weights.rows.detach(), kept, atol=1e-5, rtol=1e-5)
+    moved = (whole - Plain(graph, experiment.config.settings, 5).users[0].weight.detach()).abs()
+    idle = torch.from_numpy(graph.stored.toarray() == 0)
+    assert values.get("first") == "own" or float(moved[idle].max()) > 0  # they do decay, and it does not matter
+
+
+def test_partial_participation_equals_one_object_a_user() -> None:
+    """Who stays away is represented by its last latent vector and takes no step; Adam counts each user's own steps."""
+    graph = some_users(nodes=90)
+    experiment = prepared(graph, participation=0.4, **GCN)
+    plain = Plain(graph, experiment.config.settings, 5)
+    federation = experiment.federation
+    for number in range(1, 21):
+        federation.begin(number)
+        plain.round(number, list(federation.participants()))
+    _, state = go(experiment, 20)
+    torch.testing.assert_close(state["latent"], plain.latent, atol=1e-5, rtol=1e-5)
+    assert len(federation.engine.cohorts[0].optimizer.steps.unique()) > 5
+
+
+def test_the_bill_is_one_latent_vector_each_way() -> None:
+    """4·h bytes up and down, a round and user; gat's vector has a part for every head."""
+    graph = some_users()
+    for values, width in ((GCN, 8), (GAT, 12)):
+        federation, _ = go(prepared(graph, **values), 3)
+        total = federation.ledger.total()
+        assert total["up"] == total["down"] == 3 * graph.num_nodes * width * 4
+        assert total["messages"] == 2 * 3 * graph.num_nodes
+
+
+def test_nothing_is_kept_for_zero_features() -> None:
+    """The memory has a row for every non-zero feature and none else; a user without features keeps nothing and sends zeros."""
+    graph = some_users()
+    experiment = prepared(graph, **GCN)
+    federation, state = go(experiment, 2)
+    memory = federation.engine.cohorts[0].recall()
+    assert memory["weights"]["rows"].shape == (graph.stored.nnz, 8)
+    assert torch.equal(state["latent"][5], torch.zeros(8))
+    alone = prepared(graph, placement="apart", **GCN)
+    go(alone, 2)
+    assert alone.federation.engine.cohorts[5].recall()["weights"]["rows"].shape == (0, 8)
+
+
+def test_smoothness_is_equation_6() -> None:
+    """Against the double sum, with its gradient; also where edges have one direction only."""
+    for directed in (False, True):
+        graph = some_users(directed=directed)
+        rows = torch.randn(graph.num_nodes, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
+        plain = sum(((rows[i] - rows[j]) ** 2).sum() for j, i in graph.edge_index.t().tolist())
+        plain = plain / (graph.edge_index.shape[1] + graph.num_nodes)
+        fast = smoothness(rows, graph)
+        torch.testing.assert_close(fast, plain)
+        torch.testing.assert_close(*(torch.autograd.grad(value, rows)[0] for value in (fast, plain)))
+
+
+def test_the_server_knows_training_labels_and_edges_alone() -> None:
+    """What the setting makes public holds no feature and no label of a validation or test node."""
+    graph = some_users()
+    federation = prepared(graph, **GCN).federation
+    assert set(federation.public) == {"edge_index", "y_train"}
+    assert torch.equal(federation.public["y_train"] >= 0, graph.train)
+    assert federation.topology.x.shape == (graph.num_nodes, 0)
+
+
+def test_labels_the_server_does_not_have_change_nothing() -> None:
+    """Other labels at validation and test nodes: the same training."""
+    graph = some_users()
+    other = replace(graph, y=torch.where(graph.train, graph.y, (graph.y + 1) % 3))
+    for (name, one), (_, two) in zip(*(read_state(go(prepared(g, **GCN), 3)[1]) for g in (graph, other)), strict=True):
+        assert torch.equal(one, two), name
+
+
+def read_state(state: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
+    """The tensors that training has made."""
+    return [*state["model"].items(), ("latent", state["latent"])]
+
+
+def test_strong_regularisation_brings_neighbours_together() -> None:
+    """With λ the latent vectors of neighbours are closer than without."""
+    graph = some_users()
+    apart = [
+        float(smoothness(go(prepared(graph, hidden=8, regularisation=value), 30)[1]["latent"], graph)) for value in (0.0, 100.0)
+    ]
+    assert apart[1] < apart[0] / 4
+
+
+def test_several_vectors_a_user_are_refused() -> None:
+    """One sentence says what is wrong."""
+    graph = some_users()
+    doubled = replace(graph, ids=graph.ids // 2, edge_index=graph.edge_index[:, :0])
+    with pytest.raises(AtollError, match="2 feature vectors"):
+        prepared(doubled, **GCN)
+
+
+def test_the_server_model_is_equation_5() -> None:
+    """The only server weights of gcn are W⁽¹⁾, those of gat both layers' attention and the second W."""
+    settings = nfedgnn.Settings(hidden=4)
+    assert {name: tuple(value.shape) for name, value in read(nfedgnn.Server(settings, 3, None)).items()} == {
+        "second.weight": (1, 4, 3)
+    }
+    settings = nfedgnn.Settings(model="gat", hidden=4, heads=2)
+    assert set(read(nfedgnn.Server(settings, 3, None))) == {
+        *(f"first.{name}" for name in ("source", "target", "bias")),
+        *(f"second.{name}" for name in ("weight", "source", "target", "bias")),
+    }
+
+
+@pytest.mark.skipif("ATOLL_DATA" not in os.environ, reason="needs Cora: set ATOLL_DATA")
+def test_coras_table_1_comes_out_of_the_ledger() -> None:
+    """Two of 200 rounds of Cora: a hundredth of the paper's 33.06 MiB (GCN) and 264.45 MiB (GAT)."""
+    for model, mib in (("gcn", 33.06), ("gat", 264.45)):
+        chosen = config.resolve("nfedgnn", dataset="cora", values={"model": model})
+        federation, _ = go(runner.prepare(chosen), 2)
+        assert round(federation.ledger.total()["up"] * 100 / 2**20, 2) == mib

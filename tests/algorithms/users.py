@@ -1,0 +1,113 @@
+"""nFedGNN and CNFGNN written out plainly: one object a user with its whole weight matrix, dense matrices at the server."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atoll.algorithms.nfedgnn import Server, Settings, first_weight
+from atoll.cohort import Schema
+from atoll.data.assemble import assemble
+from atoll.graph import Graph
+from atoll.random import SERVER, Draws, Streams
+
+
+def some_users(nodes: int = 24, features: int = 40, classes: int = 3, directed: bool = False, seed: int = 0) -> Graph:
+    """A random graph whose nodes have a few non-zero features each; node 5 has none, node 7 no neighbours."""
+    rng = np.random.default_rng(seed)
+    x = np.where(rng.random((nodes, features)) < 0.12, rng.random((nodes, features)), 0).astype(np.float32)
+    x[5] = 0
+    edges = rng.integers(0, nodes, (2, 3 * nodes))
+    edges = edges[:, (edges != 7).all(0)]
+    y = rng.integers(0, classes, nodes)
+    role = rng.permutation(nodes)
+    masks = (role < nodes // 3, (role >= nodes // 3) & (role < 2 * nodes // 3), role >= 2 * nodes // 3)
+    return assemble(sp.csr_array(x), edges, y, masks, where="test", directed=directed, num_classes=classes)
+
+
+class User:
+    """One user: a feature vector, all of W_i, and torch's Adam."""
+
+    def __init__(self, x: Tensor, weight: Tensor, settings: Settings) -> None:
+        self.x = x
+        self.weight = weight.clone().requires_grad_()
+        self.adam = torch.optim.Adam([self.weight], lr=settings.lr, weight_decay=settings.weight_decay)
+
+    def embed(self) -> Tensor:
+        """x_i·W_i."""
+        return self.x @ self.weight
+
+    def update(self, gradient: Tensor) -> None:
+        """Back-propagate the gradient of x̄_i into W_i, and step."""
+        self.adam.zero_grad()
+        self.embed().backward(gradient)
+        self.adam.step()
+
+
+class Plain:
+    """A server and its users, who take part round by round as they are told."""
+
+    def __init__(self, graph: Graph, settings: Settings, seed: int, *, average: bool = False) -> None:
+        self.graph, self.settings, self.seed, self.average = graph, settings, seed, average
+        nodes, schema = graph.num_nodes, Schema(graph.num_features, graph.num_classes, graph.num_nodes)
+        limit = math.sqrt(6 / (schema.features + settings.width))
+        own = Streams(seed, range(nodes), "weights").uniform(schema.features, settings.width, low=-limit, high=limit)
+        weights = own if settings.first == "own" else first_weight(settings, schema, seed).expand_as(own)
+        x = torch.from_numpy(graph.stored.toarray())
+        self.users = [User(x[i], weights[i], settings) for i in range(nodes)]
+        first = Server(settings, graph.num_classes, Draws(seed, [SERVER], "model"))
+        self.parameters = {name: p.detach().clone().requires_grad_() for name, p in first.named_parameters()}
+        self.adam = torch.optim.Adam(self.parameters.values(), lr=settings.lr, weight_decay=settings.weight_decay)
+        self.latent = torch.zeros(nodes, settings.width)
+        source, target = graph.edge_index
+        self.edges = torch.zeros(nodes, nodes)
+        self.edges[target, source] = 1
+        self.looped = self.edges + torch.eye(nodes)
+
+    def logits(self, latent: Tensor, draws: Draws | None) -> Tensor:
+        """The server's part, dense."""
+        if self.settings.model == "gat":
+            hidden = F.elu(self._attend("first", latent, self.settings.heads, draws))
+            if draws is not None and self.settings.dropout:
+                hidden = hidden * draws.keep(1 - self.settings.dropout, [len(hidden)], hidden.shape[1])
+            return self._attend("second", hidden @ self.parameters["second.weight"][0], 1, draws)
+        degree = self.looped.sum(1)
+        hat = self.looped / (degree[:, None] * degree[None]).sqrt()
+        hidden = (hat @ latent).relu()
+        if draws is not None and self.settings.dropout:
+            hidden = hidden * draws.keep(1 - self.settings.dropout, [len(hidden)], hidden.shape[1])
+        return hat @ (hidden @ self.parameters["second.weight"][0])
+
+    def _attend(self, layer: str, rows: Tensor, heads: int, draws: Draws | None) -> Tensor:
+        assert not self.settings.dropout  # the order in which attention is dropped is the fast version's own
+        source, target, bias = (self.parameters[f"{layer}.{name}"][0] for name in ("source", "target", "bias"))
+        outs = []
+        for head, h in enumerate(rows.chunk(heads, 1)):
+            scores = F.leaky_relu((h @ source[head])[None] + (h @ target[head])[:, None], 0.2)
+            outs.append(scores.masked_fill(self.looped == 0, -math.inf).softmax(1) @ h)
+        return torch.cat(outs, 1) + bias
+
+    def round(self, number: int, present: list[int] | None = None) -> None:
+        """One round of Algorithm 1 with some users."""
+        present = list(range(len(self.users))) if present is None else present
+        for i in present:
+            self.latent[i] = self.users[i].embed().detach()
+        latent = self.latent.clone().requires_grad_()
+        logits = self.logits(latent, Draws(self.seed, [SERVER], "dropout", number))
+        loss = F.cross_entropy(logits[self.graph.train], self.graph.y[self.graph.train])
+        apart = sum(((latent[i] - latent[j]) ** 2).sum() for j, i in self.graph.edge_index.t().tolist())
+        loss = loss + self.settings.regularisation * apart / self.looped.sum()
+        self.adam.zero_grad()
+        loss.backward()
+        self.adam.step()
+        if self.average:
+            mean = torch.stack([self.users[i].weight.detach() for i in present]).double().mean(0).float()
+            for i in present:
+                self.users[i].weight.data.copy_(mean)
+        for i in present:
+            self.users[i].update(latent.grad[i])
