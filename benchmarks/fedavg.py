@@ -173,7 +173,9 @@ def clock(step: Callable[[], None], rounds: int) -> Callable[[], float]:
     return turn
 
 
-def main(dataset: str = "pubmed", partition: str = "fedspray_pubmed", rounds: int = 10, count: int = 7) -> list[dict[str, object]]:
+def main(
+    dataset: str = "pubmed", partition: str = "fedspray_pubmed", rounds: int = 10, count: int = 7
+) -> list[dict[str, object]]:
     chosen = config.resolve("fedavg", dataset=dataset, partition=partition, values={"rounds": rounds})
     experiment = runner.prepare(chosen)
     graph = experiment.spread.parts

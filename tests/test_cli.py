@@ -12,7 +12,20 @@ import pytest
 
 from atoll import cli
 
-TINY = ["--dataset", "csbm", "--set", "nodes=80", "--set", "features=8", "--partition", "random", "--parties", "2", "--rounds", "2"]
+TINY = [
+    "--dataset",
+    "csbm",
+    "--set",
+    "nodes=80",
+    "--set",
+    "features=8",
+    "--partition",
+    "random",
+    "--parties",
+    "2",
+    "--rounds",
+    "2",
+]
 
 
 def atoll(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small import small
 
 from atoll import runner
 from atoll.algorithms import fedavg
 from atoll.cohort import Cohort, Message, verb
 from atoll.errors import AtollError
+from small import small
 
 
 class Counting(Cohort):

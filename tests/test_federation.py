@@ -33,7 +33,9 @@ class Scripted:
                 names = next(iter(good.values()))
                 ragged = {name for name in names if isinstance(names[name], list)}
                 fields = {
-                    name: [row[name][0] for row in good.values()] if name in ragged else torch.stack([row[name] for row in good.values()])
+                    name: [row[name][0] for row in good.values()]
+                    if name in ragged
+                    else torch.stack([row[name] for row in good.values()])
                     for name in names
                 }
                 results.append(Answer(tuple(good), fields))

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.metrics import accuracy_score, f1_score
-from small import small
 
 from atoll import metrics, runner
 from atoll.graph import Graph
+from small import small
 
 
 @pytest.fixture

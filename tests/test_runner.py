@@ -13,13 +13,13 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from small import small
 
 import atoll
 from atoll import runner, wire
 from atoll.errors import AtollError
 from atoll.folder import Folder
 from atoll.runner import Book
+from small import small
 
 
 def without_clock(path: Path) -> list[dict[str, Any]]:
@@ -31,9 +31,28 @@ def without_clock(path: Path) -> list[dict[str, Any]]:
 def test_a_folder_holds_everything(tmp_path: Path) -> None:
     """config.toml, a line a round, the checkpoint, and result.json with the keys of the contract."""
     result = runner.run(small("fedavg"), out=tmp_path / "run")
-    assert {item.name for item in (tmp_path / "run").iterdir()} == {"config.toml", "history.jsonl", "checkpoint.safetensors", "result.json"}
+    assert {item.name for item in (tmp_path / "run").iterdir()} == {
+        "config.toml",
+        "history.jsonl",
+        "checkpoint.safetensors",
+        "result.json",
+    }
     written = json.loads((tmp_path / "run" / "result.json").read_text())
-    contract = {"atoll", "algorithm", "dataset", "setting", "parties", "seed", "settings", "rounds", "best_round", "metrics", "last", "bytes", "seconds"}
+    contract = {
+        "atoll",
+        "algorithm",
+        "dataset",
+        "setting",
+        "parties",
+        "seed",
+        "settings",
+        "rounds",
+        "best_round",
+        "metrics",
+        "last",
+        "bytes",
+        "seconds",
+    }
     assert contract <= written.keys()
     assert {"accuracy", "minority_accuracy", "macro_f1"} <= written["metrics"].keys()
     assert written["bytes"]["by_verb"]["fit"]["up"] == written["bytes"]["up"] > 0

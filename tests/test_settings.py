@@ -76,7 +76,9 @@ def test_the_papers_defaults_come_first_then_the_datasets_then_the_users() -> No
     assert (pubmed.partition, pubmed.parties, pubmed.run.rounds, pubmed.split.split) == ("louvain", 7, 300, "random")
     assert (pubmed.settings.lr, pubmed.settings.epochs, pubmed.settings.hidden) == (0.003, 5, 64)
     assert config.resolve("fedavg", dataset="Physics").parties == 12
-    said = config.resolve("fedavg", dataset="physics", parties=3, values={"rounds": "9", "settings.lr": "0.1", "fedavg.epochs": 2})
+    said = config.resolve(
+        "fedavg", dataset="physics", parties=3, values={"rounds": "9", "settings.lr": "0.1", "fedavg.epochs": 2}
+    )
     assert (said.parties, said.run.rounds, said.settings.lr, said.settings.epochs) == (3, 9, 0.1, 2)
 
 

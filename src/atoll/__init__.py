@@ -1,7 +1,7 @@
 """atoll: federated graph learning. Train graph neural networks on graphs that cannot be put in one place.
 
-    result = atoll.run("fedavg", dataset="csbm", parties=5, rounds=50)
-    result.metrics["accuracy"], result.history, result.bytes
+result = atoll.run("fedavg", dataset="csbm", parties=5, rounds=50)
+result.metrics["accuracy"], result.history, result.bytes
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class Cohort:
         secure: bool = False,
         blank: bool = False,
     ) -> None:
-        """`secure` readies the parties for secure totals. `blank` leaves out the first random values: the memory is about to come."""
+        """`secure` readies the parties for secure totals; `blank` leaves out first random values: the memory is about to come."""
         self.graph = graph
         self.settings = settings
         self.schema = schema
@@ -156,7 +156,9 @@ class Cohort:
         if agreed is not None:
             return self._secrets().mask(fields, **agreed)
         if self.secrets is not None and fields and self.verbs()[message.verb] == "private":
-            raise AtollError(f"Secure aggregation is on and {message.verb!r} is private: its reply does not leave the party unmasked.")
+            raise AtollError(
+                f"Secure aggregation is on and {message.verb!r} is private: its reply does not leave the party unmasked."
+            )
         return fields
 
     @verb(public=True)
@@ -214,10 +216,11 @@ class Cohort:
     @classmethod
     def verb_named(cls, name: str) -> Callable[..., Fields | None]:
         """The method behind a verb; nothing else of a cohort can be reached."""
-        method = getattr(cls, name, None)
+        method: Any = getattr(cls, name, None)
         if getattr(method, "verb", None) is None:
             raise AtollError(f"{cls.__module__} has no verb {name!r}; its verbs are {', '.join(cls.verbs())}.")
-        return method  # type: ignore[no-any-return]
+        found: Callable[..., Fields | None] = method
+        return found
 
     @classmethod
     def verbs(cls) -> dict[str, str]:

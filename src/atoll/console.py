@@ -31,7 +31,11 @@ class Progress:
         self.first_round = 0
         self.live = err.is_terminal
         self.bar = Bar(
-            TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[facts]}"), console=err, transient=True
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[facts]}"),
+            console=err,
+            transient=True,
         )
         self.task: TaskID | None = None
 
@@ -81,10 +85,14 @@ def result_table(result: Mapping[str, Any]) -> Table:
     for name, value in result["metrics"].items():
         if isinstance(value, float) and name in ("accuracy", "minority_accuracy", "macro_f1", "local_accuracy", "val_accuracy"):
             last = result["last"].get(name)
-            table.add_row(name.replace("_", " "), f"{100 * value:.2f} %", f"last round {100 * last:.2f} %" if last is not None else "")
+            table.add_row(
+                name.replace("_", " "), f"{100 * value:.2f} %", f"last round {100 * last:.2f} %" if last is not None else ""
+            )
     table.add_row("best round", f"{result['best_round']} of {result['rounds']}", "by validation")
     traffic = result["bytes"]
-    table.add_row("bytes", f"{traffic['up'] / 1e6:.2f} MB up, {traffic['down'] / 1e6:.2f} MB down", f"{traffic['messages']} messages")
+    table.add_row(
+        "bytes", f"{traffic['up'] / 1e6:.2f} MB up, {traffic['down'] / 1e6:.2f} MB down", f"{traffic['messages']} messages"
+    )
     table.add_row("seconds", f"{result['seconds']['total']:.1f}", f"{1e3 * result['seconds']['per_round']:.1f} ms a round")
     return table
 

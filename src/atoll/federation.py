@@ -1,4 +1,4 @@
-"""The server's only door to the parties: `ask` sees every reply, `total` only their sum. Every byte passes here and is counted."""
+"""The server's only door to the parties: `ask` sees every reply, `total` only their sum. Every byte passes here, counted."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from atoll.cohort import Fields, Message, Schema, pick
 from atoll.errors import AtollError
 from atoll.graph import Graph
 from atoll.ledger import Ledger
+from atoll.link import Link
 from atoll.parties import Parties
 from atoll.privacy import secure
 from atoll.random import generator
@@ -96,10 +97,11 @@ class Federation:
         public: Mapping[str, Any] | None = None,
         whole: Graph | None = None,
         setting: str = "horizontal",
+        link: Link | None = None,
     ) -> None:
         """`verbs`: name → public or private. `public`: what the setting lets the server know (the node setting's edges).
         `whole`: the union of the parties' graphs; only a simulation has it, and only `evaluate` may look at it.
-        `setting`: how the graph is spread over the parties.
+        `setting`: how the graph is spread over the parties. `link`: a model of the network, for the seconds messages would take.
         """
         self.engine = engine
         self.schema = schema
@@ -111,6 +113,7 @@ class Federation:
         self.public = public or {}
         self.whole = whole
         self.setting = setting
+        self.link = link
         self.derived: dict[str, Any] = {}  # what the server makes once of what it knows, by name
         self.ledger = Ledger(schema.parties)
         self.round = 0
@@ -154,9 +157,7 @@ class Federation:
         order = torch.randperm(len(self.parties), generator=generator(self.seed, "participants", self.round))
         return Parties(order[:count].sort().values.numpy())
 
-    def ask(
-        self, verb: str, *, to: Sequence[int] | None = None, each: Mapping[str, Any] | None = None, **common: Any
-    ) -> Replies:
+    def ask(self, verb: str, *, to: Sequence[int] | None = None, each: Mapping[str, Any] | None = None, **common: Any) -> Replies:
         """Call a verb at the parties and see each one's reply.
 
         `common` goes to every party; the first axis of each tensor in `each` is the party: one row for each in `to`,
@@ -193,9 +194,11 @@ class Federation:
     def exchange(self, verb: str, parties: Sequence[int], each: Mapping[str, Any], common: Mapping[str, Any]) -> Replies:
         """One message to these parties and their replies, checked and billed: what `ask` and `total` are made of."""
         message = Message(verb, self.round, self.calls, self.training, Parties(parties), common, each)
-        self._bill_down(message)
+        down = self._bill_down(message)
         replies = self._gather(message, self.engine.deliver(message))
-        self._bill_up(message, replies)
+        up = self._bill_up(message, replies)
+        if self.link is not None and self.training:
+            self.ledger.wait(self.round, self.link.exchange(message.parties, down, replies.parties, up))
         return replies
 
     def _gather(self, message: Message, results: Sequence[Answer | Failure]) -> Replies:
@@ -221,14 +224,16 @@ class Federation:
             raise AtollError(f"Round {self.round}: {message.verb!r} stopped the run ({_reasons(failed)}).")
         self.missing |= dict(sorted(failed.items()))
 
-    def _bill_down(self, message: Message) -> None:
+    def _bill_down(self, message: Message) -> int | np.ndarray:
         envelope = {"verb": message.verb, "round": message.round, "call": message.call, "training": message.training}
         payload, size = _sizes(message.common, message.each, envelope)
         self._record(message.parties, message.verb, down=payload, wire_down=size, messages=1)
+        return size
 
-    def _bill_up(self, message: Message, replies: Replies) -> None:
+    def _bill_up(self, message: Message, replies: Replies) -> int | np.ndarray:
         payload, size = _sizes({}, replies.fields, {})
         self._record(replies.parties, message.verb, up=payload, wire_up=size)
+        return size
 
     def _record(self, parties: Sequence[int], verb: str, **bytes: int | np.ndarray) -> None:
         self.ledger.record(self.round, verb, self.training, parties, **bytes)
@@ -277,7 +282,8 @@ def _agreeing(answers: list[Answer]) -> tuple[list[Answer], dict[int, str]]:
     """Answers of the common form, and for the parties whose answer has another one what differs."""
     signatures = [_signature(answer.fields) for answer in answers]
     usual = dict(Counter(signatures).most_common(1)[0][0])
-    kept, odd = [], {}
+    kept: list[Answer] = []
+    odd: dict[int, str] = {}
     for answer, signature in zip(answers, signatures, strict=True):
         differing = [
             f"field {name!r} is {dict(signature).get(name)}, expected {usual.get(name)}"
@@ -325,7 +331,9 @@ def _sizes(common: Mapping[str, Any], each: Mapping[str, Any], scalars: Mapping[
     if not ragged:
         return _bytes(shapes), wire.wire_size(shapes, values)
     count = len(next(iter(ragged.values())))
-    one = [shapes | {f"{name}/[0]": (items[i].dtype, tuple(items[i].shape)) for name, items in ragged.items()} for i in range(count)]
+    one = [
+        shapes | {f"{name}/[0]": (items[i].dtype, tuple(items[i].shape)) for name, items in ragged.items()} for i in range(count)
+    ]
     return np.array([_bytes(shape) for shape in one]), np.array([wire.wire_size(shape, values) for shape in one])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -100,7 +100,7 @@ def _goal(federation: Federation, metrics: dict[str, float]) -> dict[str, float]
 def pooled(counts: Fields) -> dict[str, float]:
     """Metrics from summed counts; what cannot be said (no such nodes) is left out."""
     nodes, correct, loss = counts["validation"].tolist()
-    metrics = {}
+    metrics: dict[str, float] = {}
     if nodes:
         metrics |= {"val_loss": loss / nodes, "val_accuracy": correct / nodes}
     nodes, correct, loss, minority, minority_correct = counts["test"].tolist()
@@ -118,8 +118,8 @@ def macro_f1(confusion: Tensor) -> float:
     return float((2 * hits / occurring.clamp(min=1))[occurring > 0].mean())
 
 
-def by_party(parties: tuple[int, ...], counts: Fields) -> dict[str, Any]:
-    """Accuracy of each party, where there are few enough to list and more than a node each; None where a party has no such node."""
+def by_party(parties: Sequence[int], counts: Fields) -> dict[str, Any]:
+    """Accuracy of each party, where they are few enough to list and have more than a node; None where it has no such node."""
     test = counts["test"]
     if len(parties) > 100 or float(test[:, 0].max()) <= 1:
         return {}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from small import small
 from torch_geometric.nn import GCNConv
 
 from atoll import runner
 from atoll.cohort import first_model
 from atoll.graph import Graph
 from atoll.models import read
+from small import small
 
 
 class PlainGCN(torch.nn.Module):

@@ -43,4 +43,4 @@ def find(name: str) -> Algorithm:
     """The algorithm of that name."""
     if name not in names():
         raise AtollError(f"There is no algorithm {name!r}{suggest(name, names())}")
-    return importlib.import_module(f"{__name__}.{name}")  # type: ignore[return-value]
+    return importlib.import_module(f"{__name__}.{name}")

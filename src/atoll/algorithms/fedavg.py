@@ -1,6 +1,7 @@
 """FedAvg: McMahan et al., AISTATS 2017. One model for all; with `model=mlp` it is FedMLP.
 
-Payload bytes a round and party, w parameters: down 4·w, up 4·w + 8 (the number of training nodes, or of all with `weighting=nodes`).
+Payload bytes a round and party, w parameters: down 4·w, up 4·w + 8 (the number of training nodes; of all nodes with
+`weighting=nodes`).
 The server sees the sum of the parties' models, weighted by these nodes, and the sum of the nodes.
 """
 

@@ -4,10 +4,10 @@ For every total, each party u makes two key pairs and a seed, and hides its repl
 
     y_u = x_u + PRG(b_u) + Σ_{v > u} PRG(s_uv) − Σ_{v < u} PRG(s_uv)
 
-s_uv is agreed by X25519, so the pairs' masks cancel in the sum. Seeds are shared (Shamir) among all parties, encrypted for each: from any
-`threshold` of them the server gets back b_u of those who answered, or the pair masks of those who dropped out, never both.
-The parties and the server follow the protocol but look at what they see; fewer than `threshold` of them may put their heads together.
-PRG is ChaCha20, keys come from HKDF-SHA256, shares travel under ChaCha20-Poly1305; all of it from `cryptography` and `pycryptodome`.
+s_uv is agreed by X25519, so the pairs' masks cancel in the sum. Seeds are shared (Shamir) among all parties, encrypted for each:
+from any `threshold` of them the server gets b_u of those who answered, or the pair masks of those who dropped out, never both.
+Server and parties follow the protocol but look at what they see; fewer than `threshold` of them may put their heads together.
+PRG is ChaCha20, keys come from HKDF-SHA256, shares travel under ChaCha20-Poly1305: all from `cryptography` and `pycryptodome`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,7 +87,9 @@ class Secrets:
         for name, value in wire.leaves(fields):
             numbers = _integers(value, name, len(users))
             for place in range(len(self.parties)):
-                numbers[place] += self._masks(place, session, users, keys, name, numbers[place].size).reshape(numbers[place].shape)
+                numbers[place] += self._masks(place, session, users, keys, name, numbers[place].size).reshape(
+                    numbers[place].shape
+                )
             hidden[f"{str(value.dtype).removeprefix('torch.')}/{name}"] = torch.from_numpy(numbers.view(np.int64))
         return wire.nest(hidden)
 
@@ -120,17 +123,23 @@ class Secrets:
         return _private(self._seed(place, session, kind))
 
 
-def total(federation: Federation, verb: str, parties: Sequence[int], each: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
+def total(
+    federation: Federation, verb: str, parties: Sequence[int], each: Mapping[str, Any], common: Mapping[str, Any]
+) -> dict[str, Any]:
     """The server's side: four messages, then the sum of those who answered the third, unmasked."""
     from atoll.cohort import pick
 
     session = torch.tensor([federation.round, federation.calls])
     keys = federation.exchange("secure_keys", parties, {}, {"session": session})
-    shared = federation.exchange("secure_shares", keys.parties, {}, {"session": session, "users": _ids(keys.parties), "keys": keys.stack("keys")})
+    shared = federation.exchange(
+        "secure_shares", keys.parties, {}, {"session": session, "users": _ids(keys.parties), "keys": keys.stack("keys")}
+    )
     users = list(shared.parties)
     needed = threshold(len(keys.parties))
     if len(users) < needed or len(keys.parties) < 2:
-        raise AtollError(f"Round {federation.round}: a secure total of {verb!r} needs {max(needed, 2)} parties, but {len(users)} answered.")
+        raise AtollError(
+            f"Round {federation.round}: a secure total of {verb!r} needs {max(needed, 2)} parties, but {len(users)} answered."
+        )
     places = [list(keys.parties).index(user) for user in users]
     own = keys.stack("keys")[places]
     agreed = {"session": session, "users": _ids(users), "keys": own}
@@ -142,7 +151,9 @@ def total(federation: Federation, verb: str, parties: Sequence[int], each: Mappi
     mine = boxes.transpose(0, 1)[answered]
     told = federation.exchange("secure_reveal", helpers, {"ciphertexts": mine}, {**agreed, "answered": answered})
     if len(told.parties) < needed:
-        raise AtollError(f"Round {federation.round}: {len(told.parties)} parties gave their shares of {verb!r}, but {needed} are needed.")
+        raise AtollError(
+            f"Round {federation.round}: {len(told.parties)} parties gave their shares of {verb!r}, but {needed} are needed."
+        )
     numbers = [places[users.index(party)] + 1 for party in told.parties][:needed]
     seeds = [_combine(numbers, told.stack("shares")[:needed, place]) for place in range(len(users))]
     return _unmask(masked.fields, users, own, answered, seeds)
@@ -179,17 +190,22 @@ def pair_mask(private: Any, public: Tensor, own: int, other: int, name: str, siz
     """What `own` adds for its pair with `other`: the agreed stream, with a minus for the higher of the two."""
     agreed = _derive(private.exchange(_peer(public)), f"pair {min(own, other)} {max(own, other)}", 32)
     mask = stream(agreed, name, size)
-    return mask if own < other else np.negative(mask)
+    return mask if own < other else np.uint64(0) - mask
 
 
 def _integers(value: Tensor, name: str, parties: int) -> Integers:
     """Fixed-point integers modulo 2⁶⁴; what is not finite, or too large for the sum to fit, is refused at the party."""
     if not value.is_floating_point():
-        return value.detach().long().contiguous().numpy().view(np.uint64).copy()
+        return _unsigned(value.detach().long())
     scaled = value.detach().double() * 2**FRACTION
     if not bool(torch.isfinite(scaled).all()) or bool((scaled.abs() >= 2**62 / parties).any()):
         raise PartyFailure(f"field {name!r} is not finite, or too large for a secure total")
-    return scaled.round().long().contiguous().numpy().view(np.uint64).copy()
+    return _unsigned(scaled.round().long())
+
+
+def _unsigned(value: Tensor) -> Integers:
+    numbers: Integers = value.contiguous().numpy().view(np.uint64).copy()
+    return numbers
 
 
 def _combine(numbers: Sequence[int], shares: Tensor) -> bytes:
@@ -237,8 +253,5 @@ def _derive(secret: bytes, purpose: str, length: int) -> bytes:
 
 
 def _require() -> None:
-    try:
-        import Crypto.Protocol.SecretSharing
-        import cryptography  # noqa: F401
-    except ImportError as error:
-        raise AtollError("Secure totals need the packages cryptography and pycryptodome; install atoll[deploy].") from error
+    if find_spec("Crypto") is None or find_spec("cryptography") is None:
+        raise AtollError("Secure totals need the packages cryptography and pycryptodome; install atoll[deploy].")

@@ -67,7 +67,7 @@ class Exhibit:
         return "ready" if "" in reasons or not reasons else "; ".join(sorted(reasons))
 
     def value(self, metric: str, result: Mapping[str, Any]) -> float | None:
-        """A metric of a result in the paper's unit; a dotted name reaches into lists (`party_accuracy.0`) and result.json (`bytes.up`)."""
+        """A metric of a result in the paper's unit; dots reach into lists (`party_accuracy.0`) and result.json (`bytes.up`)."""
         first, *rest = metric.split(".")
         measured = first in result["metrics"]
         found: Any = result["metrics"][first] if measured else result.get(first)
@@ -88,12 +88,16 @@ class Line:
 
     def outside(self) -> list[str]:
         """The metrics that lie outside the range we state."""
-        return [name for name, (low, high) in self.cell.range.items() if name in self.ours and not low <= self.ours[name][0] <= high]
+        return [
+            name for name, (low, high) in self.cell.range.items() if name in self.ours and not low <= self.ours[name][0] <= high
+        ]
 
 
 def papers() -> list[str]:
     """The papers there are data files of."""
-    return sorted(file.name.removesuffix(".toml") for file in importlib.resources.files(__name__).iterdir() if file.name.endswith(".toml"))
+    return sorted(
+        file.name.removesuffix(".toml") for file in importlib.resources.files(__name__).iterdir() if file.name.endswith(".toml")
+    )
 
 
 def exhibits(paper: str) -> list[Exhibit]:
