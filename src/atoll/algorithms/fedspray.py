@@ -19,6 +19,7 @@ import atoll.cohort
 from atoll import metrics, optim
 from atoll.algorithms import State
 from atoll.cohort import Fields, Schema, backbone, verb
+from atoll.errors import AtollError
 from atoll.federation import Federation
 from atoll.graph import Graph
 from atoll.kernels import Blocks, Features
@@ -126,6 +127,10 @@ class Cohort(atoll.cohort.Cohort):
     def setup(self) -> None:
         """θ⁽ᵏ⁾, a place for ω, a proxy s_i for every labelled node, and their optimisers."""
         s, parties = self.settings, self.graph.parties
+        if bool((self.labelled.y < 0).any()):
+            raise AtollError(
+                "A training node has no label, but FedSpray needs its class; label it or take it out of the training nodes."
+            )
         self.recipe = recipe(s)
         self.gnn = backbone(s, self.schema, parties, self.first_draws("model"))
         if self.recipe.uniform_weights and (draws := self.first_draws("uniform")):
