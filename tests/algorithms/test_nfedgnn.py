@@ -45,7 +45,7 @@ def go(experiment: runner.Experiment, rounds: int) -> tuple[Federation, dict[str
 )
 @pytest.mark.parametrize("directed", [False, True])
 def test_twenty_rounds_equal_one_object_a_user(values: dict[str, Any], directed: bool) -> None:
-    """Without rows of zero features: latent vectors, server weights and kept rows as with whole matrices, weight decay included."""
+    """Without rows of zero features: latent vectors, server weights and kept rows as with whole matrices, decay included."""
     graph = some_users(directed=directed)
     experiment = prepared(graph, **values)
     plain = Plain(graph, experiment.config.settings, 5)

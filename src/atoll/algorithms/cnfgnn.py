@@ -1,0 +1,100 @@
+"""CNFGNN (Meng et al., KDD 2021) as nFedGNN's paper adapts it for comparison, Section 4.1: users upload their weights as well.
+
+As nFedGNN, but with x̄_i a user sends W_i; the server returns the mean of all W_i with ∂L/∂x̄_i, and the user takes its step from
+there. There is no Laplacian term.
+
+Payload bytes a round and user, d features, h = hidden (gat: heads·hidden): up 4·(h + d·h), down 4·(h + d·h).
+The server sees every user's x̄_i and W_i in every round: from two successive W_i it can read off the user's features.
+Users see the mean of all W_i and the gradient of their own x̄_i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atoll import optim
+from atoll.algorithms import State, nfedgnn
+from atoll.algorithms.nfedgnn import SPREADS, descend, evaluate, first_weight, heard, places, start
+from atoll.cohort import Fields, verb
+from atoll.errors import AtollError
+from atoll.federation import Federation
+from atoll.lazy import Lazy
+from atoll.rowsparse import Patched
+from atoll.settings import setting
+
+__all__ = ["SPREADS", "Cohort", "Settings", "evaluate", "start", "step"]
+
+
+@dataclass(frozen=True)
+class Settings(nfedgnn.Settings):
+    """nFedGNN's."""
+
+    regularisation: float = setting(0.0, "λ, how strongly the latent vectors of neighbours are held together.", low=0)
+
+
+class Cohort(nfedgnn.Cohort):
+    """Users who start every step from the mean of all weights.
+
+    The rows of zero features only decay, and do so alike at all users who took the same steps: those are kept once for all of
+    them (tensors expanded along the party axis), and for each user only where participation has driven them apart.
+    """
+
+    memory = ("rest", "rest_first", "rest_second", "steps")
+    settings: Settings
+
+    def setup(self) -> None:
+        """W_i for the non-zero features as in nFedGNN, and for the others."""
+        super().setup()
+        users, width = self.graph.parties, self.settings.width
+        weight = torch.zeros(self.schema.features, width)
+        if not self.blank:
+            if self.settings.first == "own":
+                raise AtollError("cnfgnn averages the users' weights from the first round on; leave first at shared.")
+            weight = first_weight(self.settings, self.schema, self.seed)
+        self.rest = weight.expand(users, -1, -1)
+        self.rest_first = self.rest_second = torch.zeros_like(weight).expand(users, -1, -1)
+        self.steps = torch.zeros(users)
+
+    @verb
+    def upload(self) -> Fields:
+        """x̄_i = x_i·W_i and W_i."""
+        return self.embed() | {"weight": Lazy(Patched(self.features, self.weights.rows.clone(), self.rest))}
+
+    @verb
+    def update(self, weight: Tensor, gradient: Tensor) -> None:  # type: ignore[override]
+        """W_i ← W̄, then one step of Adam with ∂L/∂W_i = x_iᵀ·∂L/∂x̄_i."""
+        self.weights.share(weight)
+        self.optimizer.step([self.features.outer(gradient)])
+        self._decay(weight)
+
+    def _decay(self, weight: Tensor) -> None:
+        """The same step for the rows of zero features, whose gradient is their weight decay alone."""
+        users, s = len(self.steps), self.settings
+        alike = bool((self.steps == self.steps[0]).all()) and not self.rest_first.stride(0)
+        kept = slice(0, 1 if alike else users)
+        rest = weight.repeat(kept.stop, 1, 1)
+        adam = optim.Adam({"rest": rest}, s.lr, s.weight_decay)
+        adam.restore({"steps": self.steps[kept], "first.rest": self.rest_first[kept], "second.rest": self.rest_second[kept]})
+        adam.step([torch.zeros_like(rest)])
+        self.rest, self.rest_first, self.rest_second = (
+            tensor.expand(users, -1, -1) for tensor in (rest, adam.first["rest"], adam.second["rest"])
+        )
+        self.steps = self.steps + 1
+
+
+def step(federation: Federation, state: State, settings: Settings) -> State:
+    """One round: the server averages the weights, and goes down the loss as in nFedGNN."""
+    replies = federation.ask("upload")
+    mean = average(replies.stack("weight"))  # W̄
+    state, gradient = descend(federation, heard(state, replies), settings)
+    federation.ask("update", to=replies.parties, each={"gradient": gradient[places(replies)]}, weight=mean)
+    return state
+
+
+def average(weights: Tensor) -> Tensor:
+    """(P, d, h) → (d, h), summed in double precision: it must not matter whether weights are described or written out."""
+    total = weights.sum(0) if isinstance(weights, Lazy) else weights.sum(0, dtype=torch.float64)
+    return (total / len(weights)).float()

@@ -1,0 +1,76 @@
+"""CNFGNN: equal to one object a user with all of its weights, described and written out; the bill counts them whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_nfedgnn import GAT, GCN, go, prepared
+from users import Plain, some_users
+
+from atoll import wire
+from atoll.algorithms.cnfgnn import average
+from atoll.errors import AtollError
+from atoll.lazy import Lazy
+
+
+@pytest.mark.parametrize("values", [GCN, GAT], ids=["gcn", "gat"])
+def test_twenty_rounds_equal_one_object_a_user(values: dict[str, Any]) -> None:
+    """One state for all rows of zero features gives what whole matrices at every user give."""
+    graph = some_users()
+    experiment = prepared(graph, "cnfgnn", **values)
+    plain = Plain(graph, experiment.config.settings, 5, average=True)
+    for number in range(1, 21):
+        plain.round(number)
+    federation, state = go(experiment, 20)
+    torch.testing.assert_close(state["latent"], plain.latent, atol=1e-5, rtol=1e-5)
+    cohort = federation.engine.cohorts[0]
+    uploaded = cohort.upload()["weight"]
+    assert isinstance(uploaded, Lazy)
+    whole = torch.stack([user.weight.detach() for user in plain.users])
+    torch.testing.assert_close(uploaded.description.dense(), whole, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(average(uploaded), whole.mean(0), atol=1e-5, rtol=1e-5)
+    assert wire.alike(cohort.rest)  # kept once for all users
+
+
+def test_partial_participation_equals_one_object_a_user() -> None:
+    """Users who took other steps no longer share the rows of their zero features."""
+    graph = some_users()
+    experiment = prepared(graph, "cnfgnn", participation=0.5, **GCN)
+    plain = Plain(graph, experiment.config.settings, 5, average=True)
+    federation = experiment.federation
+    for number in range(1, 21):
+        federation.begin(number)
+        plain.round(number, list(federation.participants()))
+    _, state = go(experiment, 20)
+    torch.testing.assert_close(state["latent"], plain.latent, atol=1e-5, rtol=1e-5)
+    whole = torch.stack([user.weight.detach() for user in plain.users])
+    torch.testing.assert_close(federation.engine.cohorts[0].upload()["weight"].description.dense(), whole, atol=1e-5, rtol=1e-5)
+
+
+def test_the_bill_counts_whole_weights() -> None:
+    """4·(h + d·h) bytes each way, a round and user, though nobody in this process makes them."""
+    graph = some_users()
+    federation, _ = go(prepared(graph, "cnfgnn", **GCN), 3)
+    total = federation.ledger.total()
+    assert total["up"] == total["down"] == 3 * graph.num_nodes * 4 * (8 + 40 * 8)
+
+
+def test_weights_described_and_written_out_are_the_same() -> None:
+    """Some users' weights, their sum, and their bytes."""
+    graph = some_users()
+    federation, _ = go(prepared(graph, "cnfgnn", **GCN), 4)
+    described = federation.engine.cohorts[0].upload()["weight"]
+    dense = described.description.dense()
+    some = torch.tensor([9, 2, 5])
+    assert torch.equal(described[some].description.dense(), dense[some])
+    assert torch.equal(wire.decode(wire.encode({"weight": described}))["weight"], dense)
+    assert torch.equal(average(described), average(dense))
+    assert torch.equal(average(described[some]), average(dense[some]))
+
+
+def test_own_first_weights_are_refused() -> None:
+    """One sentence says why."""
+    with pytest.raises(AtollError, match="leave first at shared"):
+        prepared(some_users(), "cnfgnn", first="own")
