@@ -22,6 +22,7 @@ class Ledger:
         self.parties = parties
         self.by_party = np.zeros((parties, len(COLUMNS)), dtype=np.int64)  # training only, all rounds
         self.rounds: dict[int, dict[tuple[str, bool], np.ndarray]] = {}  # round → (verb, training) → (P or 1, columns)
+        self.seconds: dict[int, float] = {}  # round → what its training messages would take, where there is a link model
 
     def record(self, round: int, verb: str, training: bool, parties: Sequence[int], **bytes: int | np.ndarray) -> None:
         """Add what some parties sent or received; a number stands for each of them, an array for one after the other."""
@@ -38,6 +39,10 @@ class Ledger:
                 table[places, column] += count
             else:
                 table[0, column] += int(np.sum(count)) if np.ndim(count) else len(parties) * int(count)
+
+    def wait(self, round: int, seconds: float) -> None:
+        """Add what an exchange would take on the modelled network."""
+        self.seconds[round] = self.seconds.get(round, 0.0) + seconds
 
     def total(self, *, round: int | None = None, verb: str | None = None, training: bool = True) -> dict[str, int]:
         """Sums over all parties, of one round or verb or of all."""
@@ -62,7 +67,12 @@ class Ledger:
         keys = [[at, verb, training] for at, rows in self.rounds.items() for verb, training in rows]
         rows = [row for rows in self.rounds.values() for row in rows.values()]
         stacked = np.stack(rows) if rows else np.zeros((0, 1, len(COLUMNS)), np.int64)
-        return {"by_party": torch.from_numpy(self.by_party.copy()), "keys": keys, "rows": torch.from_numpy(stacked)}
+        return {
+            "by_party": torch.from_numpy(self.by_party.copy()),
+            "keys": keys,
+            "rows": torch.from_numpy(stacked),
+            "seconds": [[at, seconds] for at, seconds in self.seconds.items()],
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what `state` gave."""
@@ -70,3 +80,4 @@ class Ledger:
         self.rounds = {}
         for (at, verb, training), row in zip(state["keys"], state["rows"].numpy(), strict=True):
             self.rounds.setdefault(at, {})[verb, training] = row.copy()
+        self.seconds = dict(state.get("seconds", []))

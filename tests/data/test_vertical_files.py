@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import atoll
 from atoll.data.vertical_files import joined, party_folders, read_parties
 from atoll.errors import AtollError
 
@@ -130,3 +131,27 @@ def test_without_any_label_nothing_can_be_learned(tmp_path: Path) -> None:
     """The sentence says what to do."""
     with pytest.raises(AtollError, match="label some nodes"):
         read_parties(write(tmp_path, left=SHOP, right=SHOP))
+
+
+PEOPLE = [(f"p{n}", n % 2) for n in range(12)]
+LEDGER = "id,age,label,split\n" + "".join(
+    f"{name},{30 + c},{c},{'train' if k < 6 else 'test'}\n" for k, (name, c) in enumerate(PEOPLE)
+)
+VISITS = "id,spent,visits\n" + "".join(f"{name},{c},{1 - c}\n" for name, c in reversed(PEOPLE))
+EDGES = "source,target\n" + "".join(f"p{n},p{(n + 2) % 12}\n" for n in range(12))
+
+
+def test_glasu_runs_on_own_vertical_data(tmp_path: Path) -> None:
+    """From folders to a result: the bank alone holds labels; without saying so there is one sentence."""
+    write(tmp_path, bank={"nodes.csv": LEDGER, "edges.csv": EDGES}, shop={"nodes.csv": VISITS, "edges.csv": EDGES})
+    values = {"dataset": str(tmp_path), "partition": "files", "rounds": 3, "hidden": 8, "batch_size": 4, "split": "auto"}
+    result = atoll.run("glasu", **values, label_holder=0)
+    assert (result.setting, result.parties) == ("vertical", 2)
+    assert "accuracy" in result.metrics
+    with pytest.raises(AtollError, match=r"Party 1 knows no label.*label_holder"):
+        atoll.run("glasu", **values)
+    with pytest.raises(AtollError, match="holds 2 parties, not 3"):
+        atoll.run("glasu", **values, parties=3)
+    with pytest.raises(AtollError, match="horizontal"):
+        atoll.run("fedavg", **{name: values[name] for name in ("dataset", "partition", "rounds")})
+    assert atoll.run("centralized_vertical", **values).parties == 1

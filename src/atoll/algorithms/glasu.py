@@ -85,7 +85,17 @@ class Cohort(atoll.cohort.Cohort):
         if s.label_holder >= 0:
             holder = torch.tensor([party == s.label_holder for party in self.parties])
             self.targets = torch.where(holder[self.graph.party], self.targets, -1)
+        self._check_labels()
         self.forget()
+
+    def _check_labels(self) -> None:
+        """Refuse a party that has to know labels of training nodes and knows none."""
+        holder = self.settings.label_holder
+        for party, own in zip(self.parties, self.targets.split(self.graph.sizes), strict=True):
+            if holder in (-1, party) and not bool((own >= 0).any()):
+                raise AtollError(
+                    f"Party {party} knows no label of a training node; name the one party that does with label_holder=PARTY."
+                )
 
     # The notebook: index sets by level, aggregates and gradients by layer as the server said them in this round.
 

@@ -57,6 +57,8 @@ def setting_of(kind: str, graph: Graph | None = None) -> str:
     """The setting's word for result files; a file of node lists is horizontal unless its parties share nodes."""
     if kind in SETTING:
         return SETTING[kind]
+    if graph is not None and graph.widths is not None:
+        return "vertical"
     shared = graph is not None and len(torch.unique(graph.ids)) < graph.num_nodes
     return "overlapping" if shared else "horizontal"
 

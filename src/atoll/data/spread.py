@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,6 +38,8 @@ def spread(config: Config, graph: Graph | None, spreads: Sequence[str]) -> Sprea
     """The data of a run; `graph` stands for the dataset where it was given as an object."""
     if spreads != ("whole",):
         _check_setting(config, SETTING.get(config.partition), spreads)
+    if config.partition == "files":
+        return _own_parties(config, spreads)
     if graph is None:
         graph = load(config.dataset, fold=config.split.fold, seed=config.seed, **asdict(config.data))
     elif getattr(config.data, "normalize_features", False):
@@ -59,6 +62,22 @@ def spread(config: Config, graph: Graph | None, spreads: Sequence[str]) -> Sprea
         labels = torch.where(whole.train, whole.y, -1)[parts.ptr[:-1]]
         public = {"edge_index": parts.party[whole.edge_index], "y_train": labels}
     return Spread(setting, parts, whole, graph, public)
+
+
+def _own_parties(config: Config, spreads: Sequence[str]) -> Spread:
+    """Vertical data as its owners have it: one folder a party."""
+    from atoll.data.vertical_files import joined, read_parties  # pandas takes a while to import
+
+    parts = read_parties(Path(config.dataset), directed=config.data.directed)
+    if config.parties not in (None, parts.parties):
+        raise AtollError(f"{config.dataset} holds {parts.parties} parties, not {config.parties}; leave --parties out.")
+    parts = split(row_normalise(parts) if config.data.normalize_features else parts, config.split, config.seed)
+    _check_training(parts, "vertical")
+    whole = joined(parts)
+    if spreads == ("whole",):
+        return Spread("whole", whole, whole, whole)
+    _check_setting(config, "vertical", spreads)
+    return Spread("vertical", parts, whole, whole)
 
 
 def union(parts: Graph, graph: Graph, *, merged: bool = False) -> Graph:
