@@ -166,13 +166,13 @@ def test_a_poisoned_reply_is_refused(algorithm: str) -> None:
 
 def test_settings_have_a_sentence_each_and_one_place(algorithm: str) -> None:
     """Every setting says what it is in one sentence, and no two groups share a name."""
-    from atoll.config import groups_of
+    from atoll.config import PREFIXED, groups_of
     from atoll.settings import known
 
     names: list[str] = []
-    for group in groups_of(algorithm, "csbm").values():
+    for prefix, group in groups_of(algorithm, "csbm").items():
         for name, field in known(group).items():
-            names.append(name)
+            names.append(f"{prefix}.{name}" if prefix in PREFIXED else name)
             assert field.metadata.get("help", "").endswith("."), name
     assert sorted(names) == sorted(set(names))
 

@@ -190,7 +190,7 @@ def reproduce(
 @app.command()
 def report(
     folders: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUN…", help="Folders that --out named, or folders of such.")
+        list[Path] | None, typer.Argument(metavar="RUN", help="Folders that --out named, or folders of such.")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="One page with everything, to open anywhere; report.html by default.")] = None,
     png: Annotated[Path | None, typer.Option(metavar="DIR", help="Every figure as PNG, for a paper.")] = None,
@@ -209,10 +209,10 @@ def report(
         html = html or Path("report.html")
     chosen = folders or []
     if watch and html is not None:
-        library.follow(chosen, html, embeddings=embeddings)
-    written = library.write(
-        library.make(chosen, embeddings=embeddings), html=html, png=png, svg=svg, latex=latex, markdown=markdown
-    )
+        found = library.follow(chosen, html, embeddings=embeddings)
+    else:
+        found = library.make(chosen, embeddings=embeddings)
+    written = library.write(found, html=html, png=png, svg=svg, latex=latex, markdown=markdown)
     for path in dict.fromkeys(path.parent if path.suffix[1:] in ("png", "svg") else path for path in written):
         console.print(f"Written to {path}", soft_wrap=True)
 

@@ -17,6 +17,7 @@ from atoll.data.partition import PartitionSettings
 from atoll.data.splits import SplitSettings
 from atoll.data.subcora import SubcoraSettings
 from atoll.errors import AtollError
+from atoll.privacy.noise import NoiseSettings
 from atoll.settings import build, known, setting, suggest
 
 
@@ -32,13 +33,18 @@ class RunSettings:
     participation: float = setting(1.0, "Share of the parties that take part in a round, chosen by seed.", low=0, high=1)
     missing: str = setting("continue", "What a party that does not answer does to the round.", choices=("continue", "stop"))
     secure: bool = setting(False, "Secure aggregation: the server sees sums only, and may ask private verbs for nothing else.")
+    latency: tuple[float, ...] = setting((), "Link model: seconds a message takes one way, one number or one a party.")
+    bandwidth: tuple[float, ...] = setting((), "Link model: megabytes a second, one number or one a party; 0 has no limit.")
     placement: str = setting("together", "Parties in one cohort, or each at a site of its own.", choices=("together", "apart"))
     amnesia: bool = setting(False, "Rebuild every party from its declared memory before each message (a check for authors).")
+    timeout: float = setting(600.0, "Engine nvflare: seconds to wait for a site's answer.", low=1)
+    sites: int = setting(0, "Engine nvflare: processes on this machine; 0 means one a party, at most 8.", low=0)
 
 
-ENGINES = ("inprocess",)
+ENGINES = ("inprocess", "nvflare")
 GIVEN = "given"  # the name of a dataset that was given as an object
-GROUPS = ("settings", "run", "partition", "split", "data")
+GROUPS = ("settings", "run", "partition", "split", "data", "dp")
+PREFIXED = ("dp",)  # groups whose settings must be named with the group
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,7 @@ class Config:
     partition_settings: PartitionSettings = field(default_factory=PartitionSettings)
     split: SplitSettings = field(default_factory=SplitSettings)
     data: Any = field(default_factory=DataSettings)
+    dp: NoiseSettings = field(default_factory=NoiseSettings)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as they stand in config.toml."""
@@ -67,6 +74,8 @@ class Config:
             "split": self.split,
             "data": self.data,
         }
+        if self.dp.verb:
+            groups["dp"] = self.dp
         tables = {name: _plain(dataclasses.asdict(group)) for name, group in groups.items()}
         return _plain(plain) | {name: table for name, table in tables.items() if table}
 
@@ -120,10 +129,24 @@ def resolve(
     if parties is not None:
         parties = _whole(parties)
     built = {name: build(group, sorted_values[name], f"{algorithm} {name}") for name, group in groups.items()}
+    verbs = algorithms.find(algorithm).Cohort.verbs()
+    if built["dp"].verb and built["dp"].verb not in verbs:
+        raise AtollError(f"dp.verb is {built['dp'].verb!r}, which {algorithm} does not have{suggest(built['dp'].verb, verbs)}")
     if built["run"].participation <= 0:
         raise AtollError("participation is 0 but must be above 0: at least one party takes part in a round.")
     return Config(
-        algorithm, dataset, partition, parties, seed, built["settings"], engine, built["run"], built["partition"], built["split"], built["data"]
+        algorithm,
+        dataset,
+        partition,
+        parties,
+        seed,
+        built["settings"],
+        engine,
+        built["run"],
+        built["partition"],
+        built["split"],
+        built["data"],
+        built["dp"],
     )
 
 
@@ -135,6 +158,7 @@ def groups_of(algorithm: str, dataset: str) -> dict[str, type]:
         "partition": PartitionSettings,
         "split": SplitSettings,
         "data": {"csbm": CsbmSettings, "subcora": SubcoraSettings}.get(dataset.lower(), DataSettings),
+        "dp": NoiseSettings,
     }
 
 
@@ -142,7 +166,7 @@ def from_dict(document: Mapping[str, Any], where: str, over: Mapping[str, Any] |
     """The configuration that `to_dict` wrote, or that a person did in the same form; the values `over` come last."""
     document = dict(document)
     if "algorithm" not in document:
-        raise AtollError(f"{where} names no algorithm; add a line such as algorithm = \"fedavg\".")
+        raise AtollError(f'{where} names no algorithm; add a line such as algorithm = "fedavg".')
     tables = {name: value for name, value in document.items() if isinstance(value, dict)}
     plain = {name: value for name, value in document.items() if not isinstance(value, dict)}
     fields = ("algorithm", "dataset", "partition", "parties", "seed", "engine")
@@ -153,7 +177,9 @@ def from_dict(document: Mapping[str, Any], where: str, over: Mapping[str, Any] |
     for table, entries in tables.items():
         group = table.removesuffix("_settings") if table.endswith("_settings") else table
         if group not in GROUPS:
-            raise AtollError(f"{where} has an unknown table [{table}]{suggest(table, [*GROUPS[:2], 'partition_settings', *GROUPS[3:]])}")
+            raise AtollError(
+                f"{where} has an unknown table [{table}]{suggest(table, [*GROUPS[:2], 'partition_settings', *GROUPS[3:]])}"
+            )
         values |= {f"{group}.{name}": value for name, value in entries.items()}
     seed = plain.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool):
@@ -174,7 +200,7 @@ def _place(name: str, groups: Mapping[str, type]) -> tuple[str, str] | None:
     group, _, rest = name.partition(".")
     if rest:
         return (group, rest) if group in groups and rest in known(groups[group]) else None
-    return next(((group, name) for group in groups if name in known(groups[group])), None)
+    return next(((group, name) for group in groups if group not in PREFIXED and name in known(groups[group])), None)
 
 
 def _whole(parties: Any) -> int:

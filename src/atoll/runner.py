@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll import __version__, algorithms
-from atoll.cohort import Schema
+from atoll.cohort import Cohort, Schema
 from atoll.config import GIVEN, Config
 from atoll.data.spread import Spread, spread
 from atoll.engines.inprocess import InProcess, apart, together
@@ -18,6 +18,8 @@ from atoll.errors import AtollError
 from atoll.federation import Engine, Federation
 from atoll.folder import Folder
 from atoll.graph import Graph
+from atoll.link import Link
+from atoll.privacy.noise import Accountant, Noise
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,7 +99,7 @@ class Experiment:
 
     config: Config
     algorithm: algorithms.Algorithm
-    spread: Spread
+    data: Spread | None  # None where the parties' data is not here
     federation: Federation
 
     @property
@@ -105,36 +107,59 @@ class Experiment:
         """What carries the messages."""
         return self.federation.engine
 
+    @property
+    def spread(self) -> Spread:
+        """The parties' data, where it is here."""
+        if self.data is None:
+            raise AtollError("The parties' data is not here: it is at their sites.")
+        return self.data
+
 
 def prepare(config: Config, graph: Graph | None = None, *, engine: Callable[[Engine], Engine] | None = None) -> Experiment:
     """Load, partition and split the data and stand up the parties; `engine` may wrap the engine (tests inject faults)."""
-    algorithm = algorithms.find(config.algorithm)
-    data = spread(config, graph, algorithm.SPREADS)
+    data = spread(config, graph, algorithms.find(config.algorithm).SPREADS)
     schema = Schema(data.parts.num_features, data.parts.num_classes, data.parts.parties)
 
-    def make(parties: Any, blank: bool) -> Any:
-        part, secure = data.parts.select(parties), config.run.secure
-        return algorithm.Cohort(part, config.settings, schema, config.seed, parties, secure=secure, blank=blank)
+    def make(parties: Sequence[int], blank: bool) -> Cohort:
+        return stand(config, data.parts.select(parties), schema, parties, blank=blank)
 
     sites = together(schema.parties) if config.run.placement == "together" else apart(schema.parties)
     carrier: Engine = InProcess(make, sites, amnesia=config.run.amnesia)
+    return assemble(config, engine(carrier) if engine else carrier, schema, data, data.setting)
+
+
+def stand(config: Config, graph: Graph, schema: Schema, parties: Sequence[int], *, blank: bool) -> Cohort:
+    """Some parties at one place; `blank` where their memory is about to be remembered."""
+    cohort = algorithms.find(config.algorithm).Cohort
+    guards = [Noise(config.dp)] if config.dp.verb else []
+    return cohort(graph, config.settings, schema, config.seed, parties, guards, secure=config.run.secure, blank=blank)
+
+
+def assemble(config: Config, engine: Engine, schema: Schema, data: Spread | None, setting: str) -> Experiment:
+    """The server's side of a run, over an engine that stands."""
+    algorithm = algorithms.find(config.algorithm)
     federation = Federation(
-        engine(carrier) if engine else carrier,
+        engine,
         schema,
         verbs=algorithm.Cohort.verbs(),
         seed=config.seed,
         participation=config.run.participation,
         missing_is_fatal=config.run.missing == "stop",
         secure=config.run.secure,
-        public=data.public,
-        whole=data.whole,
-        setting=data.setting,
+        public=data.public if data else None,
+        whole=data.whole if data else None,
+        setting=setting,
+        link=Link.of(schema.parties, config.run.latency, config.run.bandwidth),
     )
     return Experiment(config, algorithm, data, federation)
 
 
 def run(config: Config, graph: Graph | None = None, *, out: str | Path | None = None, watch: Watch | None = None) -> Result:
     """Run a configuration from its first round to its last."""
+    if config.engine == "nvflare":
+        from atoll import deploy
+
+        return deploy.simulate(config, graph, out=out, watch=watch)
     experiment = prepare(config, graph)
     folder = Folder.create(out, config) if out is not None else None
     return rounds(experiment, folder, watch)
@@ -145,6 +170,10 @@ def resume(path: str | Path, graph: Graph | None = None, *, watch: Watch | None 
     folder, config = Folder.open(path)
     if config.dataset == GIVEN and graph is None:
         raise AtollError(f"The dataset of {path} was given as an object; give it again: atoll.resume({str(path)!r}, dataset=…).")
+    if config.engine == "nvflare":
+        from atoll import deploy
+
+        return deploy.simulate(config, graph, out=path, watch=watch, resume=True)
     return rounds(prepare(config, graph), folder, watch, folder.load())
 
 
@@ -152,8 +181,14 @@ def rounds(
     experiment: Experiment, folder: Folder | None = None, watch: Watch | None = None, checkpoint: dict[str, Any] | None = None
 ) -> Result:
     """The loop: start, then step, evaluate, write down and perhaps checkpoint, round after round."""
-    algorithm, federation, settings, run = experiment.algorithm, experiment.federation, experiment.config.settings, experiment.config.run
+    algorithm, federation, settings, run = (
+        experiment.algorithm,
+        experiment.federation,
+        experiment.config.settings,
+        experiment.config.run,
+    )
     rows = folder.rows() if folder else []
+    accountant = Accountant(experiment.config.dp, secure=run.secure) if experiment.config.dp.verb else None
     if checkpoint is None:
         book = Book()
         federation.begin(0)
@@ -171,6 +206,8 @@ def rounds(
         if book.round % run.evaluate_every == 0 or book.round == run.rounds:
             with federation.evaluating():
                 metrics = algorithm.evaluate(federation, state, settings)
+            if accountant is not None:
+                metrics["epsilon"] = accountant.epsilon(federation.ledger)
             book.judge(metrics, run.select)
         book.seconds = time.perf_counter() - began
         row = _row(book, federation, metrics)
@@ -195,7 +232,15 @@ def _row(book: Book, federation: Federation, metrics: dict[str, Any]) -> dict[st
     row = {"round": book.round, **metrics, "up": traffic["up"], "down": traffic["down"]}
     if federation.missing:
         row["missing"] = {str(party): reason for party, reason in federation.missing.items()}
+    if federation.link is not None:
+        row["simulated_seconds"] = federation.ledger.seconds.get(book.round, 0.0)
     return row | {"seconds": round(book.seconds, 6)}
+
+
+def _seconds(book: Book, federation: Federation) -> dict[str, float]:
+    """The clock's, and with a link model those the messages of training would take."""
+    seconds = {"total": book.seconds, "per_round": book.seconds / max(book.round, 1)}
+    return seconds if federation.link is None else seconds | {"simulated": sum(federation.ledger.seconds.values())}
 
 
 def _checkpoint(book: Book, state: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
@@ -210,14 +255,14 @@ def _checkpoint(book: Book, state: dict[str, Any], experiment: Experiment) -> di
 def _result(experiment: Experiment, book: Book, rows: list[dict[str, Any]], state: dict[str, Any]) -> Result:
     return Result(
         config=experiment.config,
-        setting=experiment.spread.setting,
+        setting=experiment.federation.setting,
         parties=experiment.federation.schema.parties,
         rounds=book.round,
         best_round=book.best_round,
         metrics=book.best,
         last=book.last,
         bytes=experiment.federation.ledger.summary(),
-        seconds={"total": book.seconds, "per_round": book.seconds / max(book.round, 1)},
+        seconds=_seconds(book, experiment.federation),
         rows=rows,
         state=state,
         memory=experiment.engine.recall(),

@@ -1,0 +1,173 @@
+"""Noise at the party: clipped to the norm, noised to the deviation, counted as it is spent; it hides what it should hide."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from atoll import config, runner, wire
+from atoll.cohort import Message
+from atoll.errors import AtollError
+from atoll.federation import Answer
+from atoll.parties import Parties
+from atoll.privacy.noise import Noise, NoiseSettings, epsilon, system_normal
+from atoll.random import Draws
+from small import Recorded, small
+
+
+def guarded(settings: NoiseSettings, fields: dict[str, Any], **common: Any) -> dict[str, Any]:
+    """What leaves three parties."""
+    message = Message("fit", 1, 1, True, Parties(range(3)), common, {})
+    return Noise(settings)(message, fields, Draws(0, range(3), "guard"))
+
+
+def test_a_partys_whole_reply_is_cut_to_the_norm() -> None:
+    """All named fields of a party together have norm C at the most; a shorter reply is left as it is; other verbs too."""
+    fields = {"a": torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]]), "b": {"c": torch.tensor([12.0, 0.0, 0.0])}}
+    cut = guarded(NoiseSettings(verb="fit", clip=1.0, noise=0.0), fields)
+    assert cut["a"][0].tolist() == pytest.approx([3 / 13, 4 / 13])
+    assert float(cut["b"]["c"][0]) == pytest.approx(12 / 13)
+    assert torch.equal(cut["a"][1:], fields["a"][1:])
+    assert guarded(NoiseSettings(verb="other", clip=1.0), fields) is fields
+
+
+def test_rows_are_cut_one_by_one() -> None:
+    """By row, each node's representation has norm C at the most."""
+    fields = {"h": torch.tensor([[[3.0, 4.0], [0.3, 0.4]]] * 3)}
+    cut = guarded(NoiseSettings(verb="fit", clip=1.0, noise=0.0, unit="row"), fields)
+    torch.testing.assert_close(cut["h"][0], torch.tensor([[0.6, 0.8], [0.3, 0.4]]))
+
+
+def test_what_is_cut_of_a_model_is_its_update() -> None:
+    """Where the server sent a model, the distance from it per unit weight is cut: n·w becomes n·(sent + cut update)."""
+    sent = torch.tensor([10.0, 10.0])
+    n = torch.tensor([2, 5, 1])
+    update = torch.tensor([[3.0, 4.0], [0.0, 0.1], [0.0, 0.0]])
+    reply = {"model": {"w": (sent + update) * n[:, None]}, "n": n}
+    cut = guarded(NoiseSettings(verb="fit", clip=1.0, noise=0.0), reply, model={"w": sent})
+    torch.testing.assert_close(cut["model"]["w"][0], (sent + torch.tensor([0.6, 0.8])) * 2)
+    torch.testing.assert_close(cut["model"]["w"][1:], reply["model"]["w"][1:])
+    assert torch.equal(cut["n"], n)
+
+
+@pytest.mark.parametrize("source", ["seed", "system"])
+def test_the_noise_has_the_deviation(source: str) -> None:
+    """Standard deviation σ·C, mean zero, every party its own; whole numbers stay whole."""
+    fields = {"a": torch.zeros(3, 20_000), "n": torch.tensor([1, 2, 3])}
+    noised = guarded(NoiseSettings(verb="fit", clip=0.5, noise=3.0, source=source), fields)
+    assert noised["a"].std(1).tolist() == pytest.approx([1.5] * 3, rel=0.03)
+    assert noised["a"].mean(1).tolist() == pytest.approx([0.0] * 3, abs=0.05)
+    assert not torch.equal(noised["a"][0], noised["a"][1])
+    assert torch.equal(noised["n"], fields["n"])
+
+
+def test_noise_of_the_system_cannot_be_foreseen() -> None:
+    """Two calls never give the same numbers, whatever the seed; they are finite and normal."""
+    torch.manual_seed(0)
+    one = system_normal(50_001)
+    torch.manual_seed(0)
+    assert not torch.equal(one, system_normal(50_001))
+    assert one.shape == (50_001,)
+    assert float(one.std()) == pytest.approx(1, rel=0.02)
+    assert float((one.abs() < 1).double().mean()) == pytest.approx(0.6827, abs=0.01)
+
+
+def test_epsilon_is_the_gaussian_mechanisms() -> None:
+    """Close above the analytic ε of the Gaussian mechanism, growing with releases, falling with noise and with company."""
+    settings = NoiseSettings(verb="fit", clip=1.0, noise=2.0, delta=1e-5)
+
+    def delta(eps: float, multiplier: float) -> float:
+        """Balle and Wang, ICML 2018, Theorem 8: the exact δ of sensitivity 1 and this multiplier."""
+        normal = torch.distributions.Normal(0.0, 1.0)
+        half, ratio = 1 / (2 * multiplier), eps * multiplier
+        return float(normal.cdf(torch.tensor(half - ratio)) - math.exp(eps) * normal.cdf(torch.tensor(-half - ratio)))
+
+    spent = epsilon(settings, 1, 1)
+    assert delta(spent, 1.0) <= 1e-5  # what is promised holds
+    assert delta(spent * 0.7, 1.0) > 1e-5  # and is not far off
+    assert epsilon(settings, 10, 1) > spent > epsilon(settings, 1, 9)
+    assert epsilon(settings, 4, 4) == pytest.approx(spent)
+    assert epsilon(NoiseSettings(verb="fit", clip=1.0, noise=0.0), 1, 1) == math.inf
+    assert epsilon(NoiseSettings(verb="fit", clip=0.0, noise=1.0), 1, 1) == math.inf
+    assert epsilon(settings, 0, 1) == 0
+
+
+def test_the_history_tells_what_is_spent() -> None:
+    """ε grows round by round; with secure totals the same noise spends less; placement and memory change nothing."""
+    dp: dict[str, Any] = {"dp.verb": "fit", "dp.clip": 1.0, "dp.noise": 4.0}
+    plain = runner.run(small("fedavg", **dp))
+    spent = [row["epsilon"] for row in plain.rows]
+    assert 0 < spent[0] < spent[1] < spent[2]
+    settings = NoiseSettings(verb="fit", noise=4.0)
+    assert spent == pytest.approx([epsilon(settings, rounds, 1) for rounds in (1, 2, 3)])
+    secure = runner.run(small("fedavg", secure=True, **dp))
+    assert [row["epsilon"] for row in secure.rows] == pytest.approx([epsilon(settings, rounds, 3) for rounds in (1, 2, 3)])
+    for other in ({"placement": "apart"}, {"amnesia": True}):
+        again = runner.run(small("fedavg", **dp, **other))
+        for name, value in wire.leaves(plain.state):
+            torch.testing.assert_close(value, dict(wire.leaves(again.state))[name], atol=1e-5, rtol=1e-5)
+
+
+def test_a_planted_feature_is_found_without_noise_and_not_with_it() -> None:
+    """The server tells from a party's first model update whether a rare feature occurs there; noise takes that away.
+
+    A feature that no training node of a party has leaves its row of the first layer untouched: the server sees exactly zero.
+    """
+
+    def guesses(**values: Any) -> list[tuple[bool, bool]]:
+        recorders: list[Recorded] = []
+        chosen = small("fedavg", rounds=1, optimizer="sgd", lr=0.5, **{"data.features": 12, **values})
+        experiment = runner.prepare(chosen, planted(chosen), engine=lambda e: recorders.append(Recorded(e)) or recorders[0])
+        runner.rounds(experiment)
+        message, answers = next(pair for pair in recorders[0].heard if pair[0].verb == "fit")
+        answer = answers[0]
+        assert isinstance(answer, Answer)
+        n = answer.fields["n"][:, None, None]
+        update = answer.fields["model"]["layers.0.weight"] / n - message.common["model"]["layers.0.weight"]
+        seen = update[:, 0].abs().amax(1) > 1e-4
+        parts = experiment.spread.parts
+        x = parts.x if isinstance(parts.x, torch.Tensor) else torch.from_numpy(parts.x.toarray())
+        held = [bool((x[parts.party == party, 0] != 0).any()) for party in range(3)]
+        return list(zip(seen.tolist(), held, strict=True))
+
+    clear = guesses()
+    assert {held for _, held in clear} == {True, False}
+    assert all(seen == held for seen, held in clear)
+    noised = guesses(**{"dp.verb": "fit", "dp.clip": 1.0, "dp.noise": 1.0})
+    assert all(seen for seen, _ in noised)  # every party looks as if it had the feature: the server learns nothing
+
+
+def planted(chosen: config.Config) -> Any:
+    """The small graph with a feature that only the first party's nodes have."""
+    from dataclasses import replace
+
+    spread = runner.prepare(chosen).spread
+    graph = spread.source
+    x = graph.x.clone() if isinstance(graph.x, torch.Tensor) else torch.from_numpy(graph.x.toarray())
+    x[:, 0] = 0.0
+    x[spread.parts.ids[spread.parts.party == 0], 0] = 1.0
+    return replace(graph, x=x)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"dp.verb": "fitt"}, "dp.verb is 'fitt', which fedavg does not have; did you mean 'fit'?"),
+        ({"dp.verb": "fit", "dp.noise": -1}, "must be at least 0"),
+        ({"dp.verb": "fit", "dp.unit": "node"}, "must be one of party, row"),
+        ({"clip": 1.0}, "fedavg has no setting 'clip'"),
+    ],
+)
+def test_mistakes_get_one_sentence(values: dict[str, Any], sentence: str) -> None:
+    """What is wrong, and what would be right."""
+    with pytest.raises(AtollError, match=sentence.replace("?", r"\?")):
+        small("fedavg", **values)
+
+
+def test_fields_that_are_not_there_are_named() -> None:
+    """A field the verb does not reply with is a mistake, not a silent gap in the protection."""
+    with pytest.raises(AtollError, match=r"dp\.fields names modle, but 'fit' replies model/"):
+        runner.run(small("fedavg", **{"dp.verb": "fit", "dp.fields": "modle"}))
