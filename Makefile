@@ -3,10 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench docs clean
 
 demo: $(VENV)/.run
-	$(BIN)/atoll compare local,fedavg,centralized --dataset csbm --seeds 3
+	rm -rf runs/demo
+	$(BIN)/atoll compare local,fedavg,centralized --dataset csbm --seeds 3 --out runs/demo
+	$(BIN)/atoll report runs/demo/* --html runs/demo/report.html
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
@@ -16,18 +18,25 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict --quiet
+
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf $(VENV) build dist site src/*.egg-info
 
 $(VENV)/.run: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[report]"
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.run
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,report]"
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.run
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[report,docs]"
 	touch $@
