@@ -105,16 +105,23 @@ def philox(low: NDArray[np.uint64], high: NDArray[np.uint64], key: int) -> NDArr
     """(M, 4) words of Philox4x32-10 for M counters of 64 + 64 bits and one key of 64 bits."""
     mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     a, b, c, d = low & mask, low >> half, high & mask, high >> half
+    first, second, upper = np.empty_like(a), np.empty_like(a), np.empty_like(a)
     left, right = key & 0xFFFFFFFF, key >> 32
     for _ in range(10):
-        first, second = a * np.uint64(0xD2511F53), c * np.uint64(0xCD9E8D57)
-        b ^= second >> half
+        np.multiply(a, np.uint64(0xD2511F53), out=first)
+        np.multiply(c, np.uint64(0xCD9E8D57), out=second)
+        b ^= np.right_shift(second, half, out=upper)
         b ^= np.uint64(left)
-        d ^= first >> half
+        d ^= np.right_shift(first, half, out=upper)
         d ^= np.uint64(right)
-        a, b, c, d = b, second & mask, d, first & mask
+        first &= mask
+        second &= mask
+        a, b, c, d, first, second = b, second, d, first, a, c  # the last two are free to be overwritten
         left, right = (left + 0x9E3779B9) & 0xFFFFFFFF, (right + 0xBB67AE85) & 0xFFFFFFFF
-    return np.stack([a, b, c, d], axis=-1).astype(np.uint32)
+    words = np.empty((len(low), 4), np.uint32)
+    for place, word in enumerate((a, b, c, d)):
+        words[:, place] = word
+    return words
 
 
 def _unit(words: NDArray[np.uint32]) -> NDArray[np.float32]:
