@@ -153,6 +153,7 @@ def reproduce(
     what: Annotated[str | None, typer.Argument(metavar="PAPER[/TABLE]", help="For instance fedspray or fedspray/table2.")] = None,
     show: Annotated[bool, typer.Option("--list", help="Show every table and figure with its state.")] = False,
     quick: Annotated[bool, typer.Option(help="A small version: fewer seeds and rounds.")] = False,
+    only: Annotated[str | None, typer.Option(help="Run only the lines whose label contains this text.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds; as many as the paper's by default.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each where there are several.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder for the runs; those already there are not run again.")] = Path(
@@ -175,7 +176,7 @@ def reproduce(
     chosen = library.find(what)
     work = execute.jobs_of(chosen, quick, seeds)
     if rerun:
-        configs = [config for each in work.values() for config in each]
+        configs = [config for (_, row), each in work.items() if only is None or only in row for config in each]
         execute.execute(configs, out, jobs, lambda name, done, of: print(f"{done}/{of} {name}", file=sys.stderr, flush=True))
     told = [(exhibit, execute.lines(exhibit, work, out)) for exhibit in chosen]
     for exhibit, lines in told:
