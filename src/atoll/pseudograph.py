@@ -16,7 +16,7 @@ from atoll.graph import Graph
 from atoll.kernels import Sparse
 
 FORMS = ("joint", "literal", "counts", "cosine")
-ENTRIES = 1 << 24  # similarities held at a time: 64 MB
+ENTRIES = 1 << 20  # similarities held at a time: 4 MB, what a cache holds
 
 
 def discover(embeddings: Tensor, neighbours: int, form: str, search: str = "exact") -> tuple[Tensor, Tensor]:
@@ -43,20 +43,24 @@ def nearest(embeddings: Tensor, count: int) -> tuple[Tensor, Tensor]:
     depth = -(-nodes // groups)
     padded = F.pad(embeddings, (0, 0, 0, groups * depth - nodes)).t().contiguous()
     scores, columns = embeddings.new_empty(nodes, count), torch.empty(nodes, count, dtype=torch.int32)
-    step = max(1, ENTRIES // (groups * depth))
+    step = min(nodes, max(1, ENTRIES // (groups * depth)))
+    buffer = embeddings.new_empty(step, groups * depth)  # fresh memory for every block would take longer than the product
     for start in range(0, nodes, step):
-        block = embeddings[start : start + step] @ padded  # (B, depth · groups)
+        rows = embeddings[start : start + step]
+        block = torch.mm(rows, padded, out=buffer[: len(rows)])
         block[:, nodes:] = -torch.inf
-        if depth == 1:
-            best, places = block.topk(count, dim=1)
-        else:
-            block = block.view(-1, depth, groups)
-            chosen = block.amax(1).topk(count, dim=1).indices  # (B, count) groups
-            candidates = block.gather(2, chosen[:, None].expand(-1, depth, -1)).flatten(1)  # (B, depth · count)
-            best, within = candidates.topk(count, dim=1)
-            places = (within // count) * groups + chosen.gather(1, within % count)
+        best, places = _grouped(block.view(-1, depth, groups), count) if depth > 1 else block.topk(count, dim=1)
         scores[start : start + step], columns[start : start + step] = best, places
     return scores, columns
+
+
+def _grouped(block: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(B, depth, groups): the largest entries of each of the B, and their places in it."""
+    depth, groups = block.shape[1:]
+    chosen = block.amax(1).topk(count, dim=1).indices  # (B, count) groups
+    candidates = block.gather(2, chosen[:, None].expand(-1, depth, -1)).flatten(1)  # (B, depth · count)
+    best, within = candidates.topk(count, dim=1)
+    return best, (within // count) * groups + chosen.gather(1, within % count)
 
 
 def approximate(embeddings: Tensor, count: int) -> tuple[Tensor, Tensor]:

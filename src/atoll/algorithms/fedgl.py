@@ -38,8 +38,8 @@ class Settings(fedavg.Settings):
     alpha: float = setting(0.2, "α, the weight of the loss on pseudo labels; 0 goes without them.", low=0)
     beta: float = setting(1.0, "β, the weight of the pseudo graph; 0 goes without it.", low=0)
     threshold: float = setting(0.5, "λ, the confidence above which a fused prediction becomes a pseudo label.", low=0, high=1)
-    neighbours: int = setting(100, "s, the neighbours of a node in the pseudo graph.", low=1)
-    pseudo_graph: str = setting("counts", "How the pseudo graph is weighted.", choices=pseudograph.FORMS)
+    neighbours: int = setting(10, "s, the neighbours of a node in the pseudo graph; the paper has 100.", low=1)
+    pseudo_graph: str = setting("joint", "How the pseudo graph is weighted.", choices=pseudograph.FORMS)
     fusion: str = setting(
         "holders",
         "What a node's predictions and embeddings are divided by: the nodes of the parties that hold it, or of all parties.",
