@@ -14,6 +14,7 @@ x_ks·M_k = Σ_j Ã_kj·mean_s' (x_ks·x_js') m_js': one product with a matrix o
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -50,17 +51,14 @@ class Sources:
     second: Tensor  # (h, C) W̄₂
     kept: dict[str, Tensor | Toward] = field(default_factory=dict)  # the coupling of earlier rounds
 
-    def means(self) -> Tensor:
-        """(rows, 1) the weight of each row in its party's mean."""
-        return (1 / self.graph.ptr.diff().float())[self.graph.party, None]
-
     def outer(self) -> Tensor:
         """(P, d, h) mean_s x_s m_sᵀ."""
-        return self.graph.features.gram(self.active * self.means())
+        return self.graph.features.gram(self.active * to_rows(1 / self.graph.ptr.diff()[:, None], self.graph))
 
     def combined(self, weights: Tensor) -> Tensor:
         """(d, h) Σ_j mean_s x_js (w_j∘m_js)ᵀ for weights (P, h)."""
-        return self.graph.pooled.features.gram(self.active * weights[self.graph.party] * self.means())[0]
+        shares = weights if single(self.graph) else weights / self.graph.ptr.diff()[:, None]
+        return self.graph.pooled.features.gram(self.active * to_rows(shares, self.graph))[0]
 
     def everywhere(self, values: Tensor, nodes: int) -> Tensor:
         """(P, …) → (N, …): zero at the nodes whose parties are not here."""
@@ -72,7 +70,7 @@ class Sources:
         """(rows here, T): Ã_kj/n_j·(x_js'·x_ks) for T rows ks of the graph of the `toward` parties; kept for the next round."""
         if self.kept.get("toward") is not toward or not torch.equal(self.kept["parties"], self.parties):  # type: ignore[arg-type]
             result = torch.empty(self.graph.num_nodes, len(rows))
-            party, means = self.parties[self.graph.party], self.means()
+            party, means = self.parties[self.graph.party], to_rows(1 / self.graph.ptr.diff()[:, None], self.graph)
             starts = torch.searchsorted(graph.party[rows], torch.arange(graph.parties + 1))
             for targets, block in toward.blocks():
                 span = slice(int(starts[targets.start]), int(starts[targets.stop]))
@@ -176,6 +174,21 @@ def mixed(gradient: Tensor, parties: Tensor, toward: Toward) -> Tensor:
     return result
 
 
+def single(graph: Graph) -> bool:
+    """Whether every party has one row."""
+    return graph.parties == graph.num_nodes
+
+
+def to_rows(values: Tensor, graph: Graph) -> Tensor:
+    """(P, …) → (rows, …): every row gets its party's values."""
+    return values if single(graph) else values[graph.party]
+
+
+def to_means(values: Tensor, graph: Graph) -> Tensor:
+    """(rows, …) → (P, …): the mean over each party's rows."""
+    return values if single(graph) else graph.blocks.sum(values) / graph.ptr.diff()[:, None]
+
+
 def dense_rows(graph: Graph, rows: Tensor) -> Tensor:
     """(T, d) some rows of the features."""
     return graph.x[rows] if isinstance(graph.x, Tensor) else torch.from_numpy(graph.x[rows.numpy()].toarray())
@@ -183,6 +196,14 @@ def dense_rows(graph: Graph, rows: Tensor) -> Tensor:
 
 class Trained:
     """The training rows of K parties, padded to the longest: (K, n)."""
+
+    @classmethod
+    def of(cls, graph: Graph) -> Trained:
+        """Those of a graph, made once."""
+        kept: Trained | None = graph.__dict__.get("trained")
+        if kept is None:
+            kept = graph.__dict__["trained"] = cls(graph)
+        return kept
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -193,6 +214,7 @@ class Trained:
         starts = counts.cumsum(0) - counts
         self.place = torch.arange(len(self.rows)) - starts[graph.party[self.rows]]  # of a row within its party
         self.real = torch.arange(self.most) < counts[:, None]  # (K, n)
+        self.even = self.real / counts[:, None]
         self.targets = self.spread(torch.nn.functional.one_hot(graph.y[self.rows], graph.num_classes).float())  # y
 
     def spread(self, values: Tensor) -> Tensor:
@@ -210,22 +232,21 @@ class Trained:
     def shares(self, batch: int, keys: Tensor | None) -> Tensor:
         """(K, n) 1/|B| at the rows of the batch: all, or the `batch` lowest keys (K, n) of each party."""
         if keys is None:
-            return self.real / self.counts[:, None]
+            return self.even
         order = keys.masked_fill(~self.real, 2.0).argsort(1).argsort(1)
         return (self.real & (order < batch)) / self.counts.clamp(max=batch)[:, None]
 
+    @cached_property
     def gram(self) -> Tensor:
         """(K, n, n) a party's own x_s·x_s'."""
-        if "trained.gram" not in self.graph.derived:
-            chunks = []
-            party = self.graph.party[self.rows]
-            for start in range(0, self.graph.parties, 512):
-                some = (party >= start) & (party < start + 512)
-                x = torch.zeros(min(512, self.graph.parties - start), self.most, self.graph.num_features)
-                x[party[some] - start, self.place[some]] = dense_rows(self.graph, self.rows[some])
-                chunks.append(torch.bmm(x, x.transpose(1, 2)))
-            self.graph.derived["trained.gram"] = torch.cat(chunks)
-        return self.graph.derived["trained.gram"]
+        chunks = []
+        party = self.graph.party[self.rows]
+        for start in range(0, self.graph.parties, 512):
+            some = (party >= start) & (party < start + 512)
+            x = torch.zeros(min(512, self.graph.parties - start), self.most, self.graph.num_features)
+            x[party[some] - start, self.place[some]] = dense_rows(self.graph, self.rows[some])
+            chunks.append(torch.bmm(x, x.transpose(1, 2)))
+        return torch.cat(chunks)
 
 
 class Local(Protocol):
@@ -293,7 +314,6 @@ class Implicit:
         self.scale = 1.0
         self.steered = torch.zeros(graph.parties, classes)  # F
         self.own = torch.zeros(graph.parties, trained.most, hidden)  # S
-        self.gram = trained.gram()
         if mixture is not None:
             sources, toward = mixture.upload.sources, mixture.toward
             self.reached = trained.spread(sources.coupling(toward, graph, rows).t() @ sources.active)  # x·M_k
@@ -306,7 +326,7 @@ class Implicit:
 
     def outputs(self) -> Tensor:
         """h = relu(x·W₁)·W₂ with x·W₁ = s·x·W̄₁ − D∘(x·M_k) − Σ_s' (x·x_s')·S_s'."""
-        inner = self.scale * self.before - self.gram @ self.own
+        inner = torch.baddbmm(self.before, self.trained.gram, self.own, beta=self.scale, alpha=-1)
         if self.mixture is not None:
             inner.addcmul_((self.steered @ self.shared.t())[:, None], self.reached, value=-1)
             if self.mixture.noise is not None:
@@ -316,16 +336,19 @@ class Implicit:
 
     def descend(self, errors: Tensor, weight: Tensor, lr: float, decay: float) -> None:
         """S ← S + η·Ã_kk·(W₂·v)∘m, F ← F + η·v, W₂ ← W₂ − η·(Ã_kk·r·vᵀ + R_k·vᵀ)."""
-        kept, steps = 1 - lr * decay, lr * weight[:, None, None]
-        below = torch.bmm(errors, self.second.transpose(1, 2)) * (self.hidden > 0)
-        self.scale *= kept
-        self.own.mul_(kept).addcmul_(steps.expand_as(below), below)
-        self.second.mul_(kept).sub_(steps * torch.bmm(self.hidden.transpose(1, 2), errors))
+        weighted = weight[:, None, None] * errors  # Ã_kk·v
+        below = torch.bmm(weighted, self.second.transpose(1, 2)).mul_(self.hidden > 0)
+        if decay:
+            self.scale *= 1 - lr * decay
+            for tensor in (self.own, self.second, self.steered):
+                tensor.mul_(1 - lr * decay)
+        self.own.add_(below, alpha=lr)
+        self.second.baddbmm_(self.hidden.transpose(1, 2), weighted, alpha=-lr)
         if self.mixture is None:
             return
         total = errors.sum(1)
-        self.steered.mul_(kept).add_(total, alpha=lr)
-        self.second.sub_(self.others[:, :, None] * total[:, None], alpha=lr)
+        self.steered.add_(total, alpha=lr)
+        self.second.addcmul_(self.others[:, :, None], total[:, None], value=-lr)
         if self.mixture.noise is not None:
             self.second.sub_(torch.bmm(total[:, None], self.noise_second).view_as(self.second), alpha=lr)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -101,7 +102,6 @@ class Federation:
     ) -> None:
         """`verbs`: name → public or private. `public`: what the setting lets the server know (the node setting's edges).
         `whole`: the union of the parties' graphs; only a simulation has it, and only `evaluate` may look at it.
-        `setting`: how the graph is spread over the parties.
         `setting`: how the graph is spread over the parties. `link`: a model of the network, for the seconds messages would take.
         """
         self.engine = engine
@@ -339,4 +339,4 @@ def _sizes(common: Mapping[str, Any], each: Mapping[str, Any], scalars: Mapping[
 
 
 def _bytes(shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> int:
-    return sum(dtype.itemsize * int(np.prod(shape, dtype=np.int64)) for dtype, shape in shapes.values())
+    return sum(dtype.itemsize * math.prod(shape) for dtype, shape in shapes.values())

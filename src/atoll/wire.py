@@ -10,6 +10,7 @@ import json
 import math
 import struct
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import safetensors.torch
@@ -104,8 +105,17 @@ def payload_size(payload: Payload) -> int:
 
 def wire_size(shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], scalars: Mapping[str, Any]) -> int:
     """The length of `encode` for tensors of these shapes, without making the bytes."""
-    entries = _entries(shapes)
-    return len(_header(entries, scalars)) + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+    described, data = _extent(tuple(shapes.items()))
+    header = len(_header({}, scalars).rstrip(b" ")) + described
+    return header + (-header % 8) + data
+
+
+@cache
+def _extent(shapes: tuple[tuple[str, tuple[torch.dtype, tuple[int, ...]]], ...]) -> tuple[int, int]:
+    """Bytes of the header's entries and of the data of tensors of these shapes; messages are the same round after round."""
+    entries = _entries(dict(shapes))
+    described = len(json.dumps(entries, separators=(",", ":"))) - 1 if entries else 0
+    return described, max((entry["data_offsets"][1] for entry in entries.values()), default=0)
 
 
 def _split(payload: Payload) -> tuple[dict[str, Tensor], dict[str, Any]]:

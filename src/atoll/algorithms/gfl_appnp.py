@@ -25,9 +25,10 @@ import atoll.cohort
 from atoll import metrics, models
 from atoll.algorithms import State
 from atoll.cohort import Fields, verb
-from atoll.compensation import Explicit, Implicit, Local, Mixture, Sources, Trained, Upload, mix
+from atoll.compensation import Explicit, Implicit, Local, Mixture, Sources, Trained, Upload, mix, to_means, to_rows
 from atoll.errors import AtollError
 from atoll.federation import Federation
+from atoll.graph import Graph
 from atoll.lazy import Lazy
 from atoll.parameters import Parameters, scale
 from atoll.parties import Parties
@@ -78,25 +79,23 @@ class Cohort(atoll.cohort.Cohort):
     settings: Settings
 
     def setup(self) -> None:
-        """Places for what can be computed again."""
+        """Places for what can be computed again: what evaluation asks for is what the next round begins with."""
         self.couplings: dict[str, Tensor | Toward] = {}
+        self.latest: tuple[Tensor, Tensor] | None = None
 
     def inner(self, model: Mapping[str, Tensor]) -> Tensor:
         """(rows, h) relu(x·W̄₁)."""
-        return self.graph.pooled.features.product(model[FIRST][None]).relu_()
+        if self.latest is None or self.latest[0] is not model[FIRST]:
+            self.latest = model[FIRST], self.graph.pooled.features.product(model[FIRST][None]).relu_()
+        return self.latest[1]
 
     @verb
     def represent(self, model: Fields, gradient: bool) -> Fields:
         """ĥ_j = mean_s MLP(x_js; W̄) and, if asked for, ∇ĥ_j; whether the party trains, and whether it has labels at all."""
         graph = self.graph
         inner = self.inner(model)
-        mean = graph.blocks.sum(inner) / graph.ptr.diff()[:, None]  # r̄
-        labelled = (graph.y >= 0) & (graph.train | graph.val | graph.test)
-        reply = {
-            "hidden": mean @ model[SECOND],
-            "trains": graph.blocks.sum((graph.train & labelled).long()) > 0,
-            "labelled": graph.blocks.sum(labelled.long()) > 0,
-        }
+        mean = to_means(inner, graph)  # r̄
+        reply = {"hidden": mean @ model[SECOND], **roles(graph)}
         if gradient:
             sources = Sources(graph, torch.tensor(self.parties.numbers), (inner > 0).float(), mean, model[SECOND], self.couplings)
             reply["gradient"] = self.noised(Lazy(Upload(sources, self.settings.encoding)))
@@ -115,13 +114,13 @@ class Cohort(atoll.cohort.Cohort):
 
         Deviation: the paper prints y − ŷ for the descent direction's ŷ − y.
         """
-        s, trained = self.settings, Trained(self.graph)
+        s, trained = self.settings, Trained.of(self.graph)
         local = self.start(trained, model, gradient)
         keys = self.keys(trained)
         for step in range(s.local_steps):
-            logits = weight[:, None, None] * local.outputs() + context[:, None]
+            logits = torch.addcmul(context[:, None], weight[:, None, None], local.outputs())
             shares = trained.shares(s.batch_size, None if keys is None else keys[:, :, step])
-            errors = (logits.softmax(2) - trained.targets) * shares[:, :, None]
+            errors = logits.softmax(2).sub_(trained.targets).mul_(shares[:, :, None])
             local.descend(errors, weight, s.lr, s.weight_decay)
         first, second = local.weights()
         return {"model": {FIRST: first, SECOND: second}, "n": torch.ones(self.graph.parties, dtype=torch.int64)}
@@ -143,7 +142,7 @@ class Cohort(atoll.cohort.Cohort):
     def evaluate(self, model: Fields, weight: Tensor, context: Tensor) -> Fields:
         """Counts of softmax(Ã_kk·h_ks + C_k), of its training loss and, for one label a node, of the parties' votes."""
         graph = self.graph
-        logits = weight[graph.party, None] * (self.inner(model) @ model[SECOND]) + context[graph.party]
+        logits = to_rows(weight[:, None], graph) * (self.inner(model) @ model[SECOND]) + to_rows(context, graph)
         rows = (graph.train & (graph.y >= 0)).nonzero()[:, 0]
         losses = F.cross_entropy(logits[rows], graph.y[rows], reduction="none")
         train = torch.stack([torch.ones_like(losses), losses], 1).double()
@@ -154,7 +153,16 @@ class Cohort(atoll.cohort.Cohort):
         return counts
 
 
-def votes(logits: Tensor, graph: Any) -> Tensor:
+def roles(graph: Graph) -> dict[str, Tensor]:
+    """(P,) which parties train, and which have labels for training, validation or test."""
+    if "trains" not in graph.derived:
+        known = graph.y >= 0
+        graph.derived["trains"] = graph.blocks.sum((known & graph.train).long()) > 0
+        graph.derived["labelled"] = graph.blocks.sum((known & (graph.train | graph.val | graph.test)).long()) > 0
+    return {name: graph.derived[name] for name in ("trains", "labelled")}
+
+
+def votes(logits: Tensor, graph: Graph) -> Tensor:
     """(P, 2) whether a party has test vectors, and whether most of them are given its class."""
     rows = (graph.test & (graph.y >= 0)).nonzero()[:, 0]
     party = graph.party[rows]
@@ -187,19 +195,13 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
     training = present[replies.stack("trains")]
     if not len(training):
         return state | {"hidden": hidden}
-    graph = propagation(federation, settings)
-    each = received(graph, hidden, training)
+    toward = propagation(federation, settings).toward(training)
+    each = {"weight": toward.diagonal, "context": toward.gather(hidden)}  # Ã_kk, C_k
     if compensated:
         noise = generator(federation.seed, SERVER, "noise", federation.round) if settings.compensation == "noisy" else None
-        each["gradient"] = mix(replies.stack("gradient"), present, graph.toward(training), noise)
+        each["gradient"] = mix(replies.stack("gradient"), present, toward, noise)  # ∇C_k
     total = federation.total("fit", to=Parties(training.numpy()), each=each, model=model)
     return {"model": scale(total["model"], 1 / total["n"]), "hidden": hidden}
-
-
-def received(graph: Propagation, hidden: Tensor, parties: Tensor) -> dict[str, Tensor]:
-    """What parties need to know of the graph: Ã_kk and C_k = Σ_{j≠k} Ã_kj·ĥ_j."""
-    weight = graph.diagonal(parties)
-    return {"weight": weight, "context": (graph @ hidden)[parties] - weight[:, None] * hidden[parties]}
 
 
 def propagation(federation: Federation, settings: Settings) -> Propagation:
@@ -217,7 +219,9 @@ def evaluate(federation: Federation, state: State, settings: Settings) -> dict[s
     present = torch.tensor(replies.parties.numbers)
     hidden = state["hidden"].index_copy(0, present, replies.stack("hidden"))
     judged = present[replies.stack("labelled")]
-    each = received(propagation(federation, settings), hidden, judged)
+    graph = propagation(federation, settings)
+    weight = graph.diagonal(judged)
+    each = {"weight": weight, "context": (graph @ hidden)[judged] - weight[:, None] * hidden[judged]}
     answers = federation.ask("evaluate", to=Parties(judged.numpy()), each=each, model=state["model"])
     counts = {name: answers.stack(name) for name in answers.fields}
     found: dict[str, Any] = metrics.pooled({name: value.sum(0) for name, value in counts.items()})
