@@ -51,7 +51,7 @@ class Sparse:
         result = object.__new__(Sparse)
         result.shape, result.symmetric = self.shape, False
         result.forward = like(self.forward, self.forward.values() * factors)
-        result.transposed = like(self.transposed, result.forward.values()[self.order])
+        result.transposed = like(self.transposed, result.forward.values().index_select(0, self.order))
         return result
 
     def __matmul__(self, dense: Tensor) -> Tensor:
