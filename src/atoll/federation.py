@@ -102,7 +102,6 @@ class Federation:
     ) -> None:
         """`verbs`: name → public or private. `public`: what the setting lets the server know (the node setting's edges).
         `whole`: the union of the parties' graphs; only a simulation has it, and only `evaluate` may look at it.
-        `setting`: how the graph is spread over the parties.
         `setting`: how the graph is spread over the parties. `link`: a model of the network, for the seconds messages would take.
         """
         self.engine = engine
