@@ -15,7 +15,7 @@ from atoll import config, pseudograph, runner
 from atoll.algorithms import fedgl
 from atoll.errors import AtollError
 from atoll.runner import Result
-from small import small
+from small import Absent, small
 
 PLAIN = {"dropout": 0, "input_dropout": 0, "threshold": 0.4, "neighbours": 7}
 
@@ -97,9 +97,10 @@ def test_three_rounds_by_a_plain_loop(form: str, upload: str) -> None:
     assert bool((labels >= 0).any())
 
 
-def test_literal_fusion_by_a_plain_loop() -> None:
+@pytest.mark.parametrize("upload", ["sum", "rows"])
+def test_literal_fusion_by_a_plain_loop(upload: str) -> None:
     """N_k/M over all parties: the paper's letter."""
-    settings = {**PLAIN, "fusion": "literal", "threshold": 0.2}
+    settings = {**PLAIN, "fusion": "literal", "threshold": 0.2, "upload": upload}
     model, labels = naive(settings, 3)
     result = run(rounds=3, **settings)
     plain.close(result.state["model"], model, 1e-4)
@@ -122,6 +123,16 @@ def test_without_self_supervision_it_is_fedavg(upload: str, participation: float
     assert own.bytes == other.bytes
 
 
+def test_every_party_must_be_heard_at_the_start() -> None:
+    """The numbers of all nodes are needed before the first round."""
+
+    def absent(engine: Any) -> Absent:
+        return Absent(engine, {0}, {1})
+
+    with pytest.raises(AtollError, match="party 1 does not answer"):
+        runner.rounds(runner.prepare(small("fedgl"), engine=absent))
+
+
 def test_ablations_send_only_what_they_need() -> None:
     """Without the pseudo graph no embeddings travel, without pseudo labels no predictions."""
     assert "embeddings" not in run(beta=0).state
@@ -130,12 +141,12 @@ def test_ablations_send_only_what_they_need() -> None:
 
 @pytest.mark.parametrize("upload", ["sum", "rows"])
 def test_the_bytes_are_those_of_the_docstring(upload: str) -> None:
-    """Down 4w + 2N + 8Ns; up 4w + 8 + 8NC + 4N summed, 4w + 8 + N_k(8C + 8) as rows; the first round sends no pseudo labels."""
+    """Down 4w + 2N + 8Ns; up 4w + 8 + 8NC + 4N summed, 4w + 8 + N_k(8C + 4) as rows; the first round sends no pseudo labels."""
     experiment = runner.prepare(small("fedgl", rounds=2, neighbours=7, upload=upload))
     result = runner.rounds(experiment)
     w, nodes, classes = plain.size(result.state["model"]), int(result.state["nodes"]), 3
     sizes = experiment.spread.parts.sizes
-    up = [4 * w + 8 + (8 * nodes * classes + 4 * nodes if upload == "sum" else own * (8 * classes + 8)) for own in sizes]
+    up = [4 * w + 8 + (8 * nodes * classes + 4 * nodes if upload == "sum" else own * (8 * classes + 4)) for own in sizes]
     assert [row["up"] for row in result.rows] == [sum(up)] * 2
     assert [row["down"] for row in result.rows] == [3 * 4 * w, 3 * (4 * w + 2 * nodes + 8 * nodes * 7)]
     assert result.bytes["by_verb"]["count"]["up"] == 3 * 8

@@ -4,7 +4,7 @@ FedAvg over overlapping parties; the server fuses what they predict for each nod
 pseudo graph, and sends both back. Without either (α = β = 0) it is FedAvg.
 
 Payload bytes a round and party (w parameters, N nodes in all, C classes, s neighbours; α, β > 0, from the second round on):
-down 4·w + 2·N + 8·N·s; up 4·w + 8 + 8·N·C + 4·N with `upload=sum`; up 4·w + 8 + N_k·(8·C + 8) with `upload=rows`.
+down 4·w + 2·N + 8·N·s; up 4·w + 8 + 8·N·C + 4·N with `upload=sum`; up 4·w + 8 + N_k·(8·C + 4) with `upload=rows`.
 The server sees, with `upload=sum`, sums over the parties: of their models and, for each node, of predictions, embeddings and
 weights; with `upload=rows` each party's model, nodes, predictions and embeddings. The parties see every node's pseudo label and
 pseudo neighbours.
@@ -98,12 +98,12 @@ class Cohort(fedavg.Cohort):
         if not told:
             return {}
         if s.upload == "rows":
-            told["ids"] = graph.ids
+            told["ids"] = graph.ids.int()
             return {name: list(torch.split(rows, graph.sizes)) for name, rows in told.items()}
-        if s.fusion == "holders":
-            told["held"] = torch.ones(graph.num_nodes)
-        size = graph.ptr.diff()[graph.party].float()  # N_k
-        return {name: self.scatter(rows * size.view(-1, *[1] * (rows.ndim - 1)), nodes) for name, rows in told.items()}
+        sizes = graph.ptr.diff().float()  # N_k
+        held = self.scatter(torch.ones(graph.num_nodes), nodes) if s.fusion == "holders" else torch.ones(graph.parties)
+        on_rows = {name: self.scatter(rows, nodes) for name, rows in told.items()} | {"held": held}
+        return weighted(on_rows, sizes)
 
     def scatter(self, rows: Tensor, nodes: int) -> Tensor:
         """(n, …) → (P, N, …): each party's rows where its nodes stand among all, 0 elsewhere."""
@@ -119,6 +119,8 @@ def start(federation: Federation, settings: Settings) -> State:
     state: State = {"model": first_model(settings, federation.schema, federation.seed)}
     if settings.alpha or settings.beta:
         state["nodes"] = federation.ask("count").stack("nodes").max()
+        if federation.missing:
+            raise AtollError(f"FedGL must know how many nodes there are: party {min(federation.missing)} does not answer.")
     return state
 
 
@@ -133,41 +135,42 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
         columns, weights = pseudograph.discover(state["embeddings"], settings.neighbours, settings.pseudo_graph, settings.search)
         message["graph"] = {"columns": columns, "weights": weights}
     total = gather(federation, message, settings)
-    fused: State = {
-        name: fuse(total, name, settings) for name in ("predictions", "embeddings") if name in total
-    }  # Eqs. 11 and 13
-    kept = {"nodes": state["nodes"]} if "nodes" in state else {}
-    return {"model": scale(total["model"], 1 / total["n"]), **kept, **fused}  # Eq. 10
+    after: State = {"model": scale(total["model"], 1 / total["n"])}  # Eq. 10
+    for name in ("predictions", "embeddings"):
+        if name in total:
+            after[name] = fuse(total[name], total["held"])  # Eqs. 11 and 13
+    return state | after
 
 
 def gather(federation: Federation, message: Fields, settings: Settings) -> Fields:
-    """Sums over the parties, whichever way they came: Σ N_k·W_k, Σ N_k·P_k, Σ N_k·H_k, and each node's Σ N_k over its holders."""
+    """Sums over the parties: Σ N_k·W_k, for each node Σ N_k·P_k and Σ N_k·H_k, and Σ N_k over its holders or all parties."""
     if settings.upload == "sum" or "nodes" not in message:
         return federation.total("fit", **message)
     replies = federation.ask("fit", **message)
-    stacked = {"model": replies.stack("model"), "n": replies.stack("n")}
-    total: Fields = {"n": stacked["n"].sum(0), "model": {name: value.sum(0) for name, value in stacked["model"].items()}}
     ids = replies.stack("ids")
-    for name in ("predictions", "embeddings"):
-        if name in replies.fields:
-            rows = replies.stack(name)
-            total[name] = rows[0].new_zeros(message["nodes"], rows[0].shape[1])
-            for place, own in zip(ids, rows, strict=True):
-                total[name].index_add_(0, place, own * float(len(place)))
-    total["held"] = torch.zeros(message["nodes"])
-    for place in ids:
-        total["held"].index_add_(0, place, torch.full((len(place),), float(len(place))))
+    rows = {name: replies.stack(name) for name in ("predictions", "embeddings") if name in replies.fields}
+    total: Fields = {name: summed(own, ids, message["nodes"]) for name, own in rows.items()}
+    total["held"] = summed([torch.ones(len(own)) for own in ids], ids, message["nodes"])
+    if settings.fusion == "literal":
+        total["held"] = torch.tensor(float(sum(len(own) for own in ids)))
+    total["model"] = {name: value.sum(0) for name, value in replies.stack("model").items()}
+    return total | {"n": replies.stack("n").sum(0)}
+
+
+def summed(rows: list[Tensor], ids: list[Tensor], nodes: int) -> Tensor:
+    """(N, …): N_k times each party's rows, added up where its nodes stand among all."""
+    total = torch.zeros(nodes, *rows[0].shape[1:])
+    for own, places in zip(rows, ids, strict=True):
+        total.index_add_(0, places, own * float(len(places)))
     return total
 
 
-def fuse(total: Fields, name: str, settings: Settings) -> Tensor:
-    """Σ_k N_k/M·P_k; M are the nodes of the parties that hold the node or, taken literally, of all parties.
+def fuse(total: Tensor, held: Tensor) -> Tensor:
+    """Σ_k N_k/M·P_k; M are the nodes of the parties that hold the node or, taken literally, of all (`held` is a number).
 
-    Deviation: with the paper's M a node that few parties hold can never pass the threshold.
+    Deviation: with the paper's M, that of all parties, a node that few parties hold can never pass the threshold.
     """
-    nodes: Tensor = total["n"] if settings.fusion == "literal" else total["held"].clamp(min=1)[:, None]
-    rows: Tensor = total[name]
-    return rows.div(nodes)
+    return total / (held if held.ndim == 0 else held.clamp(min=1)[:, None])
 
 
 def pseudo_labels(predictions: Tensor, threshold: float) -> Tensor:
