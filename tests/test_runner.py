@@ -152,6 +152,15 @@ def test_the_best_round_is_by_validation() -> None:
     assert judged("loss", [{"accuracy": 1.0}, {"accuracy": 0.5}]).best == {"accuracy": 0.5}
 
 
+def test_a_run_ends_once_its_target_is_reached() -> None:
+    """At the first evaluation whose validation accuracy is high enough; a target of 0 never ends one."""
+    first = runner.run(small("fedavg", rounds=3))
+    reached = first.rows[1]["val_accuracy"]
+    expected = next(row["round"] for row in first.rows if row["val_accuracy"] >= reached)
+    assert runner.run(small("fedavg", rounds=3, target=reached)).rounds == expected
+    assert runner.run(small("fedavg", rounds=3, target=1.0)).rounds == first.rounds == 3
+
+
 def test_patience_ends_a_run_early() -> None:
     """After so many rounds without a better score the run is over; zero never ends it."""
     losses = [{"val_loss": value} for value in (3.0, 1.0, 2.0, 2.0, 2.0, 0.5)]

@@ -28,6 +28,7 @@ class RunSettings:
     rounds: int = setting(100, "Rounds at the most.", low=1)
     evaluate_every: int = setting(1, "Evaluate after every so many rounds.", low=1)
     patience: int = setting(0, "Stop after so many rounds without a better validation score; 0 never stops early.", low=0)
+    target: float = setting(0.0, "Stop once the validation accuracy is this high; 0 never does.", low=0, high=1)
     select: str = setting("loss", "The validation score that names the best round.", choices=("loss", "accuracy"))
     checkpoint_every: int = setting(0, "Checkpoint after every so many rounds; 0 means every few seconds.", low=0)
     participation: float = setting(1.0, "Share of the parties that take part in a round, chosen by seed.", low=0, high=1)

@@ -88,9 +88,10 @@ class Book:
         if score < self.best_score or score == -math.inf or not self.best:
             self.best_round, self.best_score, self.best = self.round, score, metrics
 
-    def over(self, rounds: int, patience: int) -> bool:
+    def over(self, rounds: int, patience: int, target: float = 0.0) -> bool:
         """Whether the last round has been."""
-        return self.round >= rounds or bool(patience and self.best and self.round - self.best_round >= patience)
+        reached = target > 0 and self.last.get("val_accuracy", 0.0) >= target
+        return self.round >= rounds or reached or bool(patience and self.best and self.round - self.best_round >= patience)
 
 
 @dataclass
@@ -198,7 +199,7 @@ def rounds(
         federation.ledger.restore(checkpoint["ledger"])
         experiment.engine.remember(checkpoint.get("memory", {}))
     began, saved, first = time.perf_counter() - book.seconds, time.perf_counter(), book.round
-    while not book.over(run.rounds, run.patience):
+    while not book.over(run.rounds, run.patience, run.target):
         book.round += 1
         federation.begin(book.round)
         state = algorithm.step(federation, state, settings)
@@ -216,7 +217,7 @@ def rounds(
             folder.append(row)
             now = time.perf_counter()
             due = book.round % run.checkpoint_every == 0 if run.checkpoint_every else now - saved > SECONDS_BETWEEN_CHECKPOINTS
-            if due or book.over(run.rounds, run.patience):
+            if due or book.over(run.rounds, run.patience, run.target):
                 folder.save(_checkpoint(book, state, experiment))
                 saved = now
         if watch:
