@@ -34,7 +34,7 @@ Sets = Annotated[
 Rounds = Annotated[int | None, typer.Option(help="Rounds at the most.")]
 Threads = Annotated[int | None, typer.Option(help="Threads of torch; all cores by default.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress line.")]
-Engine = Annotated[str, typer.Option(help="What carries the messages: inprocess.")]
+Engine = Annotated[str | None, typer.Option(help="What carries the messages: inprocess, or nvflare (processes on this machine).")]
 
 
 @app.command()
@@ -47,7 +47,7 @@ def run(
     rounds: Rounds = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     sets: Sets = None,
-    engine: Engine = "inprocess",
+    engine: Engine = None,
     secure: Annotated[bool, typer.Option("--secure", help="Secure aggregation: the server sees sums only.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the configuration, history, checkpoint and result.")] = None,
     threads: Threads = None,
@@ -60,12 +60,18 @@ def run(
     values = _values(sets, model=model, rounds=rounds) | ({"secure": True} if secure else {})
     if what.endswith(".toml"):
         document = _read_toml(Path(what))
-        said = {"dataset": dataset, "partition": partition, "parties": parties, "seed": seed}
+        said = {"dataset": dataset, "partition": partition, "parties": parties, "seed": seed, "engine": engine}
         document |= {name: value for name, value in said.items() if value is not None}
         chosen = config.from_dict(document, what, values)
     else:
         chosen = config.resolve(
-            what, dataset=dataset, partition=partition, parties=parties, seed=seed or 0, engine=engine, values=values
+            what,
+            dataset=dataset,
+            partition=partition,
+            parties=parties,
+            seed=seed or 0,
+            engine=engine or "inprocess",
+            values=values,
         )
     with _watch(chosen.algorithm, quiet) as watch:
         result = runner.run(chosen, out=out, watch=watch)
@@ -216,6 +222,57 @@ def report(
     written = library.write(found, html=html, png=png, svg=svg, latex=latex, markdown=markdown)
     for path in dict.fromkeys(path.parent if path.suffix[1:] in ("png", "svg") else path for path in written):
         console.print(f"Written to {path}", soft_wrap=True)
+
+
+@app.command()
+def provision(
+    parties: Annotated[str, typer.Option(help="Names of the parties, separated by commas: bank-a,bank-b,bank-c.")],
+    server: Annotated[str, typer.Option(help="Host name or address under which the sites reach the server.")],
+    out: Annotated[Path, typer.Option(help="Folder for the kits.")],
+    port: Annotated[int, typer.Option(help="Port of the server.")] = 8102,
+) -> None:
+    """Make a kit for the server and one for each party: keys, certificates and what each end allows."""
+    from atoll.console import out as console
+    from atoll.kits import provision as make
+
+    first, *kits = make([name.strip() for name in parties.split(",") if name.strip()], server, out, port=port)
+    console.print(f"For the server: {first}", soft_wrap=True)
+    for kit in kits:
+        console.print(f"For {kit.name}: {kit}", soft_wrap=True)
+    console.print("Bring every kit to its own machine, by a way you trust, and delete it here: it holds a private key.")
+
+
+@app.command()
+def serve(
+    kit: Annotated[Path, typer.Argument(help="The server's kit, from `atoll provision`.")],
+    config: Annotated[Path, typer.Option(help="The run as TOML: algorithm, settings, rounds; without dataset and parties.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; `result` in the kit by default.")] = None,
+    threads: Threads = None,
+    quiet: Quiet = False,
+) -> None:
+    """Be the server of a federation for one run. Started again, it goes on from the last checkpoint."""
+    _prepare_torch(threads)
+    from atoll import deploy
+    from atoll.kits import Kit
+
+    opened = Kit.open(kit, server=True)
+    chosen, target = deploy.deployed(_read_toml(config), str(config), opened.sites), out or opened.path / "result"
+    with _watch(chosen.algorithm, quiet) as watch:
+        result = deploy.serve(opened, chosen, target, watch=watch)
+    _tell(result, target)
+
+
+@app.command()
+def join(
+    kit: Annotated[Path, typer.Argument(help="The site's kit, from `atoll provision`.")],
+    data: Annotated[Path, typer.Option(help="The site's own graph: a folder or .npz. It never leaves.")],
+    threads: Threads = None,
+) -> None:
+    """Be a site of a federation, until the run is over. Started again, it goes on from what it saved."""
+    _prepare_torch(threads)
+    from atoll import deploy
+
+    deploy.join(kit, data, lambda text: print(f"atoll: {text}", file=sys.stderr, flush=True))
 
 
 @app.command("algorithms")

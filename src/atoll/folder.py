@@ -84,6 +84,10 @@ class Folder:
         """Write result.json."""
         self._write(self.result.name, (json.dumps(finite(result), indent=1) + "\n").encode())
 
+    def keep(self, name: str, payload: dict[str, Any]) -> None:
+        """Write a payload as one safetensors file."""
+        self._write(name, wire.encode(payload))
+
     def _write(self, name: str, data: bytes) -> None:
         """Write a file so that it is there whole or not at all, whenever the process or the machine stops."""
         partial = self.path / f".{name}.partial"

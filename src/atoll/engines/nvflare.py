@@ -1,0 +1,226 @@
+"""The engine across machines, at the server: messages go to the sites as bytes, and what comes back is checked.
+
+A `Carrier` moves the bytes (NVFlare's auxiliary requests in `nvflare_server`, anything in a test); `nvflare_site` answers them.
+Memory stays at the sites: a checkpoint holds the number of the round under which every site has saved its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll import __version__, wire
+from atoll.cohort import Fields, Message, Schema
+from atoll.errors import AtollError
+from atoll.federation import Answer, Failure
+from atoll.parties import Parties
+
+TOPIC = "atoll"
+LARGEST = 1 << 30  # bytes of the largest message that either end takes
+LOST = ("timed out", "lost the connection", "is not connected")  # how the reasons of a site that may come back begin
+
+log = logging.getLogger("atoll.engine")
+Roster = Mapping[str, Parties]  # site → its parties
+
+
+class Carrier(Protocol):
+    """What moves bytes to the sites and back."""
+
+    def send(self, requests: Mapping[str, bytes], timeout: float) -> dict[str, bytes | str]:
+        """Every site's answer, or a few words on why there is none."""
+        ...
+
+
+class Nvflare:
+    """Sites in processes of their own, perhaps at other organisations.
+
+    A site learns of the run by `begin`, before its first message and again after it was restarted; it then loads its own save of
+    the last checkpoint. `exact` makes a site refuse to go on from an older one.
+    """
+
+    def __init__(
+        self, carrier: Carrier, roster: Roster, config: Mapping[str, Any], schema: Schema, *, timeout: float, exact: bool = False
+    ) -> None:
+        self.carrier = carrier
+        self.roster = {site: Parties(parties) for site, parties in roster.items()}
+        self.config = config
+        self.schema = schema
+        self.timeout = timeout
+        self.exact = exact
+        self.run = uuid.uuid4().hex
+        self.token = -1  # the round of the last save; −1 before the first
+        self.round = 0
+        self.begun: set[str] = set()
+        self.lost: dict[str, str] = {}  # sites that did not answer, and why: they may come back
+
+    def deliver(self, message: Message) -> list[Answer | Failure]:
+        """Send every site its part, and check what comes back."""
+        self.round = message.round
+        addressed = np.zeros(self.schema.parties, dtype=bool)
+        addressed[message.parties.numbers] = True
+        here = {site: Parties(parties.numbers[addressed[parties.numbers]]) for site, parties in self.roster.items()}
+        asked = {site: _request(message.select(parties)) for site, parties in here.items() if len(parties)}
+        replies = self._converse(asked)
+        results: list[Answer | Failure] = []
+        for site, reply in replies.items():
+            reason = reply if isinstance(reply, str) else misfit(reply, len(here[site]))
+            if reason:
+                log.warning("round %d, %r: %s %s", message.round, message.verb, site, reason)
+                results += [Failure(party, f"{site} {reason}") for party in here[site]]
+            else:
+                assert not isinstance(reply, str)
+                results.append(Answer(here[site], reply))
+        return results
+
+    def recall(self) -> Fields:
+        """Let every site save its memory, and say under which number."""
+        asked = {site: {"kind": "save", "round": self.round} for site in self.begun}
+        failed = self._told(self._converse(asked), "save its memory")
+        if failed and self.exact:
+            raise AtollError(f"Round {self.round}: no exact checkpoint is possible ({failed}).")
+        self.token = self.round
+        return {"run": self.run, "round": self.round}
+
+    def remember(self, memory: Mapping[str, Any]) -> None:
+        """Let every site go back to what it saved."""
+        if not memory:
+            return
+        self.run, self.token = str(memory["run"]), int(memory["round"])
+        failed = self._told(self._begin(list(self.roster)), "resume")
+        if failed and self.exact:
+            raise AtollError(f"The run cannot be resumed exactly ({failed}).")
+
+    def finish(self) -> None:
+        """Let every site write its personal models."""
+        self._told(self._converse({site: {"kind": "finish"} for site in self.begun}), "write its models")
+
+    def _converse(self, asked: Mapping[str, Fields]) -> dict[str, Fields | str]:
+        """Ask the sites; one that does not know the run (yet, or any more) is told of it first."""
+        replies: dict[str, Fields | str] = {}
+        new = [site for site in asked if site not in self.begun]
+        refused = {site: reply for site, reply in self._begin(new).items() if isinstance(reply, str)} if new else {}
+        replies = self._exchange({site: request for site, request in asked.items() if site not in refused})
+        restarted = [site for site, reply in replies.items() if reply == "does not know the run"]
+        if restarted:
+            log.warning("%s came back; going on from what it saved", ", ".join(restarted))
+            again = self._begin(restarted)
+            replies |= again
+            replies |= self._exchange({site: asked[site] for site in restarted if not isinstance(again[site], str)})
+        return {site: refused.get(site) or replies[site] for site in asked}
+
+    def _begin(self, sites: list[str]) -> dict[str, Fields | str]:
+        about = {"config": _jsonable(self.config), "schema": vars(self.schema), "token": self.token, "exact": self.exact}
+        requests = {site: {"kind": "begin", **about, "parties": torch.tensor(self.roster[site].numbers)} for site in sites}
+        replies = self._exchange(requests)
+        self.begun |= {site for site, reply in replies.items() if not isinstance(reply, str)}
+        return replies
+
+    def _exchange(self, requests: Mapping[str, Fields]) -> dict[str, Fields | str]:
+        """One request to each site; what came back as fields, or why nothing did."""
+        if not requests:
+            return {}
+        envelope = {"atoll": __version__, "run": self.run}
+        data = {site: wire.encode(envelope | request) for site, request in requests.items()}
+        raw = self.carrier.send(data, self.timeout)
+        replies: dict[str, Fields | str] = {}
+        for site in requests:
+            answer = raw.get(site, "did not answer")
+            reply = answer if isinstance(answer, str) else opened(answer)
+            if isinstance(reply, str) and reply.startswith(LOST):
+                self.lost[site] = reply
+            replies[site] = reply
+        return replies
+
+    def _told(self, replies: Mapping[str, Fields | str], what: str) -> str:
+        """Note in the log who could not do something; all of them in a few words."""
+        failed = {site: reply for site, reply in replies.items() if isinstance(reply, str)}
+        for site, reason in failed.items():
+            log.warning("%s could not %s: it %s", site, what, reason)
+        return "; ".join(f"{site} {reason}" for site, reason in failed.items())
+
+
+def opened(data: bytes) -> Fields | str:
+    """The fields of a site's answer, or a few words on what is wrong with it."""
+    if len(data) > LARGEST:
+        return f"sent {len(data)} bytes, more than the {LARGEST} that are taken"
+    try:
+        answer = wire.decode(data)
+    except Exception:  # whatever a stranger's bytes bring about, the answer is the same
+        return "sent an answer that could not be read"
+    version, status = answer.get("atoll"), answer.get("status")
+    if version != __version__:
+        return f"runs atoll {_short(version)}, the server {__version__}; use the same version everywhere"
+    if status != "ok":
+        return _short(answer.get("reason")) or "failed without a reason"
+    fields = answer.get("fields", {})
+    return fields if isinstance(fields, dict) else "sent an answer that could not be read"
+
+
+def misfit(fields: Fields, parties: int) -> str:
+    """What keeps a reply from being one row a party; empty where nothing does."""
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            inner = misfit(value, parties)
+            if inner:
+                return inner
+        elif isinstance(value, list):
+            if len(value) != parties or not all(isinstance(item, Tensor) for item in value):
+                return f"sent a field {_short(name)!r} that does not hold a tensor for each of its {parties} parties"
+        elif not isinstance(value, Tensor) or value.dim() == 0 or len(value) != parties:
+            return f"sent a field {_short(name)!r} that does not hold a row for each of its {parties} parties"
+    return ""
+
+
+def agreed(about: Mapping[str, Fields | str], setting: str) -> tuple[int, int]:
+    """The features and classes that all sites' descriptions fit; where they do not, one sentence on who differs in what."""
+    known: dict[str, Fields] = {}
+    for site, described in about.items():
+        if isinstance(described, str):
+            raise AtollError(f"The site {site} cannot take part: it {described.removesuffix('.')}.")
+        known[site] = described
+    same = {"classes": "classes", "names": "classes' names"}
+    same |= {"nodes": "nodes", "ids": "nodes' numbers"} if setting == "vertical" else {"features": "features"}
+    for field, noun in same.items():
+        (first, value), *others = ((site, described.get(field)) for site, described in known.items())
+        for site, other in others:
+            if other == value:
+                continue
+            told = f"the {noun} of {first} and {site} differ"
+            if isinstance(value, int) and isinstance(other, int):
+                told = f"{first} has {value} {noun} and {site} has {other}"
+            raise AtollError(f"The sites' graphs do not fit together: {told}; agree on one form of the data.")
+    counts = [(described.get("features"), described.get("classes")) for described in known.values()]
+    numbers = [(features, classes) for features, classes in counts if isinstance(features, int) and isinstance(classes, int)]
+    if len(numbers) < len(counts):
+        raise AtollError("The sites' descriptions of their graphs could not be read.")
+    return max(features for features, _ in numbers), numbers[0][1]
+
+
+def _request(message: Message) -> Fields:
+    return {
+        "kind": "ask",
+        "verb": message.verb,
+        "round": message.round,
+        "call": message.call,
+        "training": message.training,
+        "parties": torch.tensor(message.parties.numbers),
+        "common": message.common,
+        "each": message.each,
+    }
+
+
+def _jsonable(config: Mapping[str, Any]) -> list[Any]:
+    """A nested table as a scalar of the wire: in a list it is not taken apart."""
+    return [dict(config)]
+
+
+def _short(value: Any) -> str:
+    """A stranger's text, for our log: one line, not too long."""
+    text = " ".join(str(value if value is not None else "").split())
+    return text if len(text) <= 300 else text[:299] + "…"

@@ -1,0 +1,217 @@
+"""The engine across machines, inside NVFlare's server process: auxiliary requests carry the messages, runs go round by round.
+
+The parent process (`atoll.deploy`) gives orders by its lifeline, one run at a time, and hears what comes of them.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable
+from nvflare.apis.signal import Signal
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.private.defs import CellChannel, new_cell_message
+
+from atoll import __version__, algorithms, config, runner, wire
+from atoll.cohort import Schema
+from atoll.data.spread import Spread, spread
+from atoll.engines.nvflare import TOPIC, Nvflare, agreed, opened
+from atoll.errors import AtollError
+from atoll.folder import Folder
+from atoll.parties import Parties
+from atoll.processes import orders, report
+
+TRIES = 5  # so often in a row a run is taken up again without having come one round further
+TICK = 0.2  # seconds between looks at the connections
+
+
+class Auxiliary:
+    """Bytes to the sites as NVFlare's auxiliary requests, and back."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        with engine.new_context() as context:
+            self.about = context.get_all_public_props()
+        self.threads = concurrent.futures.ThreadPoolExecutor(max_workers=64, thread_name_prefix="atoll")
+
+    def session(self, site: str) -> str | None:
+        """The name of a site's present connection; None where there is none."""
+        client = self.engine.get_client_from_name(site)
+        if client is None or client.get_fqcn() not in self.engine.get_cell().core_cell.agents:
+            return None
+        return str(client.token)
+
+    def send(self, requests: Mapping[str, bytes], timeout: float) -> dict[str, bytes | str]:
+        """Every site's answer, or why there is none; a site whose connection breaks is not waited for."""
+        replies: dict[str, bytes | str] = {}
+        waiting: dict[concurrent.futures.Future[bytes | str], tuple[str, str, Signal]] = {}
+        for site, data in requests.items():
+            session, signal = self.session(site), Signal()
+            if session is None:
+                replies[site] = "is not connected"
+            else:
+                waiting[self.threads.submit(self._send, site, data, timeout, signal)] = (site, session, signal)
+        while waiting:
+            done, _ = concurrent.futures.wait(waiting, TICK, concurrent.futures.FIRST_COMPLETED)
+            for future in done:
+                replies[waiting.pop(future)[0]] = future.result()
+            for site, session, signal in waiting.values():
+                if self.session(site) != session:
+                    signal.trigger("lost")
+        return replies
+
+    def _send(self, site: str, data: bytes, timeout: float, signal: Signal) -> bytes | str:
+        """What the engine's `send_aux_request` does, but for a signal of this request's own."""
+        client = self.engine.get_client_from_name(site)
+        if client is None:
+            return "lost the connection"
+        request = Shareable()
+        request["data"] = data
+        request.set_header(ReservedHeaderKey.TOPIC, TOPIC)
+        request.set_peer_props(self.about)
+        reply = self.engine.get_cell().send_request(
+            channel=CellChannel.AUX_COMMUNICATION,
+            target=client.get_fqcn(),
+            topic=TOPIC,
+            request=new_cell_message({}, request),
+            timeout=timeout,
+            optional=True,
+            abort_signal=signal,
+        )
+        code = reply.get_header(MessageHeaderKey.RETURN_CODE, ReturnCode.OK)
+        if code == ReturnCode.OK and isinstance(reply.payload, Shareable):
+            answer = reply.payload.get("data")
+            return answer if isinstance(answer, bytes) else "sent an answer that could not be read"
+        if signal.triggered or self.session(site) is None:
+            return "lost the connection"
+        return f"timed out after {timeout:g} seconds" if code == ReturnCode.TIMEOUT else f"could not be reached ({code})"
+
+
+class ServerComponent(FLComponent):  # type: ignore[misc]
+    """What NVFlare starts at the server: it takes orders from the parent process, and ends when that does."""
+
+    def handle_event(self, event_type: str, fl_ctx: Any) -> None:
+        """NVFlare's events: begin when the server stands."""
+        if event_type == EventType.SYSTEM_START:
+            self.carrier = Auxiliary(fl_ctx.get_engine())
+            threading.Thread(target=self._work, daemon=True).start()
+
+    @staticmethod
+    def _listen(todo: queue.Queue[dict[str, Any]]) -> None:
+        for order in orders():
+            todo.put(order)
+
+    def _work(self) -> None:
+        report(ready=True)
+        todo: queue.Queue[dict[str, Any]] = queue.Queue()
+        threading.Thread(target=self._listen, args=(todo,), daemon=True).start()
+        while True:
+            order = todo.get()
+            try:
+                if "leave" in order:
+                    self.carrier.send(dict.fromkeys(order["leave"], b"leave"), 10.0)
+                elif "echo" in order:
+                    report(seconds=echo(self.carrier, order["echo"], int(order["bytes"]), int(order["times"])))
+                else:
+                    Run(self.carrier, order).go()
+                report(done=True)
+            except AtollError as error:
+                report(error=str(error))
+            except Exception:
+                report(crash=traceback.format_exc())
+
+
+class Run:
+    """One run: wait for the sites, go round by round, and take up again from the last checkpoint when a site was lost."""
+
+    def __init__(self, carrier: Auxiliary, order: Mapping[str, Any]) -> None:
+        self.carrier = carrier
+        self.config = config.from_dict(order["config"], "The configuration")
+        self.roster = {site: Parties(range(first, end)) for site, (first, end) in order["roster"].items()}
+        self.simulated = bool(order["simulated"])
+        self.patience = float(order["patience"])  # seconds to wait for sites
+        self.folder = Folder(order["out"])
+        self.resume = bool(order["resume"])
+
+    def go(self) -> None:
+        """The whole run."""
+        spreads = algorithms.find(self.config.algorithm).SPREADS
+        data = spread(self.config, None, spreads) if self.simulated else None
+        self._wait(everybody=not self.resume or self.config.run.missing == "stop")
+        schema = self._schema(data)
+        tries, reached = 0, -1
+        while True:
+            checkpoint = self.folder.load() if self.resume else None
+            engine = self._engine(schema)
+            experiment = runner.assemble(self.config, engine, schema, data, data.setting if data else self.config.partition)
+            try:
+                result = runner.rounds(experiment, self.folder, lambda row, rounds: report(row=row, rounds=rounds), checkpoint)
+                break
+            except AtollError:
+                saved = checkpoint["book"]["round"] if checkpoint else 0
+                tries, reached = (tries + 1, reached) if saved <= reached else (1, saved)
+                if not engine.lost or tries > TRIES:
+                    raise
+                report(warn=f"{', '.join(engine.lost)} was lost; going on from the last checkpoint when all sites are there")
+                self.resume = True
+                self._wait(everybody=True)
+        engine.finish()
+        self.folder.keep("model.safetensors", result.state)
+
+    def _engine(self, schema: Schema) -> Nvflare:
+        run = self.config.run
+        exact = run.missing == "stop"
+        return Nvflare(self.carrier, self.roster, self.config.to_dict(), schema, timeout=run.timeout, exact=exact)
+
+    def _wait(self, *, everybody: bool) -> None:
+        """Until every site is there; say who is not. Unless `everybody` is needed, those who came in time are enough."""
+        began, told = time.monotonic(), None
+        patience = self.patience if everybody else min(self.patience, self.config.run.timeout)
+        while missing := [site for site in self.roster if self.carrier.session(site) is None]:
+            if missing != told:
+                report(waiting=missing)
+                told = missing
+            if time.monotonic() - began > patience:
+                if everybody or len(missing) == len(self.roster):
+                    raise AtollError(f"{', '.join(missing)} did not join within {patience:g} seconds.")
+                report(warn=f"going on without {', '.join(missing)}")
+                return
+            time.sleep(TICK)
+
+    def _schema(self, data: Spread | None) -> Schema:
+        """What everybody must know: from the data in a simulation, else from what the sites say of theirs."""
+        if data is not None:
+            return Schema(data.parts.num_features, data.parts.num_classes, data.parts.parties)
+        document = {"atoll": __version__, "run": "", "kind": "describe", "config": [self.config.to_dict()]}
+        present = [site for site in self.roster if self.carrier.session(site) is not None]
+        raw = self.carrier.send(dict.fromkeys(present, wire.encode(document)), self.config.run.timeout)
+        about = {site: opened(answer) if isinstance(answer, bytes) else answer for site, answer in raw.items()}
+        features, classes = agreed(about, self.config.partition)
+        return Schema(features, classes, len(self.roster))
+
+
+def echo(carrier: Auxiliary, sites: Sequence[str], size: int, times: int) -> list[list[float]]:
+    """How long it takes to send bytes to some sites and have them back: all of it, and how long our own part of it took."""
+    seconds = []
+    payload = {"atoll": __version__, "run": "", "kind": "echo", "common": {"x": torch.zeros(size, dtype=torch.uint8)}}
+    for _ in range(times):
+        began = time.perf_counter()
+        data = {site: wire.encode(payload) for site in sites}
+        encoded = time.perf_counter()
+        replies = carrier.send(data, 60.0)
+        arrived = time.perf_counter()
+        if not all(isinstance(reply, bytes) and isinstance(opened(reply), dict) for reply in replies.values()):
+            raise AtollError(f"A site did not answer: {replies}.")
+        ended = time.perf_counter()
+        own = encoded - began + ended - arrived
+        seconds.append([ended - began, own])
+    return seconds

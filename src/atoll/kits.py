@@ -1,0 +1,237 @@
+"""Kits: what the server and every site of a federation need to know each other, made once by `atoll provision`.
+
+A kit is an NVFlare workspace: a private key, a certificate and that of the federation's own authority (`startup`), what this end
+allows (`local`) and who takes part (`atoll.toml`). The authority's private key is thrown away when the kits are made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import logging
+import re
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from atoll import __version__
+from atoll.engines.nvflare import LARGEST
+from atoll.errors import AtollError
+
+PROJECT = "atoll"
+SERVER = "server"  # the folder of the server's kit
+IDENTITY = "atoll-server"  # the name in the server's certificate
+PORT = 8102
+LOOPBACK = ("localhost", "127.0.0.1")
+PRUNED = ("start.sh", "sub_start.sh", "stop_fl.sh")  # NVFlare's own way to start; `atoll serve` and `atoll join` are ours
+
+
+@dataclass(frozen=True)
+class Kit:
+    """One end of a federation: the folder, which site it is (None: the server), all sites in party order, where the server is."""
+
+    path: Path
+    site: str | None
+    sites: tuple[str, ...]
+    host: str
+    port: int
+
+    @classmethod
+    def open(cls, path: str | Path, *, server: bool) -> Kit:
+        """The kit in a folder; one for the other end is refused."""
+        folder = Path(path).expanduser().resolve()
+        try:
+            plain = tomllib.loads((folder / "atoll.toml").read_text())
+            kit = cls(folder, plain.get("site"), tuple(plain["sites"]), str(plain["host"]), int(plain["port"]))
+        except (OSError, KeyError, ValueError) as error:
+            raise AtollError(
+                f"{path} is no kit: it holds no readable atoll.toml; give a folder that `atoll provision` made."
+            ) from error
+        if server and kit.site is not None:
+            raise AtollError(
+                f"{path} is the kit of the site {kit.site!r}; start it with `atoll join`, and the server's with `atoll serve`."
+            )
+        if not server and kit.site is None:
+            raise AtollError(f"{path} is the server's kit; start it with `atoll serve`, and a site's with `atoll join`.")
+        return kit
+
+    def settle(self) -> None:
+        """Make the kit fit the place it is at: it was made elsewhere, and NVFlare wants whole paths."""
+        if self.site is None:
+            _write(self.path / "local" / "resources.json", _server_resources(self.path))
+
+
+def need_nvflare() -> None:
+    """Say what to install where NVFlare is not."""
+    if importlib.util.find_spec("nvflare") is None:
+        raise AtollError("NVFlare is not installed; install it with `pip install 'atoll[deploy]'`.")
+
+
+def provision(sites: Sequence[str], host: str, out: str | Path, *, port: int = PORT) -> list[Path]:
+    """Make one kit a site and one for the server under `out`; the folders made, the server's first."""
+    need_nvflare()
+    _check(sites, host, port)
+    folder = Path(out)
+    for name in (SERVER, *sites):
+        if (folder / name).exists():
+            raise AtollError(f"{folder / name} already exists; choose another --out, or delete it to make new kits.")
+    with tempfile.TemporaryDirectory(prefix="atoll-provision-") as scratch:
+        made = _certify(sites, host, port, Path(scratch))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in (SERVER, *sites):
+                shutil.copytree(made / (IDENTITY if name == SERVER else name), folder / name)
+                _furnish(folder / name, None if name == SERVER else name, sites, host, port)
+        except OSError as error:
+            raise AtollError(f"{folder} cannot be written to ({error.strerror}); choose another --out.") from error
+    return [folder / name for name in (SERVER, *sites)]
+
+
+def _check(sites: Sequence[str], host: str, port: int) -> None:
+    for name in sites:
+        if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?", name) or name in (SERVER, IDENTITY):
+            raise AtollError(
+                f"{name!r} cannot be the name of a party; use small letters, digits and hyphens, for instance bank-a."
+            )
+    if len(set(sites)) < len(sites) or not sites:
+        raise AtollError("Give every party once, for instance --parties bank-a,bank-b,bank-c.")
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", host):
+        raise AtollError(f"{host!r} is no host name; give the name or address under which the sites reach the server.")
+    if not 1 <= port <= 65535:
+        raise AtollError(f"The port is {port} but must be between 1 and 65535.")
+
+
+def _certify(sites: Sequence[str], host: str, port: int, scratch: Path) -> Path:
+    """Let NVFlare make the authority, keys and certificates; the folder with a workspace for each end."""
+    from nvflare.lighter.prov_utils import prepare_builders
+    from nvflare.lighter.provision import prepare_project
+    from nvflare.lighter.provisioner import Provisioner
+
+    ends = [
+        {"name": IDENTITY, "type": "server", "org": PROJECT, "fed_learn_port": port, "admin_port": port, "default_host": host}
+    ]
+    ends += [{"name": name, "type": "client", "org": PROJECT} for name in sites]
+    project = {
+        "api_version": 3,
+        "name": PROJECT,
+        "participants": ends,
+        "builders": [
+            {"path": "nvflare.lighter.impl.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
+            {"path": "nvflare.lighter.impl.static_file.StaticFileBuilder", "args": {"config_folder": "config", "scheme": "http"}},
+            {"path": "nvflare.lighter.impl.cert.CertBuilder"},
+            {"path": "nvflare.lighter.impl.signature.SignatureBuilder"},
+        ],
+    }
+    said = io.StringIO()
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stdout(said):
+            Provisioner(str(scratch), prepare_builders(project)).provision(prepare_project(project))
+    finally:
+        logging.disable(level)
+    made = scratch / PROJECT / "prod_00"
+    if not all((made / name / "startup").is_dir() for name in (IDENTITY, *sites)):
+        raise AtollError(f"NVFlare could not make the kits: {said.getvalue().strip() or 'it gave no reason'}.")
+    return made
+
+
+def _furnish(folder: Path, site: str | None, sites: Sequence[str], host: str, port: int) -> None:
+    """What atoll adds to a workspace: who takes part, and that nothing but atoll's own component runs."""
+    for name in PRUNED:
+        (folder / "startup" / name).unlink(missing_ok=True)
+    (folder / "readme.txt").unlink(missing_ok=True)
+    if site is None and host in LOOPBACK:  # then the server listens to this machine alone
+        end = folder / "startup" / "fed_server.json"
+        end.write_text(end.read_text().replace(f"{IDENTITY}:{port}", f"{host}:{port}"))
+    shutil.rmtree(folder / "local")
+    (folder / "local").mkdir()
+    files = {
+        "resources.json": _server_resources(folder.resolve()) if site is None else _site_resources(),
+        "authorization.json": {"format_version": "1.0", "permissions": {"project_admin": "none"}},  # no jobs, no commands
+        "comm_config.json": {"allow_adhoc_conns": False, "streaming_max_blob_size": LARGEST},
+        "log_config.json": _logging(),
+    }
+    for name, document in files.items():
+        _write(folder / "local" / name, document)
+    about: dict[str, Any] = {"atoll": __version__, "host": host, "port": port, "sites": list(sites)}
+    if site is not None:
+        about["site"] = site
+    (folder / "atoll.toml").write_text(tomli_w.dumps(about))
+    for path in folder.rglob("*.key"):
+        path.chmod(0o600)
+    folder.chmod(0o700)
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _site_resources() -> dict[str, Any]:
+    return {
+        "format_version": 2,
+        "class_list_enforcement_mode": "enforce",
+        "class_allow_list": [],
+        "allow_log_streaming": False,
+        "client": {"retry_timeout": 30, "client_register_interval": 0.5},
+        "components": [{"id": "atoll", "path": "atoll.engines.nvflare_site.SiteComponent", "args": {}}],
+    }
+
+
+def _server_resources(folder: Path) -> dict[str, Any]:
+    """NVFlare cannot do without its job machinery; nobody may use it."""
+    storage = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
+    snapshots = {"root_dir": str(folder / "jobs" / "snapshots"), "uri_root": "/"}
+    return {
+        "format_version": 2,
+        "class_list_enforcement_mode": "enforce",
+        "class_allow_list": [],
+        "servers": [{"admin_storage": "transfer", "max_num_clients": 1000, "heart_beat_timeout": 60, "admin_timeout": 10.0}],
+        "snapshot_persistor": {
+            "path": "nvflare.app_common.state_persistors.storage_state_persistor.StorageStatePersistor",
+            "args": {"uri_root": "/", "storage": {"path": storage, "args": snapshots}},
+        },
+        "components": [
+            {
+                "id": "job_scheduler",
+                "path": "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
+                "args": {"max_jobs": 1},
+            },
+            {
+                "id": "job_manager",
+                "path": "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
+                "args": {"uri_root": str(folder / "jobs"), "job_store_id": "job_store"},
+            },
+            {"id": "job_store", "path": storage},
+            {"id": "atoll", "path": "atoll.engines.nvflare_server.ServerComponent", "args": {}},
+        ],
+    }
+
+
+def _logging() -> dict[str, Any]:
+    """One log file, `log.txt` in the kit."""
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
+        "handlers": {
+            "file": {
+                "class": "logging.handlers.RotatingFileHandler",
+                "level": "INFO",
+                "formatter": "plain",
+                "filename": "log.txt",
+                "mode": "a",
+                "maxBytes": 10_000_000,
+                "backupCount": 2,
+            }
+        },
+        "loggers": {"root": {"level": "INFO", "handlers": ["file"]}},
+    }
