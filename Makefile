@@ -19,7 +19,7 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 
 docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
@@ -34,7 +34,7 @@ $(VENV)/.run: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,report]"
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,report,docs]"
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.run

@@ -220,7 +220,7 @@ def _defaults(algorithm: str, dataset: str | None, partition: str | None = None)
 
     Under `by` are the tables for `_choose`.
     """
-    entry = dict(_table().get(algorithm, {}))
+    entry = dict(_table().get("fedavg" if algorithm.endswith(".py") else algorithm, {}))  # an own one is run as FedAvg is
     on, by_partition = entry.pop("on", {}), entry.pop("with", {})
     entry |= by_partition.get(partition, {})
     on = {**on, **entry.pop("on", {})}

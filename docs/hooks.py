@@ -1,0 +1,82 @@
+"""What `make docs` adds to the pages that people write: the lists of algorithms and results, and every algorithm's settings."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from atoll import algorithms, config
+
+
+def on_config(site: MkDocsConfig) -> MkDocsConfig:
+    """Folders in `nav` become their pages; pages that nobody has written yet are left out."""
+    docs = Path(site.docs_dir)
+    nav: list[Any] = []
+    for entry in site.nav or []:
+        ((title, place),) = entry.items()
+        if place.endswith("/"):
+            pages = sorted({path.name for path in (docs / place).glob("*.md")} | set(_generated(docs, place)))
+            pages.sort(key=lambda name: name != "index.md")
+            nav.append({title: [f"{place}{name}" for name in pages]})
+        elif (docs / place).exists():
+            nav.append(entry)
+    site.nav = nav
+    return site
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are made here."""
+    docs = Path(config.docs_dir)
+    for folder in ("algorithms/", "results/"):
+        for name, text in _generated(docs, folder).items():
+            files.append(File.generated(config, f"{folder}{name}", content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """An algorithm's page ends with all its settings, as the code has them."""
+    folder, _, name = page.file.src_uri.removesuffix(".md").rpartition("/")
+    known = name.replace("-", "_")
+    return markdown + _settings(known) if folder == "algorithms" and known in algorithms.names() else markdown
+
+
+def _generated(docs: Path, folder: str) -> dict[str, str]:
+    """The index of a folder, and a page from its docstring for every algorithm without one."""
+    written = {path.stem: path.read_text() for path in sorted((docs / folder).glob("*.md")) if path.stem != "index"}
+    if folder == "results/":
+        lines = [f"- [{_title(text)}]({name}.md)" for name, text in written.items()]
+        text = "# Results\n\nOurs beside the papers'; `atoll reproduce --list` shows every table and figure.\n\n"
+        return {"index.md": text + "\n".join(lines or ["No page has been made yet."]) + "\n"}
+    pages = {}
+    table = ["| algorithm | setting | |", "|---|---|---|"]
+    for name in algorithms.names():
+        document = (algorithms.find(name).__doc__ or "").strip()
+        stem = next((stem for stem in written if stem.replace("-", "_") == name), name)
+        if stem not in written:
+            first, _, rest = document.partition("\n")
+            pages[f"{name}.md"] = f"# {name}\n\n{first}\n\n{rest.strip()}\n"
+        summary = document.splitlines()[0].split(": ", 1)[-1]
+        table.append(f"| [{name}]({stem}.md) | {', '.join(algorithms.find(name).SPREADS)} | {summary} |")
+    intro = "# Algorithms\n\nNamed as on the command line. What you do not set is as in the algorithm's own paper.\n\n"
+    return {"index.md": intro + "\n".join(table) + "\n"} | pages
+
+
+def _title(text: str) -> str:
+    found = re.search(r"^# (.+)$", text, re.MULTILINE)
+    return found[1] if found else "untitled"
+
+
+def _settings(name: str) -> str:
+    """A table of the algorithm's own settings with its defaults and one sentence each."""
+    chosen = config.resolve(name)
+    lines = ["", "", "## All settings", "", "| setting | default | |", "|---|---|---|"]
+    for field in config.known(type(chosen.settings)).values():
+        choices = field.metadata["choices"]
+        told = field.metadata["help"] + (f" One of {', '.join(choices)}." if choices else "")
+        lines.append(f"| `{field.name}` | {getattr(chosen.settings, field.name)} | {told.replace('|', chr(92) + '|')} |")
+    return "\n".join([*lines, "", f"Those of runs, partitions, splits and data: `atoll algorithms {name}`.", ""])
