@@ -233,7 +233,7 @@ def test_other_parties_neither_receive_nor_use_a_label() -> None:
         if set(message.parties) == {1}:
             continue
         for name, value in wire.leaves({**message.common, **message.each}):
-            assert name in ("nodes", "hidden", "gradient", "level", "layer")
+            assert name in ("nodes", "aggregate", "gradient", "level", "layer")
             if isinstance(value, torch.Tensor):
                 assert value.is_floating_point() == (name != "nodes")
             if name == "nodes":
@@ -243,11 +243,8 @@ def test_other_parties_neither_receive_nor_use_a_label() -> None:
     cohort = find("glasu").Cohort
     cohorts = [cohort(graph, config.settings, experiment.federation.schema, config.seed, [0, 1, 2]) for graph in (parts, wrong)]
     assert torch.equal(cohorts[0].targets, cohorts[1].targets)
-    assert {verb for message, _ in recorded[0].heard for verb in [message.verb] if 0 in message.parties} == {
-        "sample",
-        "infer",
-        "train",
-    }
+    asked = {message.verb for message, _ in recorded[0].heard if 0 in message.parties}
+    assert asked == {"sample", "embed", "infer", "train"}
     assert result.rounds == 3
 
 
@@ -257,7 +254,7 @@ def test_conventional_vertical_learning_needs_no_index_sets() -> None:
     steps(experiment)
     total = experiment.federation.ledger.total()
     assert total["up"] == total["down"] == 3 * 5 * 8 * 4
-    assert set(experiment.federation.ledger.summary()["by_verb"]) == {"infer", "train"}
+    assert set(experiment.federation.ledger.summary()["by_verb"]) == {"embed", "train"}
 
 
 @pytest.mark.parametrize(("aggregation", "backward"), [("mean", "local"), ("concatenation", "local"), ("mean", "server")])
@@ -296,7 +293,7 @@ def test_the_saving_factor_is_exact(count: int, local_steps: int) -> None:
         steps(experiment, 2)
         ledger = experiment.federation.ledger
         totals.append({name: ledger.total()[name] / (2 * q) for name in ("up", "down")})
-        totals[-1]["exchanges"] = ledger.total(verb="infer")["messages"] / (2 * q)
+        totals[-1]["exchanges"] = sum(ledger.total(verb=verb)["messages"] for verb in ("embed", "infer")) / (2 * q)
     for name in ("up", "down", "exchanges"):
         assert totals[0][name] / totals[1][name] == local_steps * 4 / count
 
@@ -353,6 +350,18 @@ def test_a_comparison_knows_what_centralized_means_here() -> None:
     assert meant == ["centralized_vertical", "standalone", "simulated", "glasu"]
     assert [results[0].parties for results in comparison.results.values()] == [1, 2, 2, 2]
     assert Comparison(["centralized", "local"], dataset="csbm", seeds=[0]).trials()[0].config.algorithm == "centralized"
+
+
+def test_secure_sums_and_noise_are_matters_of_the_channel() -> None:
+    """Appendix C: the mean works under secure aggregation, noise goes on the first shared layer; concatenation is refused."""
+    values = {"hidden": 8, "dropout": 0.0, "evaluate_every": 1}
+    usual = runner.run(small("glasu", **values))
+    secure = runner.run(small("glasu", **values, secure="true"))
+    assert usual.rows[-1]["loss"] == pytest.approx(secure.rows[-1]["loss"], abs=1e-4)
+    noised = runner.run(small("glasu", **values, **{"dp.verb": "embed", "dp.unit": "row", "dp.noise": 0.5}))
+    assert noised.rows[-1]["loss"] != usual.rows[-1]["loss"]
+    with pytest.raises(AtollError, match="private"):
+        runner.run(small("glasu", **values, secure="true", aggregation="concatenation"))
 
 
 def test_the_learning_rate_decays() -> None:

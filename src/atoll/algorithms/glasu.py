@@ -91,7 +91,7 @@ class Cohort(atoll.cohort.Cohort):
     def _check_labels(self) -> None:
         """Refuse a party that has to know labels of training nodes and knows none."""
         holder = self.settings.label_holder
-        for party, own in zip(self.parties, self.targets.split(self.graph.sizes), strict=True):
+        for party, own in zip(self.parties, torch.split(self.targets, self.graph.sizes), strict=True):
             if holder in (-1, party) and not bool((own >= 0).any()):
                 raise AtollError(
                     f"Party {party} knows no label of a training node; name the one party that does with label_holder=PARTY."
@@ -111,7 +111,7 @@ class Cohort(atoll.cohort.Cohort):
     def forget(self, page: int = -1) -> None:
         """An empty notebook, opened at that page."""
         kinds = [f"nodes.{layer + 1}" for layer in self.shared]
-        kinds += [f"{kind}.{layer}" for kind in ("hidden", "gradient") for layer in self.shared]
+        kinds += [f"{kind}.{layer}" for kind in ("aggregate", "share") for layer in self.shared]
         self.heard: Fields = {kind: [torch.empty(0)] * len(self.parties) for kind in kinds}
         self.heard["page"] = torch.full((len(self.parties),), page)
         self.work: Work | None = None
@@ -184,20 +184,24 @@ class Cohort(atoll.cohort.Cohort):
     # Algorithms 3 and 4: representations and steps.
 
     @verb
-    def infer(self, layer: int, nodes: Tensor | None = None, hidden: Tensor | None = None) -> Fields:
-        """Algorithm 3: go on from the last aggregate to H⁺_m[layer]."""
+    def embed(self, nodes: Tensor | None = None) -> Fields:
+        """Algorithm 3, from the features to the first shared layer: what Appendix C puts noise on."""
         self.hear("nodes", self.shared[0] + 1, nodes)
-        self.hear("hidden", self.shared[self.shared.index(layer) - 1], hidden)
+        return {"hidden": self._apart(self._run(self.shared[0]).detach())}
+
+    @verb
+    def infer(self, layer: int, aggregate: Tensor) -> Fields:
+        """Algorithm 3: go on from the last aggregate to H⁺_m[layer]."""
+        self.hear("aggregate", self.shared[self.shared.index(layer) - 1], aggregate)
         return {"hidden": self._apart(self._run(layer).detach())}
 
     @verb
-    def train(self, hidden: Tensor | None = None, gradient: Tensor | None = None) -> None:
+    def train(self, aggregate: Tensor | None = None, gradient: Tensor | None = None, share: Tensor | None = None) -> None:
         """Q times Algorithm 4 (7 where another party holds the labels); or, the gradients known, one exact step."""
         s = self.settings
         if self.shared:
-            self.hear("hidden", self.shared[-1], hidden)
-        if s.backward == "server":
-            self.hear("gradient", self.shared[0], gradient, each=s.aggregation == "concatenation")
+            self.hear("aggregate", self.shared[-1], aggregate)
+            self.hear("share", self.shared[0], share, each=s.aggregation == "concatenation")
         self.optimizer.lr = s.lr * s.lr_decay ** ((self.round - 1) // s.lr_every if s.lr_every else 0)
         for _ in range(s.local_steps):
             optim.descend(self.optimizer, self._objective(self._run(), gradient))
@@ -205,27 +209,27 @@ class Cohort(atoll.cohort.Cohort):
         self.forget()
 
     @verb
-    def differentiate(self, hidden: Tensor) -> Fields:
+    def differentiate(self, aggregate: Tensor) -> Fields:
         """∇L_m with respect to H_m[L]: where the way back begins (Algorithm 6, lines 15-16)."""
-        self.hear("hidden", self.shared[-1], hidden)
+        self.hear("aggregate", self.shared[-1], aggregate)
         top = self._run()
         (found,) = torch.autograd.grad(self._loss(top), top, retain_graph=True)
         return {"gradient": self._apart(found)}
 
     @verb
-    def backpropagate(self, layer: int, gradient: Tensor) -> Fields:
-        """From the gradient of H⁺_m[layer] to that of the aggregate below it."""
-        self.hear("gradient", layer, gradient, each=self.settings.aggregation == "concatenation")
+    def backpropagate(self, layer: int, share: Tensor) -> Fields:
+        """From the party's share of a gradient, that of H⁺_m[layer], to the gradient of the aggregate below it."""
+        self.hear("share", layer, share, each=self.settings.aggregation == "concatenation")
         self._run()
         aggregate = self.progress.others[self.shared[self.shared.index(layer) - 1]]
         (found,) = torch.autograd.grad(self._pull(layer), aggregate, retain_graph=True)
         return {"gradient": self._apart(found)}
 
     @verb
-    def evaluate(self, hidden: Tensor | None = None) -> Fields:
+    def evaluate(self, aggregate: Tensor | None = None) -> Fields:
         """Counts of each party's predictions from the last aggregate."""
         if self.shared:
-            self.hear("hidden", self.shared[-1], hidden)
+            self.hear("aggregate", self.shared[-1], aggregate)
         logits = self.model.classify(self._run(), self.progress.batch, None)
         if len(logits) < self.graph.num_nodes:
             rows = torch.from_numpy(self.progress.batch.level(self.settings.layers).rows)
@@ -257,7 +261,7 @@ class Cohort(atoll.cohort.Cohort):
     def _aggregate(self, layer: int, local: Tensor) -> Tensor:
         """H_m[l + 1] = Agg(H_−m[l + 1], H⁺_m[l]); in evaluation, and where the server differentiates, what the server said."""
         work, s = self.progress, self.settings
-        heard = self.noted("hidden", layer)
+        heard = self.noted("aggregate", layer)
         assert heard is not None
         if not self.training:
             return heard.flatten(0, 1)
@@ -281,7 +285,7 @@ class Cohort(atoll.cohort.Cohort):
 
     def _pull(self, layer: int) -> Tensor:
         """⟨∇, H⁺_m[l]⟩: its gradient is the loss's by way of this layer."""
-        heard = self.noted("gradient", layer)
+        heard = self.noted("share", layer)
         assert heard is not None
         return (heard * self._apart(self.progress.local[layer])).sum()
 
@@ -344,13 +348,14 @@ def sample(federation: Federation, settings: Settings) -> Fields:
 
 def infer(federation: Federation, settings: Settings, news: Fields) -> Fields:
     """Algorithm 3, the server: aggregate layer after layer; what is left to be said is the last aggregate."""
-    for layer in shared(settings):
+    for place, layer in enumerate(shared(settings)):
+        asked: Fields = {"verb": "infer", "layer": layer} if place else {"verb": "embed"}
         if settings.aggregation == "mean":
-            total = complete(federation, federation.total("infer", layer=layer, **news))["hidden"]
-            news = {"hidden": total / federation.schema.parties}
+            total = complete(federation, federation.total(**asked, **news))["hidden"]
+            news = {"aggregate": total / federation.schema.parties}
         else:
-            replies = complete(federation, federation.ask("infer", layer=layer, **news))
-            news = {"hidden": replies.stack("hidden").transpose(0, 1).flatten(1)}
+            replies = complete(federation, federation.ask(**asked, **news))
+            news = {"aggregate": replies.stack("hidden").transpose(0, 1).flatten(1)}
     return news
 
 
@@ -359,9 +364,9 @@ def go_back(federation: Federation, settings: Settings, news: Fields) -> None:
     total = complete(federation, federation.total("differentiate", **news))["gradient"]
     for layer in reversed(shared(settings)):
         if settings.aggregation == "mean":
-            shares: Fields = {"gradient": total / federation.schema.parties}
+            shares: Fields = {"share": total / federation.schema.parties}
         else:
-            shares = {"each": {"gradient": total.view(len(total), -1, settings.hidden).transpose(0, 1).contiguous()}}
+            shares = {"each": {"share": total.view(len(total), -1, settings.hidden).transpose(0, 1).contiguous()}}
         if layer == shared(settings)[0]:
             federation.total("train", **shares)
         else:
