@@ -179,10 +179,11 @@ def test_three_rounds_are_those_of_a_naive_loop(model: str, switches: str) -> No
     assert (0 < sum(party.gated for party in parties) < 3 * unlabelled) == (switches != "paper")
 
 
+@pytest.mark.parametrize("variant", fedspray.RECIPES)
 @pytest.mark.parametrize("model", ["gcn", "sgc", "sage"])
-def test_without_distillation_it_is_local(model: str) -> None:
+def test_without_distillation_it_is_local(model: str, variant: str) -> None:
     """λ₁ = 0 gives Local's models, bit for bit, and so its history."""
-    spray, local = run(model=model, lambda1=0), run(algorithm="local", model=model)
+    spray, local = run(model=model, variant=variant, lambda1=0), run(algorithm="local", model=model)
     for name, value in local.memory["0"]["model"].items():
         assert torch.equal(spray.memory["0"]["gnn"][name], value), name
     for row, same in zip(spray.rows, local.rows, strict=True):

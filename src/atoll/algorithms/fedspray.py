@@ -86,15 +86,17 @@ class Recipe:
 RECIPES = {
     "paper": Recipe(0.0, True, False, "zero", 0.0, "inputs", False),  # Algorithm 1 does not say how ω, S and θ begin
     "authors": Recipe(0.7, False, True, "class", 0.1, "outputs", True),
-    "default": Recipe(0.7, True, False, "zero", 0.0, "inputs", False),
+    "default": Recipe(0.8, False, False, "class", 0.1, "outputs", True),
 }
 
 
 def recipe(settings: Settings) -> Recipe:
-    """The variant's switches, those that were set by hand replaced; without proxies everything they start from is zero."""
+    """The variant's switches, those that were set by hand replaced."""
     own = {field.name: getattr(settings, field.name) for field in fields(Recipe)}
     chosen = replace(RECIPES[settings.variant], **{name: value for name, value in own.items() if value is not None})
-    return chosen if settings.proxies else replace(chosen, first_proxies="zero", proxy_start=0.0)
+    if not settings.proxies:
+        chosen = replace(chosen, first_proxies="zero", proxy_start=0.0)
+    return chosen if settings.lambda1 else replace(chosen, uniform_weights=False)  # λ₁ = 0 is Local: it begins as Local does
 
 
 class Encoder(nn.Module):
