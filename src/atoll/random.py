@@ -44,7 +44,7 @@ class Draws:
     def keep(self, probability: float, sizes: Sequence[int], width: int) -> Tensor:
         """(N, width) dropout masks, kept entries scaled by 1 / probability; the rows of party p are drawn by party p."""
         mask = torch.empty(sum(sizes), width)
-        for block, g in zip(mask.split(list(sizes)), self.generators, strict=True):
+        for block, g in zip(torch.split(mask, list(sizes)), self.generators, strict=True):
             block.uniform_(generator=g)  # a quarter of bernoulli_'s time
         return mask.lt_(probability).div_(probability)
 

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from test_nfedgnn import GAT, GCN, go, prepared
+from test_nfedgnn import go, prepared
 from users import Plain, some_users
 
 from atoll import wire
 from atoll.algorithms.cnfgnn import average
-from atoll.errors import AtollError
 from atoll.lazy import Lazy
+
+GCN = {"hidden": 8}
+GAT = {"model": "gat", "hidden": 4, "heads": 3, "dropout": 0.0, "lr": 0.01}
 
 
 @pytest.mark.parametrize("values", [GCN, GAT], ids=["gcn", "gat"])
@@ -68,9 +70,3 @@ def test_weights_described_and_written_out_are_the_same() -> None:
     assert torch.equal(wire.decode(wire.encode({"weight": described}))["weight"], dense)
     assert torch.equal(average(described), average(dense))
     assert torch.equal(average(described[some]), average(dense[some]))
-
-
-def test_own_first_weights_are_refused() -> None:
-    """One sentence says why."""
-    with pytest.raises(AtollError, match="leave first at shared"):
-        prepared(some_users(), "cnfgnn", first="own")

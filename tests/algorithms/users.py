@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.algorithms.nfedgnn import Server, Settings, first_weight
+from atoll.algorithms.nfedgnn import Server, Split, first_weight
 from atoll.cohort import Schema
 from atoll.data.assemble import assemble
 from atoll.graph import Graph
@@ -33,7 +33,7 @@ def some_users(nodes: int = 24, features: int = 40, classes: int = 3, directed: 
 class User:
     """One user: a feature vector, all of W_i, and torch's Adam."""
 
-    def __init__(self, x: Tensor, weight: Tensor, settings: Settings) -> None:
+    def __init__(self, x: Tensor, weight: Tensor, settings: Split) -> None:
         self.x = x
         self.weight = weight.clone().requires_grad_()
         self.adam = torch.optim.Adam([self.weight], lr=settings.lr, weight_decay=settings.weight_decay)
@@ -52,12 +52,12 @@ class User:
 class Plain:
     """A server and its users, who take part round by round as they are told."""
 
-    def __init__(self, graph: Graph, settings: Settings, seed: int, *, average: bool = False) -> None:
+    def __init__(self, graph: Graph, settings: Split, seed: int, *, average: bool = False) -> None:
         self.graph, self.settings, self.seed, self.average = graph, settings, seed, average
         nodes, schema = graph.num_nodes, Schema(graph.num_features, graph.num_classes, graph.num_nodes)
         limit = math.sqrt(6 / (schema.features + settings.width))
         own = Streams(seed, range(nodes), "weights").uniform(schema.features, settings.width, low=-limit, high=limit)
-        weights = own if settings.first == "own" else first_weight(settings, schema, seed).expand_as(own)
+        weights = own if getattr(settings, "first", "shared") == "own" else first_weight(settings, schema, seed).expand_as(own)
         x = torch.from_numpy(graph.stored.toarray())
         self.users = [User(x[i], weights[i], settings) for i in range(nodes)]
         first = Server(settings, graph.num_classes, Draws(seed, [SERVER], "model"))
@@ -100,8 +100,9 @@ class Plain:
         latent = self.latent.clone().requires_grad_()
         logits = self.logits(latent, Draws(self.seed, [SERVER], "dropout", number))
         loss = F.cross_entropy(logits[self.graph.train], self.graph.y[self.graph.train])
+        strength = getattr(self.settings, "regularisation", 0.0)  # λ
         apart = sum(((latent[i] - latent[j]) ** 2).sum() for j, i in self.graph.edge_index.t().tolist())
-        loss = loss + self.settings.regularisation * apart / self.looped.sum()
+        loss = loss + strength * apart / self.looped.sum()
         self.adam.zero_grad()
         loss.backward()
         self.adam.step()

@@ -19,20 +19,16 @@ from atoll import optim
 from atoll.algorithms import State, nfedgnn
 from atoll.algorithms.nfedgnn import SPREADS, descend, evaluate, first_weight, heard, places, start
 from atoll.cohort import Fields, verb
-from atoll.errors import AtollError
 from atoll.federation import Federation
 from atoll.lazy import Lazy
 from atoll.rowsparse import Patched
-from atoll.settings import setting
 
 __all__ = ["SPREADS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 
 @dataclass(frozen=True)
-class Settings(nfedgnn.Settings):
-    """nFedGNN's."""
-
-    regularisation: float = setting(0.0, "λ, how strongly the latent vectors of neighbours are held together.", low=0)
+class Settings(nfedgnn.Split):
+    """The split network's, nothing more."""
 
 
 class Cohort(nfedgnn.Cohort):
@@ -43,20 +39,20 @@ class Cohort(nfedgnn.Cohort):
     """
 
     memory = ("rest", "rest_first", "rest_second", "steps")
-    settings: Settings
+    settings: Settings  # type: ignore[assignment]
 
     def setup(self) -> None:
-        """W_i for the non-zero features as in nFedGNN, and for the others."""
-        super().setup()
-        users, width = self.graph.parties, self.settings.width
-        weight = torch.zeros(self.schema.features, width)
-        if not self.blank:
-            if self.settings.first == "own":
-                raise AtollError("cnfgnn averages the users' weights from the first round on; leave first at shared.")
-            weight = first_weight(self.settings, self.schema, self.seed)
-        self.rest = weight.expand(users, -1, -1)
-        self.rest_first = self.rest_second = torch.zeros_like(weight).expand(users, -1, -1)
+        """W_i and its optimiser for the non-zero features as in nFedGNN, and for the others."""
+        users, shape = self.graph.parties, (self.schema.features, self.settings.width)
+        self.rest = self.rest_first = self.rest_second = torch.zeros(shape).expand(users, *shape)
         self.steps = torch.zeros(users)
+        super().setup()
+
+    def begin(self) -> None:
+        """The same W_i for all."""
+        weight = first_weight(self.settings, self.schema, self.seed)
+        self.weights.share(weight)
+        self.rest = weight.expand_as(self.rest)
 
     @verb
     def upload(self) -> Fields:

@@ -34,22 +34,28 @@ SPREADS = ("node",)
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Section 4.1."""
+class Split:
+    """A network split between users and server: Section 4.1."""
 
     model: str = setting("gcn", "The network that is split between users and server.", choices=("gcn", "gat"))
     hidden: int = setting(16, "Length of a user's latent vector, for each head.", low=1)
     heads: int = setting(8, "Attention heads of gat, each with weights of its own at every user.", low=1)
-    regularisation: float = setting(100.0, "λ, how strongly the latent vectors of neighbours are held together.", low=0)
     dropout: float = setting(0.5, "Share dropped between the layers and, with gat, of the attention.", low=0, high=0.99)
     lr: float = setting(0.1, "Learning rate, on both sides.", low=0)
     weight_decay: float = setting(5e-4, "L2 penalty on the weights, on both sides.", low=0)
-    first: str = setting("shared", "Whether users start with the same weights or draw their own.", choices=("shared", "own"))
 
     @property
     def width(self) -> int:
         """The length of x̄_i."""
         return self.hidden * (self.heads if self.model == "gat" else 1)
+
+
+@dataclass(frozen=True)
+class Settings(Split):
+    """The split network's, Eq. 7's λ, and how users start."""
+
+    regularisation: float = setting(100.0, "λ, how strongly the latent vectors of neighbours are held together.", low=0)
+    first: str = setting("shared", "Whether users start with the same weights or draw their own.", choices=("shared", "own"))
 
 
 class Cohort(atoll.cohort.Cohort):
@@ -59,17 +65,20 @@ class Cohort(atoll.cohort.Cohort):
     settings: Settings
 
     def setup(self) -> None:
-        """W_i from U(−b, b), b² = 6 / (d + h): the same for all, or each user's own."""
+        """W_i and its optimiser."""
         s = self.settings
         self.features = Entries(self.graph)
         self.weights = Weights(self.features, s.width)
         self.optimizer = optim.Adam(self.weights, s.lr, s.weight_decay)
-        if self.blank:
-            return
-        if s.first == "own":
-            self.weights.draw(Streams(self.seed, self.parties, "weights"), bound(s, self.schema))
+        if not self.blank:
+            self.begin()
+
+    def begin(self) -> None:
+        """W_i from U(−b, b), b² = 6 / (d + h): the same for all, or each user's own."""
+        if self.settings.first == "own":
+            self.weights.draw(Streams(self.seed, self.parties, "weights"), bound(self.settings, self.schema))
         else:
-            self.weights.share(first_weight(s, self.schema, self.seed))
+            self.weights.share(first_weight(self.settings, self.schema, self.seed))
 
     @verb
     def embed(self) -> Fields:
@@ -90,7 +99,7 @@ class Cohort(atoll.cohort.Cohort):
 class Server(nn.Module):
     """What follows the users' part of the first layer."""
 
-    def __init__(self, settings: Settings, classes: int, draws: Draws | None) -> None:
+    def __init__(self, settings: Split, classes: int, draws: Draws | None) -> None:
         super().__init__()
         self.settings = settings
         shape = Shape(1, 0, classes, dropout=settings.dropout)
@@ -114,18 +123,18 @@ class Server(nn.Module):
         return hidden * draws.keep(1 - self.settings.dropout, [len(hidden)], hidden.shape[1])
 
 
-def bound(settings: Settings, schema: atoll.cohort.Schema) -> float:
+def bound(settings: Split, schema: atoll.cohort.Schema) -> float:
     """Glorot's bound for one head's d × h weights."""
     return math.sqrt(6 / (schema.features + settings.width))
 
 
-def first_weight(settings: Settings, schema: atoll.cohort.Schema, seed: int) -> Tensor:
+def first_weight(settings: Split, schema: atoll.cohort.Schema, seed: int) -> Tensor:
     """(d, h) what every user starts with: a function of the seed, which all know, so nobody needs to send it."""
     limit = bound(settings, schema)
     return Streams(seed, [SERVER], "weights").uniform(schema.features, settings.width, low=-limit, high=limit)[0]
 
 
-def start(federation: Federation, settings: Settings) -> State:
+def start(federation: Federation, settings: Split) -> State:
     """The server's part of the model, its optimiser, and a place for the users' latent vectors."""
     server = Server(settings, federation.schema.classes, Draws(federation.seed, [SERVER], "model"))
     optimizer = optim.Adam(server, settings.lr, settings.weight_decay)
@@ -136,12 +145,12 @@ def start(federation: Federation, settings: Settings) -> State:
 def step(federation: Federation, state: State, settings: Settings) -> State:
     """One round of Algorithm 1. Who does not take part is represented by the latent vector it sent last."""
     replies = federation.ask("embed")  # lines 4 to 7
-    state, gradient = descend(federation, heard(state, replies), settings)  # lines 8 and 9
+    state, gradient = descend(federation, heard(state, replies), settings, settings.regularisation)  # lines 8 and 9
     federation.ask("update", to=replies.parties, each={"gradient": gradient[places(replies)]})  # lines 10 to 13
     return state
 
 
-def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, object]:
+def evaluate(federation: Federation, state: State, settings: Split) -> dict[str, object]:
     """The server predicts for everybody; each user with a label that is not the server's counts for itself."""
     state = heard(state, federation.ask("embed"))
     server = Server(settings, federation.schema.classes, None)
@@ -163,7 +172,7 @@ def places(replies: Replies) -> Tensor:
     return torch.from_numpy(np.array(replies.parties))
 
 
-def descend(federation: Federation, state: State, settings: Settings) -> tuple[State, Tensor]:
+def descend(federation: Federation, state: State, settings: Split, regularisation: float = 0.0) -> tuple[State, Tensor]:
     """One step of the server's part down L = CE + λ·L_reg (Eqs. 6, 7), and ∂L/∂X̄ at the weights before that step.
 
     Deviation: the cross-entropy is a mean over the training nodes where Eq. 3 has a sum, as λ's range suggests.
@@ -175,8 +184,8 @@ def descend(federation: Federation, state: State, settings: Settings) -> tuple[S
     graph, latent = federation.topology, state["latent"].requires_grad_()
     logits = server(latent, graph, Draws(federation.seed, [SERVER], "dropout", federation.round))
     loss = cross_entropy(logits, graph)
-    if settings.regularisation:
-        loss = loss + settings.regularisation * smoothness(latent, graph)
+    if regularisation:
+        loss = loss + regularisation * smoothness(latent, graph)
     *own, gradient = torch.autograd.grad(loss, [*optimizer.params.values(), latent])
     optimizer.step([part.contiguous() for part in own])
     state = {"model": read(server), "optimizer": optimizer.state(), "latent": latent.detach(), "loss": loss.detach()}
