@@ -39,7 +39,9 @@ Engine = Annotated[str | None, typer.Option(help="What carries the messages: inp
 
 @app.command()
 def run(
-    what: Annotated[str, typer.Argument(metavar="ALGORITHM|FILE.toml", help="An algorithm, or the configuration of a run.")],
+    what: Annotated[
+        str, typer.Argument(metavar="ALGORITHM|FILE", help="An algorithm, a FILE.py with one, or the FILE.toml of a run.")
+    ],
     dataset: Dataset = None,
     partition: Partition = None,
     parties: Parties = None,
@@ -50,6 +52,9 @@ def run(
     engine: Engine = None,
     secure: Annotated[bool, typer.Option("--secure", help="Secure aggregation: the server sees sums only.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the configuration, history, checkpoint and result.")] = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write every round for TensorBoard as well, into --out.")
+    ] = False,
     threads: Threads = None,
     quiet: Quiet = False,
 ) -> None:
@@ -73,8 +78,10 @@ def run(
             engine=engine or "inprocess",
             values=values,
         )
-    with _watch(chosen.algorithm, quiet) as watch:
-        result = runner.run(chosen, out=out, watch=watch)
+    if tensorboard and out is None:
+        raise AtollError("--tensorboard writes beside the history; give --out as well.")
+    with _watch(chosen.algorithm, quiet) as watch, _board(out if tensorboard else None) as board:
+        result = runner.run(chosen, out=out, watch=_both(watch, board))
     _tell(result, out)
 
 
@@ -373,6 +380,26 @@ def _watch(label: str, quiet: bool) -> Any:
     from atoll.console import Progress
 
     return nullcontext(None) if quiet else Progress(label)
+
+
+def _board(out: Path | None) -> Any:
+    from contextlib import nullcontext
+
+    if out is None:
+        return nullcontext(None)
+    from atoll.board import Board
+
+    return Board(out / "tensorboard")
+
+
+def _both(*watchers: Any) -> Any:
+    present = [watcher for watcher in watchers if watcher is not None]
+
+    def watch(row: dict[str, Any], rounds: int) -> None:
+        for watcher in present:
+            watcher(row, rounds)
+
+    return watch
 
 
 def _tell(result: Any, folder: Path | None) -> None:

@@ -1,0 +1,39 @@
+"""Rounds for TensorBoard, as they happen: `atoll run … --tensorboard`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from atoll.errors import AtollError
+
+
+class Board:
+    """A watcher that writes the numbers of every round as TensorBoard scalars into a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ModuleNotFoundError as error:
+            raise AtollError(
+                '--tensorboard needs tensorboard, which is not installed; run `pip install "atoll[tensorboard]"`.'
+            ) from error
+        self.folder, self.make = folder, SummaryWriter
+        self.writer: Any = None
+
+    def __enter__(self) -> Board:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+    def __call__(self, row: Mapping[str, Any], rounds: int) -> None:
+        """Write a round; the first one makes the folder."""
+        if self.writer is None:
+            self.writer = self.make(str(self.folder))
+        for name, value in row.items():
+            if isinstance(value, (int, float)) and name != "round":
+                self.writer.add_scalar(name, value, row["round"])
