@@ -34,7 +34,7 @@ $(VENV)/.run: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,report,docs]"
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,report,docs,tensorboard]"
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.run
