@@ -11,7 +11,7 @@ demo: $(VENV)/.run
 	$(BIN)/atoll report runs/demo/* --html runs/demo/report.html
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -34,7 +34,7 @@ $(VENV)/.run: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,report,docs,tensorboard]"
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[all]"
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.run
