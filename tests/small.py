@@ -21,7 +21,12 @@ SPREAD: dict[str, dict[str, Any]] = {
     "whole": {"partition": "random", "parties": 3},
 }
 
-OWN: dict[str, dict[str, Any]] = {"gfl_appnp": {"labelled": 0, "lam": 1}}  # what a single algorithm needs beside that
+SAMPLES = {"lam": 1, "samples": 4, "connected": "false", "train": 0.5, "val": 0.25, "test": 0.25, "batch_size": 1}
+OWN: dict[str, dict[str, Any]] = {  # what a single algorithm needs beside that
+    "gfl_appnp": {"labelled": 0, "lam": 1},
+    "fedmlp": SAMPLES,
+    "mlps": SAMPLES,
+}
 
 
 def small(algorithm: str, *, seed: int = 3, rounds: int = 3, **values: Any) -> Config:

@@ -66,6 +66,14 @@ class Sources:
             return values
         return torch.zeros(nodes, *values.shape[1:]).index_copy_(0, self.parties, values)
 
+    def reach(self, toward: Toward, trained: Trained) -> Tensor:
+        """(K, n, h) x_ks·M_k: by the coupling or, where nodes have more vectors than these have entries, by M_k itself."""
+        graph, here = trained.graph, self.graph
+        entries = here.num_features * (here.num_nodes + here.parties * graph.parties + len(trained.rows))
+        if entries < here.num_nodes * len(trained.rows):
+            return torch.bmm(trained.x, mixed(self.outer(), self.parties, toward))
+        return trained.spread(self.coupling(toward, graph, trained.rows).t() @ self.active)
+
     def coupling(self, toward: Toward, graph: Graph, rows: Tensor) -> Tensor:
         """(rows here, T): Ã_kj/n_j·(x_js'·x_ks) for T rows ks of the graph of the `toward` parties; kept for the next round."""
         if self.kept.get("toward") is not toward or not torch.equal(self.kept["parties"], self.parties):  # type: ignore[arg-type]
@@ -160,16 +168,15 @@ def mix(gradient: Tensor, parties: Tensor, toward: Toward, noise: torch.Generato
     assert isinstance(upload, Upload)
     drawn = None
     if noise is not None:
-        rows = torch.cat([block for _, block in toward.blocks()])[:, parties].double()
-        root = torch.linalg.cholesky(rows @ rows.t() + 1e-10 * torch.eye(len(rows))).float()  # L·Lᵀ = A_o·A_oᵀ
-        drawn = (root @ torch.randn(len(rows), upload.shape[1] * upload.shape[2], generator=noise)).view(-1, *upload.shape[1:])
+        root = toward.root(parties)
+        drawn = (root @ torch.randn(len(root), upload.shape[1] * upload.shape[2], generator=noise)).view(-1, *upload.shape[1:])
     return Lazy(Mixture(upload, toward, drawn))
 
 
 def mixed(gradient: Tensor, parties: Tensor, toward: Toward) -> Tensor:
     """Σ_{j≠k} Ã_kj·∇ĥ_j, number by number."""
     result = torch.empty(len(toward.nodes), *gradient.shape[1:])
-    for targets, block in toward.blocks():
+    for targets, block in [(slice(None), toward.rows)] if toward.rows is not None else toward.blocks():
         result[targets] = (block[:, parties] @ gradient.flatten(1)).view(-1, *gradient.shape[1:])
     return result
 
@@ -237,6 +244,11 @@ class Trained:
         return (self.real & (order < batch)) / self.counts.clamp(max=batch)[:, None]
 
     @cached_property
+    def x(self) -> Tensor:
+        """(K, n, d) the rows themselves."""
+        return self.spread(dense_rows(self.graph, self.rows))
+
+    @cached_property
     def gram(self) -> Tensor:
         """(K, n, n) a party's own x_s·x_s'."""
         chunks = []
@@ -270,7 +282,7 @@ class Explicit:
 
     def __init__(self, trained: Trained, first: Tensor, second: Tensor, gradient: Tensor, encoding: str) -> None:
         parties = trained.graph.parties
-        self.x = trained.spread(dense_rows(trained.graph, trained.rows))  # (K, n, d)
+        self.x = trained.x
         self.first, self.second = first.repeat(parties, 1, 1), second.repeat(parties, 1, 1)
         self.shared, self.gradient, self.encoding = second, gradient, encoding
 
@@ -316,13 +328,12 @@ class Implicit:
         self.own = torch.zeros(graph.parties, trained.most, hidden)  # S
         if mixture is not None:
             sources, toward = mixture.upload.sources, mixture.toward
-            self.reached = trained.spread(sources.coupling(toward, graph, rows).t() @ sources.active)  # x·M_k
+            self.reached = sources.reach(toward, trained)  # x·M_k
             self.others = toward.gather(sources.everywhere(sources.hidden, toward.propagation.nodes))  # R_k
             if mixture.noise is not None:
                 self.noise = mixture.noise[:, :, : first.numel()].view(-1, classes, *first.shape)  # E_k, (K, C, d, h)
                 self.noise_second = mixture.noise[:, :, first.numel() :]
-                x = trained.spread(dense_rows(graph, rows))
-                self.noise_reached = torch.einsum("knd,kcdh->kcnh", x, self.noise)
+                self.noise_reached = torch.einsum("knd,kcdh->kcnh", trained.x, self.noise)
 
     def outputs(self) -> Tensor:
         """h = relu(x·W₁)·W₂ with x·W₁ = s·x·W̄₁ − D∘(x·M_k) − Σ_s' (x·x_s')·S_s'."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from .errors import AtollError
 from .graph import Graph
 from .kernels import Sparse
+from .random import Draws
 
 Mask = str | Tensor  # "train", "val", "test", or (N,) bool
 
@@ -83,6 +84,21 @@ def node_weights(graph: Graph, mask: Mask | None = None) -> Tensor:
     if key not in graph.derived:
         graph.derived[key] = _shares(graph, resolve(graph, mask))
     return graph.derived[key]
+
+
+def batch(graph: Graph, size: int, draws: Draws) -> Mask:
+    """So many training nodes of each party, drawn by itself; all of a party that has no more, and of every party for 0."""
+    most = int(graph.num_train.max())
+    if not 0 < size < most:
+        return "train"
+    rows = graph.train.nonzero()[:, 0]
+    starts = graph.num_train.cumsum(0) - graph.num_train
+    keys = torch.full((graph.parties, most), 2.0)
+    places = graph.party[rows], torch.arange(len(rows)) - starts[graph.party[rows]]
+    keys[places] = draws.uniform(most)[places]
+    chosen = torch.zeros(graph.num_nodes, dtype=torch.bool)
+    chosen[rows] = (keys.argsort(1).argsort(1) < size)[places]
+    return chosen
 
 
 def resolve(graph: Graph, mask: Mask | None) -> Tensor:

@@ -100,6 +100,13 @@ class Toward:
             block[torch.arange(len(some)), some] = 0
             yield slice(start, start + len(some)), block
 
+    def root(self, sources: Tensor) -> Tensor:
+        """L (K, K) with L·Lᵀ = A_o·A_oᵀ over some source nodes: L·z is what arrives of independent normal noise at them."""
+        rows = torch.cat([block for _, block in self.blocks()])[:, sources].double()
+        values, vectors = torch.linalg.eigh(rows @ rows.t())
+        root: Tensor = vectors * values.clamp(min=0).sqrt()
+        return root.float()
+
     def gather(self, values: Tensor) -> Tensor:
         """A_o·values: (N, c) → (K, c)."""
         if self.rows is not None:

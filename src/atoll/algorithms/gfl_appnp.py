@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import atoll.cohort
-from atoll import metrics, models
+from atoll import metrics
 from atoll.algorithms import State
 from atoll.cohort import Fields, verb
 from atoll.compensation import Explicit, Implicit, Local, Mixture, Sources, Trained, Upload, mix, to_means, to_rows
@@ -30,7 +31,7 @@ from atoll.errors import AtollError
 from atoll.federation import Federation
 from atoll.graph import Graph
 from atoll.lazy import Lazy
-from atoll.parameters import Parameters, scale
+from atoll.parameters import scale
 from atoll.parties import Parties
 from atoll.propagation import Propagation, Toward
 from atoll.random import SERVER, Draws, generator
@@ -173,14 +174,11 @@ def votes(logits: Tensor, graph: Graph) -> Tensor:
 
 
 def start(federation: Federation, settings: Settings) -> State:
-    """A first model; nothing has been heard of any node yet."""
-    schema = federation.schema
-    draws = Draws(federation.seed, [SERVER], "model")
-    mlp = models.build(
-        "mlp", parties=1, features=schema.features, classes=schema.classes, hidden=settings.hidden, bias=False, draws=draws
-    )
-    first: Parameters = {name: value[0] for name, value in models.read(mlp).items()}
-    return {"model": first, "hidden": torch.zeros(schema.parties, schema.classes)}
+    """A first model, by Glorot's rule (the paper does not say); nothing has been heard of any node yet."""
+    schema, draws = federation.schema, Draws(federation.seed, [SERVER], "model")
+    first = draws.uniform(schema.features, settings.hidden, low=-1, high=1)[0] * sqrt(6 / (schema.features + settings.hidden))
+    second = draws.uniform(settings.hidden, schema.classes, low=-1, high=1)[0] * sqrt(6 / (settings.hidden + schema.classes))
+    return {"model": {FIRST: first, SECOND: second}, "hidden": torch.zeros(schema.parties, schema.classes)}
 
 
 def step(federation: Federation, state: State, settings: Settings) -> State:
