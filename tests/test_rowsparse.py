@@ -32,7 +32,7 @@ def test_products_are_those_of_whole_weights() -> None:
     torch.testing.assert_close(kept.product(rows), dense.detach())
     gradient = torch.randn(24, 6, generator=torch.Generator().manual_seed(2))
     of_whole = torch.autograd.grad(dense, whole, gradient)[0]
-    torch.testing.assert_close(kept.outer(gradient), of_whole[kept.user, kept.feature])
+    torch.testing.assert_close(kept.outer(gradient, torch.empty(len(kept.value), 6)), of_whole[kept.user, kept.feature])
     assert not of_whole[x == 0].any()
 
 

@@ -64,9 +64,9 @@ class Entries:
         """(E, h) → (N, h): x_i·W_i = Σ_f x_if·W_if of every user."""
         return multiply(self.matrix, rows)
 
-    def outer(self, gradient: Tensor) -> Tensor:
-        """(N, h) → (E, h): the gradient x_if·g_i of every kept row."""
-        return gradient.index_select(0, self.user).mul_(self.value[:, None])
+    def outer(self, gradient: Tensor, out: Tensor) -> Tensor:
+        """(N, h) → (E, h): the gradient x_if·g_i of every kept row, in `out`: fresh memory would cost more than the product."""
+        return torch.index_select(gradient, 0, self.user, out=out).mul_(self.value[:, None])
 
 
 class Weights(nn.Module):
@@ -76,6 +76,15 @@ class Weights(nn.Module):
         super().__init__()
         self.entries = entries
         self.rows = nn.Parameter(torch.zeros(len(entries.value), width), requires_grad=False)
+        self.gradient = torch.empty(len(entries.value), width)  # overwritten by every `backward`
+
+    def forward(self) -> Tensor:
+        """(N, h): x_i·W_i of every user."""
+        return self.entries.product(self.rows)
+
+    def backward(self, gradient: Tensor) -> Tensor:
+        """(N, h), the gradient of `forward` → (E, h), that of the kept rows."""
+        return self.entries.outer(gradient, self.gradient)
 
     def share(self, weight: Tensor) -> None:
         """Every user starts with the same weight (d, h)."""

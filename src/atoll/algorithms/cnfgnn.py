@@ -63,7 +63,7 @@ class Cohort(nfedgnn.Cohort):
     def update(self, weight: Tensor, gradient: Tensor) -> None:  # type: ignore[override]
         """W_i ← W̄, then one step of Adam with ∂L/∂W_i = x_iᵀ·∂L/∂x̄_i."""
         self.weights.share(weight)
-        self.optimizer.step([self.features.outer(gradient)])
+        self.optimizer.step([self.weights.backward(gradient)])
         self._decay(weight)
 
     def _decay(self, weight: Tensor) -> None:

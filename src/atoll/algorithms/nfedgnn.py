@@ -83,12 +83,12 @@ class Cohort(atoll.cohort.Cohort):
     @verb
     def embed(self) -> Fields:
         """Lines 5 and 6: x̄_i = x_i·W_i."""
-        return {"latent": self.features.product(self.weights.rows)}
+        return {"latent": self.weights()}
 
     @verb
     def update(self, gradient: Tensor) -> None:
         """Lines 11 and 12: ∂L/∂W_i = x_iᵀ·∂L/∂x̄_i, one step of Adam."""
-        self.optimizer.step([self.features.outer(gradient)])
+        self.optimizer.step([self.weights.backward(gradient)])
 
     @verb
     def evaluate(self, logits: Tensor) -> Fields:
