@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """An algorithm's page ends with all its settings, as the code has them."""
+    """An algorithm's page ends with all its settings, as the code has them; that on benchmarks with what each one measures."""
+    if page.file.src_uri == "benchmarks.md":
+        files_there = sorted((Path(config.config_file_path).parent / "benchmarks").glob("[a-z]*.py"))
+        told = {path.stem: (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0] for path in files_there}
+        return markdown + "\n" + "\n".join(f"- `{name}`: {' '.join(text.split())}" for name, text in told.items()) + "\n"
     folder, _, name = page.file.src_uri.removesuffix(".md").rpartition("/")
     known = name.replace("-", "_")
     return markdown + _settings(known) if folder == "algorithms" and known in algorithms.names() else markdown

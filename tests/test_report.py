@@ -163,6 +163,19 @@ def test_the_page_is_one_file_without_a_network(runs: Path, tmp_path: Path) -> N
     assert [item.name for item in (tmp_path / "deep").iterdir()] == ["report.html"]
 
 
+def test_plots_are_in_plotlys_words() -> None:
+    """A line with a band is two lines and no dots; bars with long names lie, with their whiskers along them."""
+    line = figures.Series("a", [1, 2], [0.1, 0.3], 0, spread=[0.1, 0.1])
+    band, middle = page.plot(figures.Figure("n", "Learning", "t", "lines", "x", "y", [line], percent=True))["data"]
+    assert (band["mode"], middle["mode"]) == ("lines", "lines")
+    assert band["y"] == pytest.approx([0.2, 0.4, 0.2, 0.0])
+    bars = figures.Series("b", ["a rather long name of a row"], [0.5], 0, spread=[0.1])
+    (bar,) = page.plot(figures.Figure("n", "Parties", "t", "bars", "", "y", [bars]))["data"]
+    assert (bar["orientation"], bar["x"], bar["y"]) == ("h", [0.5], ["a rather long name<br>of a row"])
+    assert "error_x" in bar
+    assert page.plot(figures.Figure("n", "Parties", "t", "bars", "party", "y", [bars]))["data"][0]["x"] == bars.x
+
+
 def test_what_a_page_quotes_cannot_break_out(runs: Path, tmp_path: Path) -> None:
     """Markup in a name is shown, not obeyed."""
     odd = tmp_path / "</script><script>alert(1)</script>".replace("/", "_")

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from html import escape
 from itertools import groupby
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -28,7 +29,8 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 def render(report: Report) -> str:
     """The whole page."""
     datasets = list(dict.fromkeys(row.runs[0].config.dataset for row in report.rows))
-    title = f"{', '.join(row.label for row in report.rows[:4])}{' …' if len(report.rows) > 4 else ''} on {', '.join(datasets)}"
+    title = ", ".join(row.label for row in report.rows[:4]) + (" …" if len(report.rows) > 4 else "")
+    title += f" on {datasets[0]}" if len(datasets) == 1 else ""  # else the labels say it
     parts = {
         "title": escape(title),
         "refresh": "" if report.done else f"<meta http-equiv=refresh content={REFRESH}>",
@@ -109,6 +111,8 @@ def plot(figure: Figure) -> dict[str, Any]:
     if figure.kind in ("bars", "stack"):
         layout["barmode"] = "stack" if figure.kind == "stack" else "group"
         layout["xaxis"] |= {"type": "category", "showgrid": False}
+        if lying(figure):
+            layout["xaxis"], layout["yaxis"] = layout["yaxis"], layout["xaxis"] | {"autorange": "reversed"}
     if figure.kind == "map":
         for axis in ("xaxis", "yaxis"):
             layout[axis] = {"visible": False}
@@ -129,10 +133,14 @@ def traces_of(figure: Figure, series: Series) -> list[dict[str, Any]]:
     trace: dict[str, Any] = {"name": series.name, "x": x, "y": y, "legendgroup": series.name, "showlegend": True}
     if figure.kind in ("bars", "stack"):
         trace |= {"type": "bar", "marker": {"color": colour}}
+        height = "y"
+        if lying(figure):
+            trace |= {"orientation": "h", "x": y, "y": ["<br>".join(wrap(str(name), 20)) for name in x]}
+            height = "x"
         if series.spread is not None:
-            trace["error_y"] = {"type": "data", "array": short(series.spread), "thickness": 1.2}
+            trace[f"error_{height}"] = {"type": "data", "array": short(series.spread), "thickness": 1.2}
         if figure.percent:
-            trace["hovertemplate"] = "%{x}: %{y:.2%}"
+            trace["hovertemplate"] = f"%{{{height}:.2%}}"
         return [trace]
     trace["type"] = "scatter"
     if figure.kind in ("points", "map"):
@@ -151,6 +159,7 @@ def traces_of(figure: Figure, series: Series) -> list[dict[str, Any]]:
     )
     band = {
         "type": "scatter",
+        "mode": "lines",
         "x": [*x, *reversed(x)],
         "y": [*high, *reversed(low)],
         "fill": "toself",
@@ -161,6 +170,12 @@ def traces_of(figure: Figure, series: Series) -> list[dict[str, Any]]:
         "showlegend": False,
     }
     return [band, trace]
+
+
+def lying(figure: Figure) -> bool:
+    """Whether bars lie, so that there is room for long names."""
+    names = [str(name) for series in figure.series for name in series.x]
+    return not figure.x and max(map(len, names), default=0) > 12
 
 
 def heat(figure: Figure) -> list[dict[str, Any]]:

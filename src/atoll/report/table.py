@@ -63,6 +63,7 @@ class Table:
 
 def table(rows: Sequence[Row], majority: Callable[[Row], tuple[float, float | None] | None]) -> Table:
     """Mean ± standard deviation over the seeds of every metric (%), rounds, megabytes and seconds."""
+    comparable = True if len({row.runs[0].config.dataset for row in rows}) == 1 else None
     columns = [Column("seeds", [Cell(len(row.runs), digits=0) for row in rows])]
     for name in metrics_of(rows):
         found = [majority(row) if name == "majority" else row.mean(name) for row in rows]
@@ -73,7 +74,7 @@ def table(rows: Sequence[Row], majority: Callable[[Row], tuple[float, float | No
             for pair in found
         ]
         if any(cell.value is not None for cell in cells):
-            columns.append(Column(NAMES.get(name, name.replace("_", " ")) + (" %" if share else ""), cells, highest=True))
+            columns.append(Column(NAMES.get(name, name.replace("_", " ")) + (" %" if share else ""), cells, comparable))
     measures: dict[str, tuple[list[list[float]], int]] = {
         "best round": ([[run.best_round for run in row.runs] for row in rows], 0),
         "rounds": ([[run.rounds for run in row.runs] for row in rows], 0),
