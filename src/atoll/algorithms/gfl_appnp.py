@@ -26,11 +26,12 @@ import atoll.cohort
 from atoll import metrics
 from atoll.algorithms import State
 from atoll.cohort import Fields, verb
-from atoll.compensation import Explicit, Implicit, Local, Mixture, Sources, Trained, Upload, mix, to_means, to_rows
+from atoll.compensation import Mixture, Sources, Upload, mix, to_means, to_rows
 from atoll.errors import AtollError
 from atoll.federation import Federation
 from atoll.graph import Graph
 from atoll.lazy import Lazy
+from atoll.localsteps import Explicit, Implicit, Local, Trained
 from atoll.parameters import scale
 from atoll.parties import Parties
 from atoll.propagation import Propagation, Toward
