@@ -149,6 +149,7 @@ def partition(
     parties: Parties = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     sets: Sets = None,
+    out: Annotated[Path | None, typer.Option(help="Save each party's graph there, in a folder of its own.")] = None,
 ) -> None:
     """Show how a graph falls into parties: sizes, edges kept and lost, labels, homophily of majority and minority nodes."""
     from atoll import config
@@ -159,6 +160,12 @@ def partition(
     chosen = config.resolve("local", dataset=dataset, partition=partition, parties=parties, seed=seed, values=_values(sets))
     data = spread(chosen, None, SETTINGS)
     console.print(render(facts(data.parts, data.source)))
+    if out is not None:
+        from atoll.data.files import save
+
+        for party in range(data.parts.parties):
+            save(data.parts.select([party]), out / f"party-{party}")
+        console.print(f"Written to {out}")
 
 
 @app.command()
@@ -279,7 +286,7 @@ def join(
     _prepare_torch(threads)
     from atoll import deploy
 
-    deploy.join(kit, data, lambda text: print(f"atoll: {text}", file=sys.stderr, flush=True))
+    deploy.join(kit, data)
 
 
 @app.command("algorithms")

@@ -37,6 +37,7 @@ from atoll.runner import Book, Result, Watch
 DEATHS = 5  # so often in a row a process is started again before we give up
 JOINING = 180.0  # seconds for a site on this machine to stand
 PUZZLED = 20.0  # seconds after which a site that could not join says so
+RELEASE = 5.0  # seconds for the server of a killed `serve` to let go of its port
 DEPLOYABLE = ("horizontal", "overlapping", "vertical")  # settings in which a site's own graph is its party
 Say = Callable[[str], None]
 
@@ -119,8 +120,12 @@ class Guest:
     """A site as a child, started again where it died."""
 
     def __init__(self, kit: Kit, folder: Path, data: Path | None, say: Say, warn: Say, threads: int | None = None) -> None:
-        """`folder` takes what the site saves, `data` is its graph; `say` is told how it goes, `warn` what goes wrong."""
+        """`folder` takes what the site saves, `data` is its graph; `say` is told how it goes, `warn` what goes wrong.
+
+        A site with data of its own tries to join for ever; one of a simulation not more than a few times.
+        """
         self.kit = kit
+        self.patient = data is not None
         self.say = say
         self.warn = warn
         self.heard: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -149,10 +154,12 @@ class Guest:
                 self.left = True
             elif "exit" in heard and not self.left:
                 self.deaths += 1
-                if self.deaths > DEATHS:
+                if self.deaths > DEATHS and not self.patient:
                     raise AtollError(f"The site {self.kit.site} ended {self.deaths} times in a row; {self.child.log} says why.")
-                self.warn("the site died; starting it again")
+                self.warn(f"the site's process ended ({self.kit.path / 'log.txt'} says why); starting it again")
                 self.joined = False
+                if self.deaths > 1:
+                    time.sleep(min(self.deaths, 30))
                 self.child = self._start()
 
     def stop(self) -> None:
@@ -235,7 +242,7 @@ def serve(kit: Kit, config: Config, target: Path, *, watch: Watch | None = None)
         raise AtollError(f"{target} holds another run; choose another --out, or delete it.")
     if resume and (target / "result.json").exists():
         return _result(config, Folder(target), {row["round"]: row for row in Folder(target).rows()})
-    if not port_is_free(kit.port):
+    if not port_is_free(kit.port, RELEASE):
         raise AtollError(
             f"Port {kit.port} of this machine is taken; end the process that listens there (perhaps another `atoll serve`)."
         )
@@ -272,13 +279,14 @@ def deployed(document: Mapping[str, Any], where: str, sites: Sequence[str]) -> C
     return replace(config, partition=setting, parties=len(sites), engine="nvflare")
 
 
-def join(kit_path: str | Path, data: Path, say: Say) -> None:
+def join(kit_path: str | Path, data: Path) -> None:
     """Be a site of a federation, until the server says that it is over."""
     need_nvflare()
     kit = Kit.open(kit_path, server=False)
+    say = _named(str(kit.site), _warn)
     graph = files.read(data)  # what is wrong with it is said here and now
     place = f"{kit.host}:{kit.port}"
-    say(f"{kit.site}: {graph.num_nodes} nodes, {graph.num_features} features, {graph.num_classes} classes; joining {place}")
+    say(f"{graph.num_nodes} nodes, {graph.num_features} features, {graph.num_classes} classes; joining {place}")
     guest, began, told = Guest(kit, kit.path / "runs", data, say, say), time.monotonic(), False
     try:
         while not guest.left:
@@ -298,15 +306,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def port_is_free(port: int) -> bool:
-    """Whether a server can listen there."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+def port_is_free(port: int, patience: float = 0.0) -> bool:
+    """Whether a server can listen there, now or in so many seconds: one that was killed may be about to leave."""
+    ends = time.monotonic() + patience
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("", port))
-        except OSError:
+            return True
+        if time.monotonic() >= ends:
             return False
-    return True
+        time.sleep(0.2)
 
 
 def _silent(text: str) -> None:

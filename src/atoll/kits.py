@@ -233,5 +233,9 @@ def _logging() -> dict[str, Any]:
                 "backupCount": 2,
             }
         },
-        "loggers": {"root": {"level": "INFO", "handlers": ["file"]}},
+        "loggers": {
+            "root": {"level": "INFO", "handlers": ["file"]},
+            "nvflare.private.fed.authenticator": {"level": "WARNING"},  # it tells every try
+            "nvflare.fuel.f3.cellnet.cell": {"level": "WARNING"},
+        },
     }

@@ -49,9 +49,7 @@ class Child:
 
     def stop(self, patience: float = 3.0) -> None:
         """Let go of the lifeline, wait a little, then end the process."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):
-            self.process.stdin.close()
+        self._let_go()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(patience)
         if self.process.poll() is None:
@@ -68,7 +66,14 @@ class Child:
                 else:
                     file.write(line)
                     file.flush()
-        self.heard({"exit": self.process.wait()})
+        code = self.process.wait()
+        self._let_go()
+        self.heard({"exit": code})
+
+    def _let_go(self) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            self.process.stdin.close()
 
 
 def report(**fields: Any) -> None:

@@ -53,7 +53,7 @@ class Nvflare:
         self.schema = schema
         self.timeout = timeout
         self.exact = exact
-        self.run = uuid.uuid4().hex
+        self.run = f"{config['algorithm']}-{uuid.uuid4().hex[:12]}"
         self.token = -1  # the round of the last save; −1 before the first
         self.round = 0
         self.begun: set[str] = set()

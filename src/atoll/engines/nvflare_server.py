@@ -5,8 +5,11 @@ The parent process (`atoll.deploy`) gives orders by its lifeline, one run at a t
 
 from __future__ import annotations
 
+import asyncio.sslproto
 import concurrent.futures
+import logging
 import queue
+import ssl
 import threading
 import time
 import traceback
@@ -30,8 +33,11 @@ from atoll.folder import Folder
 from atoll.parties import Parties
 from atoll.processes import orders, report
 
+log = logging.getLogger("atoll.server")
 TRIES = 5  # so often in a row a run is taken up again without having come one round further
 TICK = 0.2  # seconds between looks at the connections
+PING = 30.0  # seconds for a site to say that it is there
+ECHO = {"atoll": __version__, "run": "", "kind": "echo"}
 
 
 class Auxiliary:
@@ -96,8 +102,27 @@ class Auxiliary:
         return f"timed out after {timeout:g} seconds" if code == ReturnCode.TIMEOUT else f"could not be reached ({code})"
 
 
+def tell_refusals() -> None:
+    """Let the log say when a connection is refused for its certificate: asyncio closes it without a word."""
+    complete = getattr(asyncio.sslproto.SSLProtocol, "_on_handshake_complete", None)
+    if complete is None:
+        return
+
+    def tell(self: Any, error: BaseException | None) -> Any:
+        if isinstance(error, ssl.SSLError):
+            peer = self._transport.get_extra_info("peername") if self._transport else None
+            log.warning("refused a connection from %s: %s", peer[0] if peer else "somebody", error.reason or error)
+        return complete(self, error)
+
+    asyncio.sslproto.SSLProtocol._on_handshake_complete = tell  # type: ignore[method-assign, assignment]
+
+
 class ServerComponent(FLComponent):  # type: ignore[misc]
     """What NVFlare starts at the server: it takes orders from the parent process, and ends when that does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tell_refusals()
 
     def handle_event(self, event_type: str, fl_ctx: Any) -> None:
         """NVFlare's events: begin when the server stands."""
@@ -176,7 +201,7 @@ class Run:
         """Until every site is there; say who is not. Unless `everybody` is needed, those who came in time are enough."""
         began, told = time.monotonic(), None
         patience = self.patience if everybody else min(self.patience, self.config.run.timeout)
-        while missing := [site for site in self.roster if self.carrier.session(site) is None]:
+        while missing := self._missing():
             if missing != told:
                 report(waiting=missing)
                 told = missing
@@ -186,6 +211,14 @@ class Run:
                 report(warn=f"going on without {', '.join(missing)}")
                 return
             time.sleep(TICK)
+
+    def _missing(self) -> list[str]:
+        """The sites that are not connected or, where all seem to be, do not answer."""
+        missing = [site for site in self.roster if self.carrier.session(site) is None]
+        if missing:
+            return missing
+        replies = self.carrier.send(dict.fromkeys(self.roster, wire.encode(ECHO)), PING)
+        return [site for site, reply in replies.items() if isinstance(reply, str)]
 
     def _schema(self, data: Spread | None) -> Schema:
         """What everybody must know: from the data in a simulation, else from what the sites say of theirs."""
@@ -202,7 +235,7 @@ class Run:
 def echo(carrier: Auxiliary, sites: Sequence[str], size: int, times: int) -> list[list[float]]:
     """How long it takes to send bytes to some sites and have them back: all of it, and how long our own part of it took."""
     seconds = []
-    payload = {"atoll": __version__, "run": "", "kind": "echo", "common": {"x": torch.zeros(size, dtype=torch.uint8)}}
+    payload = ECHO | {"common": {"x": torch.zeros(size, dtype=torch.uint8)}}
     for _ in range(times):
         began = time.perf_counter()
         data = {site: wire.encode(payload) for site in sites}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -119,9 +120,9 @@ class Host:
         config, schema = _config(request), Schema(**request["schema"])
         parties, token = Parties(_numbers(request)), int(request["token"])
         algorithm = algorithms.find(config.algorithm)
-        self.cohort, self.run = None, str(request["run"])
-        if not self.run.isalnum():
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", str(request["run"])):
             raise AtollError("the run's name is not of letters and digits.")
+        self.cohort, self.run = None, str(request["run"])
         if self.data is None:
             graph = spread(config, None, algorithm.SPREADS).parts.select(parties)
         else:
@@ -177,13 +178,15 @@ class Host:
         return self.folder / self.run
 
     def _finish(self, cohort: Cohort) -> Fields:
-        """Write the parties' own models, where the algorithm has any."""
+        """Write the parties' own models, where the algorithm has any; of the saves, the last is enough now."""
         kept = {name: getattr(cohort, name) for name in cohort.memory}
         models = {name: _alone(read(value)) for name, value in kept.items() if isinstance(value, nn.Module)}
         if models:
             self._runs().mkdir(parents=True, exist_ok=True)
             _write(self._runs() / "personal.safetensors", models)
             self.say(f"personal models: {self._runs() / 'personal.safetensors'}")
+        for old in self._rounds()[:-1]:
+            (self._runs() / f"{old}.safetensors").unlink()
         return {}
 
 
