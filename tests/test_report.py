@@ -77,6 +77,11 @@ def test_curves_are_means_as_far_as_all_seeds_went(runs: Path) -> None:
     assert row.curve("accuracy", "round") == [(1, pytest.approx(0.3), pytest.approx(stdev([0.2, 0.4])))]
     assert row.curve("accuracy", "megabytes")[0][0] == 3
     assert row.curve("accuracy", "simulated_seconds") == []
+    assert "simulated s" not in [column.heading for column in table.table([row], lambda _: None).columns]
+    told = [{"round": 1, "up": 0, "down": 0, "simulated_seconds": 2.0, "accuracy": 0.1}] * 2
+    linked = Row("linked", [Run(Path("a"), config, "", told, None)])
+    assert [x for x, _, _ in linked.curve("accuracy", "simulated_seconds")] == [2.0, 4.0]
+    assert table.table([linked], lambda _: None).columns[-1].cells[0].value == 4.0
     assert len(figures.thin([(float(x), 0.0, 0.0) for x in range(5000)])) <= figures.MOST_POINTS
 
 

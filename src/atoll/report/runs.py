@@ -93,7 +93,10 @@ class Run:
         """Where each line of the history stands on an axis; empty where the history does not say."""
         if name == "megabytes":
             return list(accumulate((row["up"] + row["down"]) / 1e6 for row in self.rows))
-        return [row[name] for row in self.rows] if all(name in row for row in self.rows) else []
+        found = [row[name] for row in self.rows if name in row]
+        if len(found) < len(self.rows):
+            return []
+        return list(accumulate(found)) if name == "simulated_seconds" else found  # a round's own; `seconds` are since the start
 
 
 @dataclass(frozen=True, eq=False)

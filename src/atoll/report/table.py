@@ -82,6 +82,8 @@ def table(rows: Sequence[Row], majority: Callable[[Row], tuple[float, float | No
         "MB down": ([[run.megabytes("down") for run in row.runs] for row in rows], 2),
         "seconds": ([[run.seconds for run in row.runs] for row in rows], 1),
     }
+    if all(run.axis("simulated_seconds") for row in rows for run in row.runs):
+        measures["simulated s"] = ([[run.axis("simulated_seconds")[-1] for run in row.runs] for row in rows], 2)
     for heading, (values, digits) in measures.items():
         columns.append(Column(heading, [Cell((mean(each) or (0.0,))[0], digits=digits) for each in values]))
     going = sum(not run.done for row in rows for run in row.runs)
