@@ -314,7 +314,9 @@ def _unfit(fields: Fields, parties: int) -> dict[int, str]:
     return found
 
 
-def _sizes(common: Mapping[str, Any], each: Mapping[str, Any], scalars: Mapping[str, Any]) -> tuple[Any, Any]:
+def _sizes(
+    common: Mapping[str, Any], each: Mapping[str, Any], scalars: Mapping[str, Any]
+) -> tuple[int | np.ndarray, int | np.ndarray]:
     """Payload and wire bytes of one party's message: a number where all are alike, an array where some field is ragged."""
     shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
     values = dict(scalars)

@@ -7,7 +7,7 @@ import importlib.util
 import pkgutil
 import sys
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from atoll import cohort
 from atoll.errors import AtollError
@@ -49,7 +49,7 @@ def find(name: str) -> Algorithm:
         return _in_file(Path(name).resolve())
     if name not in names():
         raise AtollError(f"There is no algorithm {name!r}{suggest(name, names())}")
-    return importlib.import_module(f"{__name__}.{name}")  # type: ignore[return-value]
+    return cast(Algorithm, importlib.import_module(f"{__name__}.{name}"))
 
 
 def _in_file(path: Path) -> Algorithm:
@@ -70,4 +70,4 @@ def _in_file(path: Path) -> Algorithm:
         except BaseException:
             del sys.modules[key]
             raise
-    return sys.modules[key]  # type: ignore[return-value]
+    return cast(Algorithm, sys.modules[key])
