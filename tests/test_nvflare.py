@@ -26,7 +26,7 @@ from small import ALGORITHMS, small
 
 pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install 'atoll[deploy]'")
 
-from atoll import deploy, kits, runner, wire
+from atoll import deploy, ends, kits, runner, wire
 from atoll.cohort import Message, Schema
 from atoll.config import Config
 from atoll.data import files
@@ -297,6 +297,43 @@ def test_sites_must_agree_on_the_form_of_the_data(tmp_path: Path) -> None:
     assert "no data of its own" in str(opened(Host(tmp_path).handle(ask)))
 
 
+def test_a_site_may_insist(tmp_path: Path) -> None:
+    """A site takes part only in what its owner agreed to."""
+    config = small("fedavg")
+    for host, reason in (
+        (Host(tmp_path, only=["fedspray"]), "takes part in fedspray only, not in fedavg"),
+        (Host(tmp_path, secure=True), "insists on secure aggregation"),
+    ):
+        carrier = Wire(hosts(tmp_path) | {"site-1": host})
+        results = engine(config, carrier).deliver(question(model=model(config)))
+        (failure,) = [result for result in results if isinstance(result, Failure)]
+        assert failure.party == 1
+        assert reason in failure.reason
+
+
+def test_vertical_parties_with_folders_of_their_own(tmp_path: Path) -> None:
+    """The same nodes, other columns and edges at each site: the same bits as the simulation; other nodes are refused."""
+    config = small("standalone")
+    parts = spread(config, None, ("vertical",)).parts
+    assert parts.widths is not None
+    for party, width in enumerate(parts.widths):
+        graph = parts.select([party])
+        narrow = graph.x[:, :width] if isinstance(graph.x, torch.Tensor) else graph.x.tocsc()[:, :width].tocsr()
+        files.save(dataclasses.replace(graph, x=narrow, widths=None), tmp_path / f"data-{party}")
+    sites = {f"site-{party}": Host(tmp_path / f"site-{party}", tmp_path / f"data-{party}") for party in range(3)}
+    deployed = deploy.deployed({"algorithm": "standalone", "seed": 3}, "run.toml", ["a", "b", "c"])
+    deployed = dataclasses.replace(deployed, settings=config.settings, run=config.run)
+    ask = wire.encode({"atoll": nvflare.__version__, "run": "", "kind": "describe", "config": [deployed.to_dict()]})
+    about = {site: opened(host.handle(ask)) for site, host in sites.items()}
+    assert agreed(about, "vertical") == (max(parts.widths), 3)
+    with pytest.raises(AtollError, match="site-0 has 60 nodes and site-1 has 61"):
+        agreed(about | {"site-1": {**about["site-1"], "nodes": 61}}, "vertical")  # type: ignore[dict-item]
+    schema = Schema(max(parts.widths), 3, 3)
+    roster = {f"site-{place}": [place] for place in range(3)}
+    there = Nvflare(Wire(sites), roster, deployed.to_dict(), schema, timeout=5.0)
+    assert_same(runner.run(config), runner.rounds(runner.assemble(deployed, there, schema, None, "vertical")), 1e-5)
+
+
 def test_configurations_for_deployment() -> None:
     """The sites bring data and are the parties; what a site's own graph cannot be is refused."""
     chosen = deploy.deployed({"algorithm": "fedavg"}, "run.toml", ["a", "b"])
@@ -353,17 +390,17 @@ def test_kits_that_cannot_be_made(names: list[str], host: str, port: int, senten
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[deploy.Local]:
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ends.Local]:
     """A server and three sites, shared by the tests below: starting them takes seconds."""
     folder = tmp_path_factory.mktemp("federation")
-    with deploy.local(3, folder, folder / "sites", print) as standing:
+    with ends.local(3, folder, folder / "sites", print) as standing:
         yield standing
     assert all(
         child.poll() is not None for child in [standing.servant.child.process, *(g.child.process for g in standing.guests)]
     )
 
 
-def across(federation: deploy.Local, config: Config, folder: Path, watch: Any = None) -> Result:
+def across(federation: ends.Local, config: Config, folder: Path, watch: Any = None) -> Result:
     """A run over the processes."""
     chosen = dataclasses.replace(config, engine="nvflare")
     parties = spread(config, None, runner.prepare(config).algorithm.SPREADS).parts.parties
@@ -373,14 +410,14 @@ def across(federation: deploy.Local, config: Config, folder: Path, watch: Any = 
 
 @shared
 @pytest.mark.parametrize("algorithm", ACROSS)
-def test_processes_give_the_same_numbers(algorithm: str, federation: deploy.Local, tmp_path: Path) -> None:
+def test_processes_give_the_same_numbers(algorithm: str, federation: ends.Local, tmp_path: Path) -> None:
     """Every site in a process of its own: the same states, metrics and bytes; at node level each site has twenty nodes."""
     config = small(algorithm, rounds=2)
     assert_same(runner.run(config), across(federation, config, tmp_path / "run"), 1e-5)
 
 
 @shared
-def test_secure_totals_and_noise_across_processes(federation: deploy.Local, tmp_path: Path) -> None:
+def test_secure_totals_and_noise_across_processes(federation: ends.Local, tmp_path: Path) -> None:
     """What is done at the parties is done at the sites: masks that cancel, and noise drawn by the seed."""
     config = small("fedavg", rounds=2, secure="true", **{"dp.verb": "fit", "dp.clip": 1, "dp.noise": 0.1})
     assert_same(runner.run(config), across(federation, config, tmp_path / "run"), 1e-5)
@@ -400,7 +437,7 @@ def killing(at: int, process: Callable[[], subprocess.Popen[str]]) -> Callable[[
 
 @shared
 @pytest.mark.parametrize("end", ["site", "server"])
-def test_killed_and_taken_up_again(end: str, federation: deploy.Local, tmp_path: Path) -> None:
+def test_killed_and_taken_up_again(end: str, federation: ends.Local, tmp_path: Path) -> None:
     """SIGKILL to a site or to the server in the middle: the run goes on from the last checkpoint and ends with the same bits."""
     config = small("fedspray", rounds=60, checkpoint_every=3, missing="stop")
     whole = runner.run(config)
@@ -413,7 +450,7 @@ def test_killed_and_taken_up_again(end: str, federation: deploy.Local, tmp_path:
 
 
 @shared
-def test_the_others_go_on_and_the_lost_site_comes_back(federation: deploy.Local, tmp_path: Path) -> None:
+def test_the_others_go_on_and_the_lost_site_comes_back(federation: ends.Local, tmp_path: Path) -> None:
     """With missing=continue a killed site is named and the rounds go on without it; in the next run it is there again."""
     config = small("fedavg", rounds=40)
     result = across(federation, config, tmp_path / "run", killing(3, lambda: federation.guests[2].child.process))
@@ -426,7 +463,7 @@ def test_the_others_go_on_and_the_lost_site_comes_back(federation: deploy.Local,
 
 
 @shared
-def test_a_site_that_does_not_answer_is_named(federation: deploy.Local, tmp_path: Path) -> None:
+def test_a_site_that_does_not_answer_is_named(federation: ends.Local, tmp_path: Path) -> None:
     """A site that hangs times out; the round goes on without it, and it is heard again as soon as it answers."""
     config = small("fedavg", rounds=40, timeout=10)
     stopped: list[int] = []
@@ -448,12 +485,12 @@ def test_a_site_that_does_not_answer_is_named(federation: deploy.Local, tmp_path
 
 
 @shared
-def test_strangers_are_refused(federation: deploy.Local, tmp_path: Path) -> None:
+def test_strangers_are_refused(federation: ends.Local, tmp_path: Path) -> None:
     """A known certificate under another name, another authority's, none at all: refused, and the federation goes on."""
     place, known = federation.servant.kit, federation.guests[0].kit
     shutil.copytree(known.path, tmp_path / "renamed")
     renamed = dataclasses.replace(known, path=tmp_path / "renamed", site="site-9")
-    stranger = deploy.Guest(renamed, tmp_path / "saves", None, print, print)
+    stranger = ends.Guest(renamed, tmp_path / "saves", None, print, print)
     try:
         config = small("fedavg", rounds=2)
         assert_same(runner.run(config), across(federation, config, tmp_path / "run"), 1e-5)
@@ -503,7 +540,7 @@ def test_the_tutorial_and_a_server_that_is_killed(tmp_path: Path) -> None:
     parts = spread(config, None, ("horizontal",)).parts.select([0, 1])
     for place, bank in enumerate(("bank-a", "bank-b")):
         files.save(parts.select([place]), tmp_path / bank)
-    kits.provision(["bank-a", "bank-b"], "localhost", tmp_path / "kits", port=deploy.free_port())
+    kits.provision(["bank-a", "bank-b"], "localhost", tmp_path / "kits", port=ends.free_port())
     (tmp_path / "run.toml").write_text(
         'algorithm = "fedspray"\nseed = 3\n[run]\nrounds = 60\ncheckpoint_every = 3\nmissing = "stop"\n'
     )

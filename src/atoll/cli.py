@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from atoll import __version__
+from atoll import cli_deploy as deployment
 from atoll.errors import AtollError
 
 app = typer.Typer(
@@ -238,55 +239,8 @@ def report(
         console.print(f"Written to {path}", soft_wrap=True)
 
 
-@app.command()
-def provision(
-    parties: Annotated[str, typer.Option(help="Names of the parties, separated by commas: bank-a,bank-b,bank-c.")],
-    server: Annotated[str, typer.Option(help="Host name or address under which the sites reach the server.")],
-    out: Annotated[Path, typer.Option(help="Folder for the kits.")],
-    port: Annotated[int, typer.Option(help="Port of the server.")] = 8102,
-) -> None:
-    """Make a kit for the server and one for each party: keys, certificates and what each end allows."""
-    from atoll.console import out as console
-    from atoll.kits import provision as make
-
-    first, *kits = make([name.strip() for name in parties.split(",") if name.strip()], server, out, port=port)
-    console.print(f"For the server: {first}", soft_wrap=True)
-    for kit in kits:
-        console.print(f"For {kit.name}: {kit}", soft_wrap=True)
-    console.print("Bring every kit to its own machine, by a way you trust, and delete it here: it holds a private key.")
-
-
-@app.command()
-def serve(
-    kit: Annotated[Path, typer.Argument(help="The server's kit, from `atoll provision`.")],
-    config: Annotated[Path, typer.Option(help="The run as TOML: algorithm, settings, rounds; without dataset and parties.")],
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; `result` in the kit by default.")] = None,
-    threads: Threads = None,
-    quiet: Quiet = False,
-) -> None:
-    """Be the server of a federation for one run. Started again, it goes on from the last checkpoint."""
-    _prepare_torch(threads)
-    from atoll import deploy
-    from atoll.kits import Kit
-
-    opened = Kit.open(kit, server=True)
-    chosen, target = deploy.deployed(_read_toml(config), str(config), opened.sites), out or opened.path / "result"
-    with _watch(chosen.algorithm, quiet) as watch:
-        result = deploy.serve(opened, chosen, target, watch=watch)
-    _tell(result, target)
-
-
-@app.command()
-def join(
-    kit: Annotated[Path, typer.Argument(help="The site's kit, from `atoll provision`.")],
-    data: Annotated[Path, typer.Option(help="The site's own graph: a folder or .npz. It never leaves.")],
-    threads: Threads = None,
-) -> None:
-    """Be a site of a federation, until the run is over. Started again, it goes on from what it saved."""
-    _prepare_torch(threads)
-    from atoll import deploy
-
-    deploy.join(kit, data)
+for command in (deployment.provision, deployment.serve, deployment.join):
+    app.command()(command)
 
 
 @app.command("algorithms")

@@ -47,9 +47,15 @@ class Child:
             self.process.stdin.write(json.dumps(order) + "\n")
             self.process.stdin.flush()
 
+    def let_go(self) -> None:
+        """Cut the lifeline: the child leaves as soon as it notices."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            self.process.stdin.close()
+
     def stop(self, patience: float = 3.0) -> None:
         """Let go of the lifeline, wait a little, then end the process."""
-        self._let_go()
+        self.let_go()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(patience)
         if self.process.poll() is None:
@@ -67,13 +73,8 @@ class Child:
                     file.write(line)
                     file.flush()
         code = self.process.wait()
-        self._let_go()
+        self.let_go()
         self.heard({"exit": code})
-
-    def _let_go(self) -> None:
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):
-            self.process.stdin.close()
 
 
 def report(**fields: Any) -> None:

@@ -169,6 +169,8 @@ def run(config: Config, graph: Graph | None = None, *, out: str | Path | None = 
 def resume(path: str | Path, graph: Graph | None = None, *, watch: Watch | None = None) -> Result:
     """Go on with a run from its last checkpoint; one that was finished gives its result again."""
     folder, config = Folder.open(path)
+    if config.dataset == GIVEN and config.engine == "nvflare":
+        raise AtollError(f"{path} is the run of a federation; start `atoll serve` again with the same --config and --out.")
     if config.dataset == GIVEN and graph is None:
         raise AtollError(f"The dataset of {path} was given as an object; give it again: atoll.resume({str(path)!r}, dataset=…).")
     if config.engine == "nvflare":

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,21 @@ class Host:
     `data` is the site's own graph folder; without one the site is simulated, and loads its part of the configured dataset.
     """
 
-    def __init__(self, folder: Path, data: Path | None = None, say: Callable[[str], None] = log.info) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        data: Path | None = None,
+        say: Callable[[str], None] = log.info,
+        *,
+        only: Sequence[str] = (),
+        secure: bool = False,
+    ) -> None:
+        """What the site insists on: `only` these algorithms, and `secure` totals."""
         self.folder = folder
         self.data = data
         self.say = say
+        self.only = tuple(only)
+        self.secure = secure
         self.run = ""
         self.cohort: Cohort | None = None
         self.lock = threading.Lock()
@@ -80,7 +91,7 @@ class Host:
         if kind == "echo":
             return dict(request.get("common", {}))
         if kind == "describe":
-            return self._describe(_config(request))
+            return self._describe(self._config(request))
         if kind == "begin":
             return self._begin(request)
         if request.get("run") != self.run or self.cohort is None:
@@ -117,7 +128,7 @@ class Host:
         return about
 
     def _begin(self, request: Fields) -> Fields:
-        config, schema = _config(request), Schema(**request["schema"])
+        config, schema = self._config(request), Schema(**request["schema"])
         parties, token = Parties(_numbers(request)), int(request["token"])
         algorithm = algorithms.find(config.algorithm)
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", str(request["run"])):
@@ -135,6 +146,15 @@ class Host:
         self.say(f"{config.algorithm}: {'going on from round ' + saved.stem if saved else 'ready'}, {graph.num_nodes} nodes")
         return {}
 
+    def _config(self, request: Fields) -> Config:
+        (document,) = request["config"]
+        config = configuration.from_dict(document, "The server's configuration")
+        if self.only and config.algorithm not in self.only:
+            raise AtollError(f"this site takes part in {', '.join(self.only)} only, not in {config.algorithm}.")
+        if self.secure and not config.run.secure:
+            raise AtollError("this site insists on secure aggregation.")
+        return config
+
     def _own(self, config: Config) -> Graph:
         if self.data is None:
             raise AtollError("this site has no data of its own.")
@@ -145,11 +165,15 @@ class Host:
         """The site's own graph as its party: split, and with the columns the federation has."""
         if len(parties) != 1:
             raise AtollError("a site with data of its own is one party.")
+        if config.partition == "vertical":
+            graph = replace(graph, x=_widened(graph.x, schema.features), widths=(graph.num_features,))
+        elif config.partition == "overlapping" and not bool((graph.train | graph.val | graph.test).any()):
+            raise AtollError(
+                "parties that share nodes must agree on their roles: say in the data which train, validate and test."
+            )
         graph = split(graph, config.split, config.seed, parties)
         if config.partition != "vertical" and int(graph.train.sum()) == 0:
             raise AtollError("none of its nodes trains; label some, or choose another split.")
-        if config.partition == "vertical":
-            return replace(graph, x=_widened(graph.x, schema.features), widths=(graph.num_features,))
         return graph
 
     def _save(self, round: int, cohort: Cohort) -> Fields:
@@ -190,11 +214,6 @@ class Host:
         return {}
 
 
-def _config(request: Fields) -> Config:
-    (document,) = request["config"]
-    return configuration.from_dict(document, "The server's configuration")
-
-
 def _numbers(request: Fields) -> np.ndarray[Any, np.dtype[np.int64]]:
     parties = request.get("parties")
     if not isinstance(parties, Tensor) or parties.dtype != torch.int64 or parties.dim() != 1:
@@ -229,9 +248,11 @@ class SiteComponent(FLComponent):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        data = os.environ.get("ATOLL_SITE_DATA")
-        self.host = Host(Path(os.environ["ATOLL_SITE_FOLDER"]), Path(data) if data else None, lambda text: report(say=text))
-        self.registered = False
+        given = os.environ
+        data = Path(given["ATOLL_SITE_DATA"]) if given.get("ATOLL_SITE_DATA") else None
+        only = [name for name in given.get("ATOLL_SITE_ONLY", "").split(",") if name]
+        secure = bool(given.get("ATOLL_SITE_SECURE"))
+        self.host = Host(Path(given["ATOLL_SITE_FOLDER"]), data, lambda text: report(say=text), only=only, secure=secure)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
         threading.Thread(target=self._listen, daemon=True).start()
 
