@@ -201,7 +201,8 @@ def reproduce(
         execute.execute(configs, out, jobs, lambda name, done, of: print(f"{done}/{of} {name}", file=sys.stderr, flush=True))
     told = [(exhibit, execute.lines(exhibit, work, out)) for exhibit in chosen]
     for exhibit, lines in told:
-        console.print(pages.terminal(exhibit, lines))
+        shown = [line for line in lines if only is None or only in line.cell.row]
+        console.print(pages.terminal(exhibit, shown), width=max(console.width, 130), no_wrap=True)
     if page is not None:
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(pages.markdown(told))

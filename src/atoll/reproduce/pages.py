@@ -46,7 +46,7 @@ def terminal(exhibit: Exhibit, lines: Sequence[Line]) -> Table:
     """The exhibit as a table for the terminal."""
     table = Table(title=f"{exhibit.name}: {exhibit.title}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     for place, name in enumerate(header(exhibit)):
-        table.add_column(name, justify="left" if place == 0 else "right", no_wrap=place == 0)
+        table.add_column(name, justify="left" if place == 0 else "right", no_wrap=True)
     for line in lines:
         table.add_row(*row(exhibit, line))
     return table
