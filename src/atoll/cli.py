@@ -187,6 +187,7 @@ def reproduce(
     _prepare_torch(None)
     from atoll import reproduce as library
     from atoll.console import out as console
+    from atoll.console import wide
     from atoll.reproduce import execute, pages
 
     if show or what is None:
@@ -202,7 +203,7 @@ def reproduce(
     told = [(exhibit, execute.lines(exhibit, work, out)) for exhibit in chosen]
     for exhibit, lines in told:
         shown = [line for line in lines if only is None or only in line.cell.row]
-        console.print(pages.terminal(exhibit, shown), width=max(console.width, 130), no_wrap=True)
+        wide().print(pages.terminal(exhibit, shown))
     if page is not None:
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(pages.markdown(told))

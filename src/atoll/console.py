@@ -18,6 +18,12 @@ from rich.table import Table
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
+
+def wide() -> Console:
+    """For tables that need room: the terminal as it is, or 140 columns where there is none."""
+    return out if out.is_terminal else Console(highlight=False, width=140)
+
+
 PLAIN_EVERY = 10.0  # seconds between progress lines where there is no terminal
 
 
