@@ -43,7 +43,7 @@ class Settings(Training):
     proxies: bool = setting(True, "Learn structure proxies; without, they are zero throughout (S = 0).")
     variant: str = setting(
         "default",
-        "Which recipe: Algorithm 1 to the letter, the authors' code, or the one that validates best.",
+        "Which recipe: Algorithm 1 to the letter, the authors' code, or the most accurate on validation nodes, all and minority.",
         choices=("default", "paper", "authors"),
     )
     confidence: float | None = setting(
