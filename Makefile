@@ -3,12 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo demo-deploy test lint bench docs clean
 
 demo: $(VENV)/.run
 	rm -rf runs/demo
 	$(BIN)/atoll compare local,fedavg,centralized --dataset csbm --seeds 3 --out runs/demo
 	$(BIN)/atoll report runs/demo/* --html runs/demo/report.html
+
+demo-deploy: $(VENV)/.dev
+	mkdir -p runs && cd runs && PATH="$(abspath $(BIN)):$$PATH" sh ../examples/deploy.sh
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist loadgroup

@@ -581,3 +581,13 @@ def command(folder: Path, *words: str) -> subprocess.Popen[bytes]:
     log = (folder / f"{words[0]}-{words[1].replace('/', '-')}.log").open("a")
     with log:
         return subprocess.Popen([sys.executable, "-m", "atoll.cli", *words], cwd=folder, stdout=log, stderr=log)
+
+
+def test_the_tutorial_is_what_the_demo_runs() -> None:
+    """Every command and every line of the configuration in examples/deploy.sh stands in docs/deployment.md."""
+    here = Path(__file__).parents[1]
+    page = (here / "docs" / "deployment.md").read_text()
+    script = (here / "examples" / "deploy.sh").read_text().splitlines()
+    commands = [line.removesuffix(" &") for line in script if line.startswith(("atoll ", "algorithm", "rounds"))]
+    assert len(commands) == 8
+    assert [line for line in commands if line not in page] == []

@@ -42,6 +42,7 @@ class Servant:
         self.say = say
         self.warn = warn
         self.heard: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.number = 0
         self.child = self._start()
 
     def _start(self) -> Child:
@@ -63,12 +64,12 @@ class Servant:
         order = {"config": config.to_dict(), "out": str(out.resolve()), "roster": dict(roster), "simulated": simulated}
         order |= {"patience": patience, "resume": resume}
         rows = {row["round"]: row for row in Folder(out).rows()} if resume else {}
-        self.child.tell(order)
+        self._tell(order)
         deaths, looked = 0, time.monotonic()
         while True:
             heard: dict[str, Any] = {}
             with contextlib.suppress(queue.Empty):
-                heard = self.heard.get(timeout=LOOK)
+                heard = self._hear(LOOK)
             if time.monotonic() - looked >= LOOK:
                 mind()
                 looked = time.monotonic()
@@ -93,14 +94,34 @@ class Servant:
                     raise AtollError(f"The server ended {deaths} times in a row; {self.child.log} says why.")
                 self.warn("the server died; starting it again from the last checkpoint")
                 self.child = self._start()
-                self.child.tell(order | {"resume": True})
+                self._tell(order | {"resume": True})
 
     def part(self, sites: Sequence[str]) -> None:
         """Tell the sites that the federation is over."""
-        self.child.tell({"leave": list(sites)})
+        self._tell({"leave": list(sites)})
         with contextlib.suppress(queue.Empty):
-            while not {"done", "error", "exit"} & self.heard.get(timeout=15.0).keys():
+            while not {"done", "error", "exit"} & self._hear(15.0).keys():
                 pass
+
+    def echo(self, sites: Sequence[str], size: int, times: int) -> list[list[float]]:
+        """Send so many bytes to some sites, and have them back, several times: all seconds of each, and those of our own work."""
+        self._tell({"echo": list(sites), "bytes": size, "times": times})
+        while not {"seconds", "error", "crash", "exit"} & (heard := self._hear(600.0)).keys():
+            pass
+        if "seconds" not in heard:
+            raise AtollError(f"The sites could not be reached: {heard}.")
+        return [list(each) for each in heard["seconds"]]
+
+    def _tell(self, order: Mapping[str, Any]) -> None:
+        self.number += 1
+        self.child.tell({**order, "number": self.number})
+
+    def _hear(self, timeout: float) -> dict[str, Any]:
+        """The next report; the end of an earlier order is passed over."""
+        while True:
+            heard = self.heard.get(timeout=timeout)
+            if heard.get("number", self.number) == self.number:
+                return heard
 
     def stop(self) -> None:
         """End the server."""

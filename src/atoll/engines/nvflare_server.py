@@ -141,18 +141,19 @@ class ServerComponent(FLComponent):  # type: ignore[misc]
         threading.Thread(target=self._listen, args=(todo,), daemon=True).start()
         while True:
             order = todo.get()
+            number = order["number"]
             try:
                 if "leave" in order:
                     self.carrier.send(dict.fromkeys(order["leave"], b"leave"), 10.0)
                 elif "echo" in order:
-                    report(seconds=echo(self.carrier, order["echo"], int(order["bytes"]), int(order["times"])))
+                    report(number=number, seconds=echo(self.carrier, order["echo"], int(order["bytes"]), int(order["times"])))
                 else:
                     Run(self.carrier, order).go()
-                report(done=True)
+                report(number=number, done=True)
             except AtollError as error:
-                report(error=str(error))
+                report(number=number, error=str(error))
             except Exception:
-                report(crash=traceback.format_exc())
+                report(number=number, crash=traceback.format_exc())
 
 
 class Run:
