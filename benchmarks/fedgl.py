@@ -1,8 +1,8 @@
 """FedGL's pseudo graph: time and memory of the s nearest rows of H·Hᵀ, and a whole round on a large synthetic graph.
 
 Three ways to the nearest rows, in turns in one process: the product as a whole (N² numbers), blocks of rows sorted as they are,
-and atoll's blocks whose columns are grouped first; faiss beside them where it is installed. `memory` is what a way adds to the
-process at its peak. The round runs in a process of its own: python -m benchmarks.fedgl round [NODES] [exact|approximate].
+and atoll's blocks whose columns are grouped first; faiss beside them where it is installed. The round runs in a process of its own
+and tells that process's peak memory: python -m benchmarks.fedgl round NODES exact|approximate.
 """
 
 from __future__ import annotations
@@ -60,7 +60,15 @@ def nearest(nodes: int, count: int = 100, turns: int = 3) -> None:
 
 def one_round(nodes: int, search: str) -> None:
     """Two rounds: the second one has a pseudo graph to train on."""
-    values = {"data.nodes": nodes, "rounds": 2, "search": search, "split": "random", "train": 0.05, "val": 0.05}
+    values = {
+        "data.nodes": nodes,
+        "rounds": 2,
+        "search": search,
+        "neighbours": 100,
+        "split": "random",
+        "train": 0.05,
+        "val": 0.05,
+    }
     experiment = runner.prepare(config.resolve("fedgl", dataset="csbm", values=values))
     ready = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     result = runner.rounds(experiment)
