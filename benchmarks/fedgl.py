@@ -1,7 +1,7 @@
 """FedGL's pseudo graph: time and memory of the s nearest rows of H·Hᵀ, and a whole round on a large synthetic graph.
 
 Three ways to the nearest rows, in turns in one process: the product as a whole (N² numbers), blocks of rows sorted as they are,
-and atoll's blocks whose columns are grouped first; faiss beside them where it is installed. The round runs in a process of its own
+and atoll's blocks whose columns are grouped first; faiss beside them if installed. The round runs in a process of its own
 and tells that process's peak memory: python -m benchmarks.fedgl round NODES exact|approximate.
 """
 
