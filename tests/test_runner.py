@@ -212,6 +212,20 @@ def test_a_comparison_is_told_by_row_and_seed(tmp_path: Path) -> None:
         atoll.compare("local,fedavg", keep_optimiser=False, **arguments)
 
 
+def test_compared_algorithms_share_one_partition() -> None:
+    """Rows are comparable: baselines take the partition of the method that needs its own; what cannot be shared is refused."""
+    from atoll.comparison import Comparison
+
+    shared = Comparison(["centralized", "local", "fedavg", "fedgl"], dataset="csbm", seeds=[0]).trials()
+    assert {trial.config.partition for trial in shared} == {"overlap"}
+    assert len({(trial.config.parties, trial.config.split) for trial in shared}) == 1
+    assert {trial.config.partition for trial in Comparison(["local", "fedavg"], dataset="csbm").trials()} == {"louvain"}
+    vertical = Comparison(["centralized", "standalone", "glasu"], dataset="csbm", seeds=[0]).trials()
+    assert {trial.config.partition for trial in vertical} == {"vertical"}
+    with pytest.raises(AtollError, match="spread differently by default"):
+        Comparison(["glasu", "fedgl"], dataset="csbm").trials()
+
+
 def test_a_damaged_history_line_is_cut_back(tmp_path: Path) -> None:
     """Half a line written by a dying process is cut off at the checkpoint's length."""
     runner.run(small("fedavg", rounds=2), out=tmp_path / "run")

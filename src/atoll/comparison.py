@@ -55,6 +55,7 @@ class Comparison:
         """All runs, the seeds of a row together; everything is checked before the first one starts."""
         if not self.seeds or not self.algorithms:
             raise AtollError("A comparison needs at least one algorithm and one seed; say for instance local,fedavg --seeds 5.")
+        self.partition = self._common_partition()
         trials = [
             Trial(f"{algorithm} {model}".strip(), self._config(algorithm, model, seed))
             for model in (self.models or [""])
@@ -75,6 +76,21 @@ class Comparison:
             values=values,
             optional=True,
         )
+
+    def _common_partition(self) -> str | None:
+        """The partition of all rows: as said, or the one all have by default, or that of the only method that needs another."""
+        if self.partition is not None:
+            return self.partition
+        usual = {name: self._config(name, "", 0).partition for name in self.algorithms}
+        if len(set(usual.values())) == 1:
+            return None
+        needed = {usual[name] for name in usual if find(self._meant(name)).SPREADS[0] not in ("horizontal", "whole")}
+        if len(needed) != 1:
+            told = ", ".join(f"{name}: {partition}" for name, partition in usual.items())
+            raise AtollError(
+                f"These algorithms are spread differently by default ({told}); say --partition to compare them fairly."
+            )
+        return needed.pop()
 
     def _meant(self, algorithm: str) -> str:
         """A method may bring a yardstick of its own: beside GLASU, `centralized` is its network on the joined columns."""
