@@ -591,3 +591,31 @@ def test_the_tutorial_is_what_the_demo_runs() -> None:
     commands = [line.removesuffix(" &") for line in script if line.startswith(("atoll ", "algorithm", "rounds"))]
     assert len(commands) == 8
     assert [line for line in commands if line not in page] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_behind(number: int, tmp_path: Path) -> None:
+    """Ctrl-C, or SIGTERM, in `atoll run --engine nvflare`: every process ends, and the temporary folder is gone."""
+    psutil = pytest.importorskip("psutil")
+    words = ["run", "fedavg", "--dataset", "csbm", "--partition", "random", "--parties", "2", "--engine", "nvflare"]
+    run = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import signal; signal.signal(2, signal.default_int_handler); from atoll.cli import main; main()",
+            *words,
+        ],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for(lambda: len(psutil.Process(run.pid).children()) == 3, "a server and two sites")
+        children = psutil.Process(run.pid).children()
+        run.send_signal(number)
+        assert run.wait(PATIENCE) == 128 + number
+    finally:
+        run.kill()
+        run.wait()
+    assert psutil.wait_procs(children, PATIENCE)[1] == []
+    assert list(tmp_path.iterdir()) == []
