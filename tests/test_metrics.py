@@ -64,4 +64,5 @@ def test_what_cannot_be_said_is_left_out() -> None:
     """Without validation, test or minority nodes there is no number for them, rather than a wrong one."""
     empty = {"validation": torch.zeros(3), "test": torch.zeros(5), "confusion": torch.zeros(2, 2, dtype=torch.int64)}
     assert metrics.pooled(empty) == {}
-    assert metrics.by_party((0,), {"test": torch.zeros(1, 5)})["party_accuracy"] == [None]
+    counts = torch.tensor([[0.0, 0, 0, 0, 0], [4.0, 3, 0, 0, 0]])
+    assert metrics.by_party((0, 1), {"test": counts})["party_accuracy"] == [None, 0.75]

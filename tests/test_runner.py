@@ -16,6 +16,7 @@ import torch
 
 import atoll
 from atoll import runner, wire
+from atoll.config import Config
 from atoll.errors import AtollError
 from atoll.folder import Folder
 from atoll.runner import Book
@@ -70,44 +71,64 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     assert {item.name: item.read_bytes() for item in (tmp_path / "run").iterdir()} == before
 
 
+def live(config: Config, folder: Path) -> int:
+    """A child process that begins the run or goes on with it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            runner.resume(folder) if (folder / "config.toml").exists() else runner.run(config, out=folder)
+        finally:
+            os._exit(0)
+    return child
+
+
+def kill_after(child: int, folder: Path, rounds: int, moment: float) -> bool:
+    """SIGKILL once so many more rounds are written and a moment has passed; False where the child was through before."""
+    history = folder / "history.jsonl"
+    goal = rounds + (history.read_bytes().count(b"\n") if history.exists() else 0)
+    while rounds and (not history.exists() or history.read_bytes().count(b"\n") < goal):
+        if os.waitpid(child, os.WNOHANG) != (0, 0):
+            return False
+        os.sched_yield()
+    began = time.perf_counter()
+    while time.perf_counter() - began < moment:
+        os.sched_yield()
+    if os.waitpid(child, os.WNOHANG) != (0, 0):
+        return False
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return True
+
+
+def assert_same_folder(one: Path, other: Path) -> None:
+    """The same bits in history, state, memory, bytes and result."""
+    assert without_clock(one) == without_clock(other)
+    checkpoints = [dict(wire.leaves(wire.decode((path / "checkpoint.safetensors").read_bytes()))) for path in (one, other)]
+    assert checkpoints[0].keys() == checkpoints[1].keys()
+    for name, value in checkpoints[0].items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, checkpoints[1][name]), name
+    results = [json.loads((path / "result.json").read_text()) for path in (one, other)]
+    for result in results:
+        del result["seconds"]
+    assert results[0] == results[1]
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_twenty_deaths_change_nothing(tmp_path: Path) -> None:
     """Killed with SIGKILL twenty times at random moments and resumed, history, state, memory and bytes are the same bits."""
     config = small("fedavg", rounds=150, checkpoint_every=1, participation=0.7)
-    began = time.perf_counter()
     runner.run(config, out=tmp_path / "whole")
-    length = time.perf_counter() - began
-    chance, folder, deaths = random.Random(0), tmp_path / "killed", 0
-    while not (folder / "result.json").exists():
-        child = os.fork()
-        if child == 0:
-            try:
-                runner.resume(folder) if (folder / "config.toml").exists() else runner.run(config, out=folder)
-            finally:
-                os._exit(0)
-        if deaths < 20:
-            alarm = chance.uniform(0.02, length / 12)
-            waited = time.perf_counter()
-            while time.perf_counter() - waited < alarm and os.waitpid(child, os.WNOHANG) == (0, 0):
-                os.sched_yield()
-            try:
-                os.kill(child, signal.SIGKILL)
-                deaths += 1
+    chance, deaths, runs = random.Random(0), 0, 0
+    while deaths < 20:  # a run that is through before its twentieth death is followed by another
+        folder, runs = tmp_path / f"killed-{runs}", runs + 1
+        while not (folder / "result.json").exists():
+            child = live(config, folder)
+            if deaths == 20:
                 os.waitpid(child, 0)
-            except (ProcessLookupError, ChildProcessError):
-                pass
-        else:
-            os.waitpid(child, 0)
-    assert deaths == 20
-    assert without_clock(folder) == without_clock(tmp_path / "whole")
-    one, other = (wire.decode((path / "checkpoint.safetensors").read_bytes()) for path in (folder, tmp_path / "whole"))
-    for (name, value), (_, same) in zip(wire.leaves(one), wire.leaves(other), strict=True):
-        if isinstance(value, torch.Tensor):
-            assert torch.equal(value, same), name
-    results = [json.loads((path / "result.json").read_text()) for path in (folder, tmp_path / "whole")]
-    for result in results:
-        del result["seconds"]
-    assert results[0] == results[1]
+            elif kill_after(child, folder, chance.randrange(6), chance.uniform(0, 0.01)):
+                deaths += 1
+        assert_same_folder(folder, tmp_path / "whole")
 
 
 def test_a_half_written_checkpoint_is_never_read(tmp_path: Path) -> None:
