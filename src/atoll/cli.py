@@ -193,7 +193,7 @@ def reproduce(
     if show or what is None:
         for paper in library.papers():
             for exhibit in library.exhibits(paper):
-                console.print(f"{exhibit.name:24} {exhibit.state:12} {exhibit.title}")
+                wide().print(f"{exhibit.name:24} {exhibit.state:8} {exhibit.title}")
         return
     chosen = library.find(what)
     work = execute.jobs_of(chosen, quick, seeds)
