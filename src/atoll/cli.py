@@ -186,7 +186,6 @@ def reproduce(
     """Reproduce the papers' tables and figures: ours beside theirs. Exit code 1 when something is outside the stated range."""
     _prepare_torch(None)
     from atoll import reproduce as library
-    from atoll.console import out as console
     from atoll.console import wide
     from atoll.reproduce import execute, pages
 
