@@ -32,7 +32,7 @@ def row(exhibit: Exhibit, line: Line) -> list[str]:
         theirs = paper if isinstance(paper, list) else [paper] if paper is not None else []
         ours = line.ours.get(metric)
         mark = " ‼" if metric in line.outside() else ""
-        difference = f"{ours[0] - theirs[0]:+.4g}" if ours and theirs else ""
+        difference = f"{ours[0] - theirs[0]:+.{2 if abs(theirs[0]) >= 1 else 3}f}" if ours and theirs else ""
         cells += [(_pair(*ours) if ours else "not run") + mark, _pair(*theirs) if theirs else "–", difference]
     return cells
 
