@@ -1,8 +1,8 @@
 """A FedAvg round, evaluation included: atoll against a bare hand-written loop and against plain PyG, in one run.
 
-The bare loop does the same arithmetic (block-diagonal, stored transposes, hand-written backward, fused Adam, counts at the
-parties) with nothing around it. The plain loop is what one writes with PyG: dense features, GCNConv on edge_index, one model
-after the other. All three take turns in one process; a figure is the fastest turn.
+The bare loop does the same arithmetic (block-diagonal, atoll's sparse product, stored transposes, hand-written backward, fused
+Adam, counts at the parties) with nothing around it. The plain loop is what one writes with PyG: dense features, GCNConv on
+edge_index, one model after the other. All three take turns in one process; a figure is the fastest turn.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from atoll import config, runner
 from atoll.cohort import first_model
 from atoll.graph import Graph
+from atoll.kernels import multiply
 
 warnings.filterwarnings("ignore")
 
@@ -67,14 +68,14 @@ class Bare:
 
     def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
         w1, b1, w2, b2 = self.w
-        hidden = self.a @ (self.x @ w1.view(-1, HIDDEN))
+        hidden = multiply(self.a, multiply(self.x, w1.view(-1, HIDDEN)))
         for rows, bias in zip(hidden.split(self.sizes), b1, strict=True):
             rows.add_(bias)
         hidden.relu_()
         out = torch.empty(hidden.shape[0], self.classes)
         for rows, weight, into in zip(hidden.split(self.sizes), w2, out.split(self.sizes), strict=True):
             torch.mm(rows, weight, out=into)
-        logits = self.a @ out
+        logits = multiply(self.a, out)
         for rows, bias in zip(logits.split(self.sizes), b2, strict=True):
             rows.add_(bias)
         return hidden, logits
@@ -88,7 +89,7 @@ class Bare:
             p = logits[self.train].softmax(1)
             p[torch.arange(len(self.y)), self.y] -= 1
             delta[self.train] = p * self.weight[:, None]
-            back = self.a @ delta
+            back = multiply(self.a, delta)
             blocks = zip(hidden.split(self.sizes), back.split(self.sizes), delta.split(self.sizes), self.w[2], strict=True)
             g2, gb2, dh = [], [], torch.empty_like(hidden)
             for (h, g, dl, w2), into in zip(blocks, dh.split(self.sizes), strict=True):
@@ -97,7 +98,7 @@ class Bare:
                 torch.mm(g, w2.T, out=into)
             dh.mul_(hidden > 0)
             gb1 = torch.stack([rows.sum(0) for rows in dh.split(self.sizes)])
-            g1 = (self.xt @ (self.a @ dh)).view_as(self.w[0])
+            g1 = multiply(self.xt, multiply(self.a, dh)).view_as(self.w[0])
             self.step += 1
             torch._fused_adam_(
                 self.w, [g1, gb1, torch.stack(g2), torch.stack(gb2)], self.m, self.v, [], [self.step] * 4,
