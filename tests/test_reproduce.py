@@ -14,7 +14,8 @@ from rich.console import Console
 
 from atoll import cli, reproduce
 from atoll.errors import AtollError
-from atoll.reproduce import Cell, Exhibit, Line, execute, pages, record, states
+from atoll.folder import Folder
+from atoll.reproduce import Cell, Exhibit, Line, execute, pages, pictures, record, states
 
 EXHIBITS = [exhibit for paper in reproduce.papers() for exhibit in reproduce.exhibits(paper)]
 
@@ -258,3 +259,71 @@ def test_the_list_waits_with_torch() -> None:
     code = "import sys; from atoll import reproduce; from atoll.reproduce import pages, states; "
     code += "[reproduce.exhibits(p) for p in reproduce.papers()]; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "exhibit", [each for each in EXHIBITS if each.kind == "figure" and each.runnable], ids=lambda exhibit: exhibit.name
+)
+def test_every_figure_can_be_drawn(exhibit: Exhibit) -> None:
+    """Every line that can be run stands in exactly one panel, and the picture of numbers like ours is small."""
+    for cell in exhibit.runnable:
+        assert len([panel for panel in exhibit.panels if pictures._within(cell, panel)]) == (1 if exhibit.panels else 0)
+    if exhibit.curves:
+        return
+    lines = [Line(cell, dict.fromkeys(exhibit.metrics, (50.0, 1.0)), 5) for cell in exhibit.runnable]
+    picture = pictures.draw(exhibit, lines, {}, Path())
+    assert picture is not None
+    assert (picture.form, picture.runs) == ("svg", 5 * len(exhibit.runnable))
+    assert len(picture.data) < 150_000
+
+
+def figure(cells: list[Cell], **changes: Any) -> Exhibit:
+    """A figure of a paper."""
+    return Exhibit("p/figure1", "A paper", "A figure", tuple(cells), kind="figure", **{"percent": True, **changes})
+
+
+def test_numbers_are_joined_and_words_are_bars() -> None:
+    """A series over numbers is a curve with whiskers, over words bars; lines of several metrics alone stand over the metrics."""
+    numbers = figure([Cell("a 1", series="a", x=1), Cell("a 2", series="a", x=2.5), Cell("level", x=1)], axis="λ")
+    drawn, runs = pictures.means(numbers, [Line(cell, {"accuracy": (50.0, 1.0)}, 5) for cell in numbers.cells])
+    assert ([each.kind for each in drawn], drawn[0].x, drawn[0].y, runs) == (["dots"], "λ", "accuracy (%)", 15)
+    assert [(series.name, series.x, series.spread) for series in drawn[0].series] == [
+        ("a", [1, 2.5], [1.0, 1.0]),
+        ("level", [1], [1.0]),
+    ]
+    words = figure([Cell("Cora a", series="Cora a", x="few"), Cell("Cora b", series="Cora a", x="many")], panels=["Cora"])
+    drawn, _ = pictures.means(words, [Line(cell, {"accuracy": (50.0, math.nan)}, 1) for cell in words.cells])
+    assert [(each.kind, each.title, each.series[0].name, each.series[0].spread) for each in drawn] == [
+        ("bars", "Cora", "a", None)
+    ]
+    alone = figure([Cell("MLP"), Cell("GNN")], metrics=("accuracy", "party_accuracy.3"))
+    drawn, _ = pictures.means(
+        alone, [Line(cell, {"accuracy": (50.0, 1.0), "party_accuracy.3": (60.0, 1.0)}, 5) for cell in alone.cells]
+    )
+    assert [(each.kind, [series.x for series in each.series]) for each in drawn] == [("bars", [["all", "party 3"]] * 2)]
+
+
+def test_curves_are_those_of_the_histories(tmp_path: Path) -> None:
+    """A curve a row, its mean over the seeds; a page shows the picture; what shows more runs than there are stays."""
+    cell = Cell("Cora ours", run=SMALL | {"rounds": 3})
+    exhibit = figure([cell, Cell("Cora other", run=SMALL | {"lr": 0.5})], curves=["accuracy"], panels=["Cora"], seeds=2)
+    jobs = execute.jobs_of([exhibit], quick=False, seeds=None)
+    configs = jobs[exhibit.name, "Cora ours"]
+    execute.execute(configs, tmp_path, 1, lambda *_: None)
+    ((drawn,), runs) = pictures.curves(exhibit, jobs, tmp_path)
+    assert (drawn.title, drawn.kind, [series.name for series in drawn.series], runs) == ("Cora", "lines", ["ours"], 2)
+    histories = [Folder(execute.folder_of(config, tmp_path)).rows() for config in configs]
+    means = [(first["accuracy"] + second["accuracy"]) / 2 for first, second in zip(*histories, strict=True)]
+    assert drawn.series[0].y == pytest.approx(means)
+    told = [(exhibit, execute.lines(exhibit, jobs, tmp_path))]
+    (file,) = pictures.save(told, jobs, tmp_path, tmp_path / "img").values()
+    assert file == tmp_path / "img" / "p-figure1.svg"
+    assert "![A figure](img/p-figure1.svg)" in pages.markdown(told, {exhibit.name: f"img/{file.name}"})
+    before = file.read_bytes()
+    assert pictures.save(told, jobs, tmp_path / "gone", tmp_path / "img") == {exhibit.name: file}
+    fewer = execute.jobs_of([exhibit], quick=False, seeds=1)
+    assert pictures.save(told, fewer, tmp_path, tmp_path / "img") == {exhibit.name: file}
+    assert file.read_bytes() == before
+    execute.execute(jobs[exhibit.name, "Cora other"], tmp_path, 1, lambda *_: None)
+    pictures.save(told, jobs, tmp_path, tmp_path / "img")
+    assert b"atoll: 4 runs" in file.read_bytes()

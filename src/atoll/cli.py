@@ -180,7 +180,9 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Folder for the runs; those already there are not run again.")] = Path(
         "runs/reproduce"
     ),
-    page: Annotated[Path | None, typer.Option(help="Write the whole paper's page of results to this file.")] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Write a page of results to this file, with pictures in img beside it.")
+    ] = None,
     rerun: Annotated[bool, typer.Option("--run/--no-run", help="Run what is missing, or only show what is there.")] = True,
     keep: Annotated[
         bool, typer.Option("--record", help="Keep what came out as data of the package (for a source checkout).")
@@ -220,8 +222,11 @@ def reproduce(
         shown = [line for line in lines if only is None or only in line.cell.row]
         show(pages.terminal(exhibit, shown))
     if page is not None:
+        from atoll.reproduce import pictures
+
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(pages.markdown(told))
+        drawn = pictures.save(told, work, out, page.parent / "img")
+        page.write_text(pages.markdown(told, {name: f"img/{file.name}" for name, file in drawn.items()}))
     if any(line.outside() for _, lines in told for line in lines) and not quick:
         raise typer.Exit(1)
 

@@ -67,10 +67,15 @@ def lines(exhibit: Exhibit, jobs: Mapping[tuple[str, str], Sequence[Config]], ro
         return [_facts(exhibit, cell) for cell in exhibit.cells]
     found = []
     for cell in exhibit.cells:
-        folders = [folder_of(config, root) for config in jobs.get((exhibit.name, cell.row), [])]
-        results = [json.loads((folder / "result.json").read_text()) for folder in folders if (folder / "result.json").exists()]
+        folders = finished(jobs.get((exhibit.name, cell.row), []), root)
+        results = [json.loads((folder / "result.json").read_text()) for folder in folders]
         found.append(summarise(exhibit, cell, results))
     return found
+
+
+def finished(configs: Sequence[Config], root: Path) -> list[Path]:
+    """The folders of the runs that are over."""
+    return [folder for folder in (folder_of(config, root) for config in configs) if (folder / "result.json").exists()]
 
 
 def _facts(exhibit: Exhibit, cell: Cell) -> Line:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.table import Table
@@ -14,12 +14,16 @@ from atoll.reproduce import Exhibit, Line
 NAMES = {"accuracy": "accuracy", "minority_accuracy": "minority", "macro_f1": "macro F1", "local_accuracy": "local accuracy"}
 
 
+def name_of(metric: str) -> str:
+    """A metric in words."""
+    return NAMES.get(metric, metric.replace("_", " "))
+
+
 def header(exhibit: Exhibit) -> list[str]:
     """The columns: for each metric ours and, where the paper prints any, the paper's and the difference."""
     columns = ["", "seeds"]
     for metric in exhibit.metrics:
-        name = NAMES.get(metric, metric.replace("_", " "))
-        columns += [f"{name}: ours", *(("paper", "difference") if exhibit.printed(metric) else ())]
+        columns += [f"{name_of(metric)}: ours", *(("paper", "difference") if exhibit.printed(metric) else ())]
     return columns
 
 
@@ -62,8 +66,8 @@ def terminal(exhibit: Exhibit, lines: Sequence[Line]) -> Table:
     return table
 
 
-def markdown(exhibits: Sequence[tuple[Exhibit, Sequence[Line]]]) -> str:
-    """A page: every exhibit with its note, its table and what is said of single lines."""
+def markdown(exhibits: Sequence[tuple[Exhibit, Sequence[Line]]], pictures: Mapping[str, str] | None = None) -> str:
+    """A page: every exhibit with its note, its picture, its table and what is said of single lines."""
     first = exhibits[0][0]
     paper = first.name.split("/", maxsplit=1)[0]
     text = [f"# Results: {first.paper}", ""]
@@ -76,6 +80,8 @@ def markdown(exhibits: Sequence[tuple[Exhibit, Sequence[Line]]]) -> str:
         if exhibit.missing:
             text += [f"Not run: {exhibit.missing}", ""]
             continue
+        if pictures and exhibit.name in pictures:
+            text += [f"![{exhibit.title}]({pictures[exhibit.name]})", ""]
         columns = header(exhibit)
         text += ["| " + " | ".join(columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
         text += ["| " + " | ".join(row(exhibit, line)) + " |" for line in lines]

@@ -56,11 +56,11 @@ def _seeds(exhibit: Exhibit, cell: Cell, root: Path, kept: Measured | None) -> i
     """Seeds with a result: in the folder of runs, or recorded for the configuration as it is now."""
     if kept is None and (exhibit.kind == "facts" or not root.is_dir()):
         return 0
-    from atoll.reproduce.execute import folder_of
+    from atoll.reproduce.execute import finished
     from atoll.reproduce.record import digest
 
     configs = cell.configs(exhibit.wanted, {})
-    there = sum((folder_of(config, root) / "result.json").exists() for config in configs) if exhibit.kind != "facts" else 0
+    there = len(finished(configs, root)) if exhibit.kind != "facts" else 0
     return max(there, kept.seeds if kept is not None and kept.config == digest(configs[0]) else 0)
 
 
