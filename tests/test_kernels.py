@@ -72,14 +72,14 @@ def test_symmetric_matrix_is_stored_once() -> None:
     np.testing.assert_array_equal(Sparse(matrix).transposed.to_dense().numpy(), matrix.toarray().T)
 
 
-def test_weighted_entries_reach_both_directions() -> None:
-    """Factors change the stored values of the matrix and, in the right places, of its transpose."""
+def test_masked_entries_reach_both_directions() -> None:
+    """A mask clears and scales the stored values of the matrix and, in the right places, of its transpose."""
     matrix = random_matrix(12, 7)
-    factors = torch.rand(matrix.nnz)
-    changed = sp.csr_array((matrix.data * factors.numpy(), matrix.indices, matrix.indptr), shape=matrix.shape).toarray()
-    weighted = Sparse(matrix).weighted(factors)
-    np.testing.assert_array_equal(weighted.forward.to_dense().numpy(), changed)
-    np.testing.assert_array_equal(weighted.transposed.to_dense().numpy(), changed.T)
+    ones = (torch.rand(matrix.nnz) < 0.5).to(torch.uint8)
+    changed = sp.csr_array((matrix.data * ones.numpy() * 2.0, matrix.indices, matrix.indptr), shape=matrix.shape).toarray()
+    masked = Sparse(matrix).masked(ones, 2.0)
+    np.testing.assert_array_equal(masked.forward.to_dense().numpy(), changed)
+    np.testing.assert_array_equal(masked.transposed.to_dense().numpy(), changed.T)
 
 
 @pytest.mark.parametrize("fan_out", [3, 20])

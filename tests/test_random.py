@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.random import SERVER, Streams, philox, seed_of
+from atoll.random import SERVER, Draws, Streams, philox, seed_of
 
 KNOWN = [  # Random123's known answers for philox4x32-10: counter, key, words
     ((0, 0), 0, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
@@ -90,3 +90,29 @@ def test_seeds_are_stable() -> None:
     """A seed of words is the same in every version: old runs can be repeated."""
     assert seed_of(0, "participants", 1) == seed_of(0, "participants", 1)
     assert seed_of(0, "a") != seed_of("0", "a")
+
+
+def test_masks_are_the_partys_own() -> None:
+    """A party alone masks its rows as it does among others, and anew each time."""
+    sizes = [5, 3, 7]
+    together, alone = Draws(3, [2, 0, 9], "fit"), Draws(3, [9], "fit")
+    first, second = together.keep(0.5, sizes, 3), together.keep(0.5, sizes, 3)
+    assert torch.equal(first[8:], alone.keep(0.5, [7], 3))
+    assert torch.equal(second[8:], alone.keep(0.5, [7], 3))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.4, 0.5, 1.0])
+def test_masks_keep_the_mean(probability: float) -> None:
+    """Kept with the probability asked for, and scaled so that the mean stays 1."""
+    kept = Draws(1, [0, 1], "fit").keep(probability, [40_000, 60_001], 3)
+    assert abs(float((kept > 0).float().mean()) - probability) < 5 / math.sqrt(kept.numel())
+    assert abs(float(kept.mean()) - 1) < 5 / math.sqrt(kept.numel() * probability)
+    assert len(kept.unique()) == (1 if probability == 1 else 2)
+
+
+def test_repeated_parties_go_on_with_their_numbers() -> None:
+    """What stands twice draws twice from the same source, one after the other."""
+    twice = Draws(4, [5, 6], "fit").repeated(2).keep(0.5, [4, 4, 4, 4], 2)
+    once = Draws(4, [5, 6], "fit")
+    assert torch.equal(twice, torch.cat([once.keep(0.5, [4, 4], 2), once.keep(0.5, [4, 4], 2)]))

@@ -47,7 +47,7 @@ class Attention:
 
     def transposed(self, values: Tensor) -> Tensor:
         """The values at their places, transposed."""
-        return like(self.pattern.transposed, values[self.pattern.order])
+        return like(self.pattern.transposed, values.index_select(0, self.pattern.order))
 
 
 def attend(rows: Tensor, source: Tensor, target: Tensor, places: Attention, kept: Tensor | None = None) -> Tensor:

@@ -13,7 +13,8 @@ x_ks·M_k = Σ_j Ã_kj·mean_s' (x_ks·x_js') m_js': one product with a matrix o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 from .graph import Graph
 from .lazy import Lazy
 from .propagation import Toward
+from .random import generator
 
 if TYPE_CHECKING:
     from .localsteps import Trained
@@ -127,12 +129,60 @@ class Upload:
 
 
 @dataclass(frozen=True)
+class Arriving:
+    """E_k = Σ_{j≠k} Ã_kj·ε_j of K parties, for standard normal ε_j (C, d·h + h·C): normal, covariance A_o·A_oᵀ between the k.
+
+    Local steps see it on the columns of the parties' own features alone; elsewhere it is only ever summed, and the sum
+    Σ_kc F_kc·E_kc is drawn as the one normal number that it is. Every column is drawn once, in one of these two ways.
+    """
+
+    root: Tensor  # (K, Z), L·Lᵀ = A_o·A_oᵀ
+    seed: int
+    sizes: tuple[int, int, int]  # d, h, C
+
+    def first(self, columns: Tensor) -> Tensor:
+        """(K, C, c, h) what falls on W₁ at some columns."""
+        _, hidden, classes = self.sizes
+        return self._draw("first", classes, len(columns), hidden)
+
+    def second(self) -> Tensor:
+        """(K, C, h·C) what falls on W₂."""
+        _, hidden, classes = self.sizes
+        return self._draw("second", classes, hidden * classes)
+
+    def rest(self, columns: Tensor) -> Tensor:
+        """(K, C, d − c, h) what falls on W₁ at all other columns."""
+        features, hidden, classes = self.sizes
+        return self._draw("rest", classes, features - len(columns), hidden)
+
+    def summed_rest(self, steered: Tensor, columns: Tensor) -> Tensor:
+        """(d − c, h) Σ_kc F_kc·E_kc at all other columns: independent normal numbers, of variance Σ_c |Lᵀ·F_c|²."""
+        features, hidden, _ = self.sizes
+        drawn = torch.randn(features - len(columns), hidden, generator=generator(self.seed, "rest"))
+        spread: Tensor = torch.linalg.vector_norm(self.root.t() @ steered)
+        return drawn * spread
+
+    def dense(self) -> Tensor:
+        """(K, C, d·h + h·C) all of it."""
+        first = self.first(torch.arange(self.sizes[0]))
+        return torch.cat([first.flatten(2), self.second()], 2)
+
+    def take(self, index: Tensor) -> Arriving:
+        """That of some parties."""
+        return replace(self, root=self.root[index])
+
+    def _draw(self, what: str, *shape: int) -> Tensor:
+        drawn = torch.randn(self.root.shape[1], prod(shape), generator=generator(self.seed, what))
+        return (self.root @ drawn).view(-1, *shape)
+
+
+@dataclass(frozen=True)
 class Mixture:
     """∇C_k = Σ_{j≠k} Ã_kj·∇ĥ_j of K parties; with `noise`, of ∇ĥ_j + ε_j."""
 
     upload: Upload
     toward: Toward
-    noise: Tensor | None = None  # (K, C, d·h + h·C) Σ_{j≠k} Ã_kj·ε_j
+    noise: Arriving | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -142,37 +192,36 @@ class Mixture:
     def dense(self) -> Tensor:
         """The tensor itself."""
         clean = mixed(self.upload.dense(), self.upload.sources.parties, self.toward)
-        return clean if self.noise is None else clean + self.noise
+        return clean if self.noise is None else clean + self.noise.dense()
 
     def take(self, index: Tensor) -> Mixture:
         """Those of some parties."""
         chosen = Toward(self.toward.propagation, self.toward.nodes[index])
-        return Mixture(self.upload, chosen, None if self.noise is None else self.noise[index])
+        return Mixture(self.upload, chosen, None if self.noise is None else self.noise.take(index))
 
     def total(self) -> Tensor:
         """Σ_k ∇C_k."""
         return self.dense().sum(0)
 
     def probe(self) -> Tensor:
-        """Finite if ∇ĥ and the noise are."""
-        return self.upload.probe() if self.noise is None else self.upload.probe() + self.noise.sum()
+        """Finite if ∇ĥ is."""
+        return self.upload.probe()
 
 
-def mix(gradient: Tensor, parties: Tensor, toward: Toward, noise: torch.Generator | None = None) -> Tensor:
+def mix(gradient: Tensor, parties: Tensor, toward: Toward, noise: int | None = None) -> Tensor:
     """∇C_k for the parties `toward` is about, from the ∇ĥ_j of some parties; a description of it where that is what came.
 
-    `noise` is for descriptions alone: whoever sends numbers adds its own to them. All parties' standard normal ε_j are then drawn
-    as what arrives of them, E_k = Σ_{j≠k} Ã_kj·ε_j: normal with covariance A_o·A_oᵀ between the k, as independent ε_j would give.
+    `noise`, a seed, is for descriptions alone: whoever sends numbers adds its own to them.
     """
     if not isinstance(gradient, Lazy):
         return mixed(gradient, parties, toward)
     upload = gradient.description
     assert isinstance(upload, Upload)
-    drawn = None
+    arriving = None
     if noise is not None:
-        root = toward.root(parties)
-        drawn = (root @ torch.randn(len(root), upload.shape[1] * upload.shape[2], generator=noise)).view(-1, *upload.shape[1:])
-    return Lazy(Mixture(upload, toward, drawn))
+        sizes = (upload.sources.graph.num_features, *upload.sources.second.shape)
+        arriving = Arriving(toward.root(parties), noise, sizes)
+    return Lazy(Mixture(upload, toward, arriving))
 
 
 def mixed(gradient: Tensor, parties: Tensor, toward: Toward) -> Tensor:

@@ -40,18 +40,19 @@ class Sparse:
     @cached_property
     def order(self) -> Tensor:
         """(nnz,) which stored value of M stands at each place of Mᵀ."""
-        return torch.from_numpy(self._flipped(np.arange(self.forward.values().numel())).data)
+        return torch.from_numpy(self._flipped(np.arange(self.forward.values().numel(), dtype=np.int32)).data)
 
     def _flipped(self, values: np.ndarray) -> sp.csr_array:
         columns, starts = self.forward.col_indices().numpy(), self.forward.crow_indices().numpy()
         return sp.csr_array(sp.csr_array((values, columns, starts), shape=self.shape).T.tocsr())
 
-    def weighted(self, factors: Tensor) -> Sparse:
-        """The same pattern with every stored value multiplied by its factor."""
+    def masked(self, ones: Tensor, scale: float) -> Sparse:
+        """The same pattern with every stored value where there is a one (of a byte), times `scale`, and zero elsewhere."""
         result = object.__new__(Sparse)
         result.shape, result.symmetric = self.shape, False
-        result.forward = like(self.forward, self.forward.values() * factors)
-        result.transposed = like(self.transposed, result.forward.values().index_select(0, self.order))
+        result.forward = like(self.forward, ones.float().mul_(scale).mul_(self.forward.values()))
+        turned = ones.index_select(0, self.order).float().mul_(scale)
+        result.transposed = like(self.transposed, turned.mul_(self.transposed.values()))
         return result
 
     def __matmul__(self, dense: Tensor) -> Tensor:
@@ -200,8 +201,8 @@ class Features:
             kept = draws.keep(1 - probability, self.blocks.sizes, self.values.shape[1])
             return Features(self.values * kept, self.blocks)
         starts = self.values.forward.crow_indices()[[0, *(end for _, end in self.blocks.ranges)]]
-        kept = draws.keep(1 - probability, starts.diff().tolist(), 1).flatten()
-        return Features(self.values.weighted(kept), self.blocks)
+        ones, scale = draws.mask(1 - probability, starts.diff().tolist(), 1)
+        return Features(self.values.masked(ones.flatten(), scale), self.blocks)
 
     def __matmul__(self, weight: Tensor) -> Tensor:
         return transform(self, weight, self.blocks)

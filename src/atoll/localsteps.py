@@ -65,6 +65,20 @@ class Trained:
         return self.spread(dense_rows(self.graph, self.rows))
 
     @cached_property
+    def columns(self) -> Tensor:
+        """(c,) the features that are not zero in all of the rows."""
+        return self._used.nonzero()[:, 0]
+
+    @cached_property
+    def others(self) -> Tensor:
+        """(d − c,) the features that are."""
+        return (~self._used).nonzero()[:, 0]
+
+    @cached_property
+    def _used(self) -> Tensor:
+        return (self.x != 0).flatten(0, 1).any(0)
+
+    @cached_property
     def gram(self) -> Tensor:
         """(K, n, n) a party's own x_s·x_s'."""
         chunks = []
@@ -147,9 +161,9 @@ class Implicit:
             self.reached = sources.reach(toward, trained)  # x·M_k
             self.others = toward.gather(sources.everywhere(sources.hidden, toward.propagation.nodes))  # R_k
             if mixture.noise is not None:
-                self.noise = mixture.noise[:, :, : first.numel()].view(-1, classes, *first.shape)  # E_k, (K, C, d, h)
-                self.noise_second = mixture.noise[:, :, first.numel() :]
-                self.noise_reached = torch.einsum("knd,kcdh->kcnh", trained.x, self.noise)
+                self.noise = mixture.noise.first(trained.columns)  # E_k, (K, C, c, h)
+                self.noise_second = mixture.noise.second()
+                self.noise_reached = torch.einsum("knd,kcdh->kcnh", trained.x[:, :, trained.columns], self.noise)
 
     def outputs(self) -> Tensor:
         """h = relu(x·W₁)·W₂ with x·W₁ = s·x·W̄₁ − D∘(x·M_k) − Σ_s' (x·x_s')·S_s'."""
@@ -205,7 +219,9 @@ class Subtracted:
             sources, toward = m.mixture.upload.sources, m.mixture.toward
             result -= mixed(sources.outer(), sources.parties, toward) * (m.steered @ m.shared.t())[:, None]  # M_k·diag(D_k)
             if m.mixture.noise is not None:
-                result -= torch.einsum("kc,kcdh->kdh", m.steered, m.noise)
+                columns, others = m.trained.columns, m.trained.others
+                result[:, columns] -= torch.einsum("kc,kcdh->kdh", m.steered, m.noise)
+                result[:, others] -= torch.einsum("kc,kcdh->kdh", m.steered, m.mixture.noise.rest(columns))
         return result if self.index is None else result[self.index]
 
     def take(self, index: Tensor) -> Subtracted:
@@ -228,7 +244,9 @@ class Subtracted:
             steered = m.steered * often[:, None]
             result -= sources.combined(toward.scatter(steered @ m.shared.t())[sources.parties])
             if m.mixture.noise is not None:
-                result -= torch.einsum("kc,kcdh->dh", steered, m.noise)
+                columns, others = m.trained.columns, m.trained.others
+                result[columns] -= torch.einsum("kc,kcdh->dh", steered, m.noise)
+                result[others] -= m.mixture.noise.summed_rest(steered, columns)
         return result
 
     def _own(self) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -33,6 +34,17 @@ class Draws:
     def __init__(self, seed: int, parties: Sequence[int], *call: Word) -> None:
         self.generators = [generator(seed, party, *call) for party in parties]
 
+    @cached_property
+    def bits(self) -> list[np.random.SFC64]:
+        """One fast source of bits a party, for masks: a tenth of torch's time for uniform numbers."""
+        return [np.random.SFC64(g.initial_seed()) for g in self.generators]
+
+    def repeated(self, times: int) -> Draws:
+        """The same parties, `times` over: party p goes on with the same numbers at p, P + p, 2·P + p, …"""
+        result = object.__new__(Draws)
+        result.generators, result.bits = self.generators * times, self.bits * times
+        return result
+
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
         """(P, *shape) uniform numbers."""
         return torch.stack([torch.rand(shape, generator=g) for g in self.generators]) * (high - low) + low
@@ -41,12 +53,22 @@ class Draws:
         """(P, *shape) standard normal numbers."""
         return torch.stack([torch.randn(shape, generator=g) for g in self.generators])
 
+    def mask(self, probability: float, sizes: Sequence[int], width: int) -> tuple[Tensor, float]:
+        """(N, width) ones with this probability, to 16 bits, and zeros; and what scales their mean to 1.
+
+        The rows of party p are drawn by party p.
+        """
+        threshold = max(1, round(probability * 2**16))
+        parts = []
+        for size, bits in zip(sizes, self.bits, strict=True):
+            lanes: NDArray[np.uint16] = bits.random_raw(-(-size * width // 4)).view(np.uint16)
+            parts.append(lanes[: size * width] < threshold if threshold < 2**16 else np.ones(size * width, bool))
+        return torch.from_numpy(np.concatenate(parts).view(np.uint8)).view(-1, width), 2**16 / threshold
+
     def keep(self, probability: float, sizes: Sequence[int], width: int) -> Tensor:
-        """(N, width) dropout masks, kept entries scaled by 1 / probability; the rows of party p are drawn by party p."""
-        mask = torch.empty(sum(sizes), width)
-        for block, g in zip(torch.split(mask, list(sizes)), self.generators, strict=True):
-            block.uniform_(generator=g)  # a quarter of bernoulli_'s time
-        return mask.lt_(probability).div_(probability)
+        """(N, width) dropout masks, kept entries scaled by 1 / probability."""
+        ones, scale = self.mask(probability, sizes, width)
+        return ones.float().mul_(scale)
 
 
 class Streams:

@@ -12,10 +12,12 @@ from torch import Tensor
 from atoll import config, models, optim, runner
 from atoll.algorithms import fedmlp, gfl_appnp
 from atoll.cohort import Message
+from atoll.compensation import Arriving
 from atoll.data import csbm
 from atoll.errors import AtollError
 from atoll.graph import Graph
 from atoll.lazy import Lazy
+from atoll.localsteps import Subtracted
 from atoll.losses import batch, cross_entropy
 from atoll.random import Draws
 from atoll.runner import Experiment, Result
@@ -282,6 +284,43 @@ def test_own_noise_is_the_same_wherever_parties_live() -> None:
     """With joint_noise off every party draws its own ε: one cohort, or a site each."""
     values = {"compensation": "noisy", "joint_noise": "false", "rounds": 5, "lr": 0.05}
     torch.testing.assert_close(flat(run(**values)), flat(run(placement="apart", **values)), atol=1e-5, rtol=1e-5)
+
+
+def test_arriving_noise_has_the_moments_of_everybodys_own() -> None:
+    """E_k = Σ_j A_kj·ε_j, drawn jointly: mean 0, covariance A·Aᵀ between parties, none between numbers; sums likewise."""
+    mixing = torch.tensor([[0.5, 0.2, 0.0, 0.1], [0.1, 0.4, 0.3, 0.0], [0.0, 0.3, 0.2, 0.6]])
+    wanted = mixing @ mixing.t()
+    root, columns, steered = torch.linalg.cholesky(wanted), torch.tensor([0, 3]), torch.randn(3, 2)
+    drawn = [Arriving(root, seed, (500, 4, 2)) for seed in range(40)]
+    rows = torch.cat([noise.dense().flatten(1) for noise in drawn], 1)  # (3, 161,280)
+    assert float(rows.mean().abs()) < 0.005
+    torch.testing.assert_close(rows @ rows.t() / rows.shape[1], wanted, atol=0.01, rtol=0)
+    whole = torch.stack([torch.einsum("kc,kcdh->dh", steered, noise.rest(columns)) for noise in drawn])
+    summed = torch.stack([noise.summed_rest(steered, columns) for noise in drawn])
+    expected = torch.einsum("kc,kl,lc->", steered, wanted, steered).sqrt()
+    assert whole.shape == summed.shape == (40, 498, 4)
+    torch.testing.assert_close(torch.stack([whole.std(), summed.std()]) / expected, torch.ones(2), atol=0.02, rtol=0)
+
+
+def test_described_noise_is_one_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With noise on sparse features, the sum of the models is that of the models, where it is drawn party by party."""
+    checked = []
+    total = Subtracted.total
+
+    def compared(self: Subtracted) -> Tensor:
+        summed, columns = total(self), self.models.trained.columns
+        torch.testing.assert_close(summed[columns], self.dense().sum(0)[columns], atol=1e-4, rtol=1e-4)
+        checked.append(len(self.models.trained.others))
+        return summed
+
+    monkeypatch.setattr(Subtracted, "total", compared)
+    graph = graph_of("dnc")
+    assert isinstance(graph.x, Tensor)
+    graph.x[:, 1::2] = 0
+    settings = prepared(compensation="noisy", rounds=3, lr=0.05).config
+    runner.rounds(runner.prepare(settings, graph))
+    assert checked
+    assert min(checked) > 0
 
 
 def test_noise_needs_jacobians() -> None:

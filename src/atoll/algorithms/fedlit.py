@@ -91,8 +91,7 @@ class Cohort(atoll.cohort.Cohort):
         for _ in range(s.iterations):
             types = self.links.nearest(links, own)
             own = self.links.means(links, types, own)
-        graph, draws = self.by_type(types), self.draws()
-        draws.generators = draws.generators * s.types  # a party draws for all its channels
+        graph, draws = self.by_type(types), self.draws().repeated(s.types)  # a party draws for all its channels
         for _ in range(s.epochs):
             optim.descend(self.optimizer, cross_entropy(self.logits(graph, draws), self.graph, "train"))
         channels = {name: value.detach().clone() for name, value in self.channels.items()}

@@ -35,7 +35,7 @@ from atoll.localsteps import Explicit, Implicit, Local, Trained
 from atoll.parameters import scale
 from atoll.parties import Parties
 from atoll.propagation import Propagation, Toward
-from atoll.random import SERVER, Draws, generator
+from atoll.random import SERVER, Draws, seed_of
 from atoll.settings import setting
 
 SPREADS = ("node",)
@@ -197,7 +197,7 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
     toward = propagation(federation, settings).toward(training)
     each = {"weight": toward.diagonal, "context": toward.gather(hidden)}  # Ã_kk, C_k
     if compensated:
-        noise = generator(federation.seed, SERVER, "noise", federation.round) if settings.compensation == "noisy" else None
+        noise = seed_of(federation.seed, SERVER, "noise", federation.round) if settings.compensation == "noisy" else None
         each["gradient"] = mix(replies.stack("gradient"), present, toward, noise)  # ∇C_k
     total = federation.total("fit", to=Parties(training.numpy()), each=each, model=model)
     return {"model": scale(total["model"], 1 / total["n"]), "hidden": hidden}
