@@ -172,7 +172,7 @@ def partition(
 @app.command()
 def reproduce(
     what: Annotated[str | None, typer.Argument(metavar="PAPER[/TABLE]", help="For instance fedspray or fedspray/table2.")] = None,
-    show: Annotated[bool, typer.Option("--list", help="Show every table and figure with its state.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="Show every table and figure with its state.")] = False,
     quick: Annotated[bool, typer.Option(help="A small version: fewer seeds and rounds.")] = False,
     only: Annotated[str | None, typer.Option(help="Run only the lines whose label contains this text.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds; as many as the paper's by default.")] = None,
@@ -180,32 +180,53 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Folder for the runs; those already there are not run again.")] = Path(
         "runs/reproduce"
     ),
-    page: Annotated[Path | None, typer.Option(help="Write the whole paper's page of results to this file.")] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Write a page of results to this file, with pictures in img beside it.")
+    ] = None,
     rerun: Annotated[bool, typer.Option("--run/--no-run", help="Run what is missing, or only show what is there.")] = True,
+    keep: Annotated[
+        bool, typer.Option("--record", help="Keep what came out as data of the package (for a source checkout).")
+    ] = False,
 ) -> None:
-    """Reproduce the papers' tables and figures: ours beside theirs. Exit code 1 when something is outside the stated range."""
+    """Reproduce the papers' tables and figures: ours beside theirs. Exit code 1 when something is outside the stated range.
+
+    Where there are no runs of a line, our recorded result is shown.
+    """
     _prepare_torch(None)
     from atoll import reproduce as library
-    from atoll.console import wide
-    from atoll.reproduce import execute, pages
+    from atoll.console import show
 
-    if show or what is None:
-        for paper in library.papers():
-            for exhibit in library.exhibits(paper):
-                wide().print(f"{exhibit.name:24} {exhibit.state:8} {exhibit.title}")
+    if listed or what is None:
+        from atoll.reproduce import states
+
+        chosen = library.find(what) if what else [exhibit for paper in library.papers() for exhibit in library.exhibits(paper)]
+        show(states.listing(chosen, out))
         return
+    from atoll.reproduce import execute, pages, record
+
     chosen = library.find(what)
+    if keep:
+        if quick:
+            raise AtollError("--record keeps full results only; leave out --quick.")
+        record.ready()
     work = execute.jobs_of(chosen, quick, seeds)
     if rerun:
         configs = [config for (_, row), each in work.items() if only is None or only in row for config in each]
         execute.execute(configs, out, jobs, lambda name, done, of: print(f"{done}/{of} {name}", file=sys.stderr, flush=True))
     told = [(exhibit, execute.lines(exhibit, work, out)) for exhibit in chosen]
+    if keep:
+        for word in record.write(what.partition("/")[0], {exhibit.name: lines for exhibit, lines in told}):
+            print(word, file=sys.stderr)
+    told = [(exhibit, record.filled(exhibit, lines, work)) for exhibit, lines in told]
     for exhibit, lines in told:
         shown = [line for line in lines if only is None or only in line.cell.row]
-        wide().print(pages.terminal(exhibit, shown))
+        show(pages.terminal(exhibit, shown))
     if page is not None:
+        from atoll.reproduce import pictures
+
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(pages.markdown(told))
+        drawn = pictures.save(told, work, out, page.parent / "img")
+        page.write_text(pages.markdown(told, {name: f"img/{file.name}" for name, file in drawn.items()}))
     if any(line.outside() for _, lines in told for line in lines) and not quick:
         raise typer.Exit(1)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
@@ -19,9 +20,13 @@ out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 
-def wide() -> Console:
-    """For tables that need room: the terminal as it is, or 140 columns where there is none."""
-    return out if out.is_terminal else Console(highlight=False, width=140)
+def show(table: Table) -> None:
+    """Print a table that needs room: in the terminal as it is; elsewhere as wide as it wants to be, within reason."""
+    if not out.is_terminal:
+        wanted = Measurement.get(out, out.options.update(max_width=400), table).maximum
+        Console(highlight=False, width=max(140, wanted)).print(table)
+    else:
+        out.print(table)
 
 
 PLAIN_EVERY = 10.0  # seconds between progress lines where there is no terminal

@@ -7,6 +7,7 @@ import difflib
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from atoll.errors import AtollError
@@ -44,8 +45,11 @@ def build(group: type, values: Mapping[str, Any], where: str) -> Any:
     for name in values:
         if name not in fields:
             raise AtollError(f"{where} has no setting {name!r}{suggest(name, fields)}")
-    hints = typing.get_type_hints(group)
+    hints = _hints(group)
     return group(**{name: coerce(value, hints[name], fields[name], f"{where}: {name}") for name, value in values.items()})
+
+
+_hints = cache(typing.get_type_hints)  # asked for with every configuration
 
 
 def coerce(value: Any, kind: Any, field: dataclasses.Field[Any], where: str) -> Any:

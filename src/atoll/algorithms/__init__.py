@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -40,6 +41,11 @@ class Algorithm(Protocol):
 
 def names() -> list[str]:
     """All algorithms there are."""
+    return list(_names())
+
+
+@cache
+def _names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import igraph
 import torch
 from torch import Tensor
 
@@ -147,6 +146,8 @@ def aggregate(state: State, replies: Replies) -> Parameters:
 
 def min_cut(ties: Tensor) -> Tensor:
     """(m,) bool: the part without the first member, of the two with the weakest ties between them (Stoer & Wagner)."""
+    import igraph  # slow to import
+
     graph = igraph.Graph.Full(len(ties))
     sources, targets = zip(*graph.get_edgelist(), strict=True)
     first, second = graph.mincut(capacity=ties[list(sources), list(targets)].clamp(min=0).tolist()).partition

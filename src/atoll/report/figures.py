@@ -55,7 +55,7 @@ class Heat:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure: `kind` is lines, points, bars, stack, heat or map (points without axes)."""
+    """One figure: `kind` is lines, points, bars, stack, heat or map (points without axes); `paper` also knows dots and boxes."""
 
     name: str  # also its file's
     section: str
@@ -67,6 +67,7 @@ class Figure:
     heat: Heat | None = None
     caption: str = ""
     percent: bool = False  # y is a share, shown as per cent
+    log: bool = False  # x by logarithm, of lines for a paper
 
 
 def learning(rows: Sequence[Row]) -> list[Figure]:
@@ -94,11 +95,14 @@ def learning(rows: Sequence[Row]) -> list[Figure]:
     return figures
 
 
-def thin(points: Sequence[tuple[float, float, float]]) -> list[tuple[float, float, float]]:
-    """At most `MOST_POINTS` of a curve, evenly, with the first and the last."""
-    if len(points) <= MOST_POINTS:
+def thin(
+    points: Sequence[tuple[float, float, float]], most: int = MOST_POINTS, log: bool = False
+) -> list[tuple[float, float, float]]:
+    """At most so many points of a curve, evenly on its axis, with the first and the last."""
+    if len(points) <= most:
         return list(points)
-    return [points[place] for place in np.unique(np.linspace(0, len(points) - 1, MOST_POINTS).round().astype(int))]
+    places = np.geomspace(1, len(points), most) - 1 if log else np.linspace(0, len(points) - 1, most)
+    return [points[place] for place in np.unique(places.round().astype(int))]
 
 
 def parties(rows: Sequence[Row]) -> list[Figure]:

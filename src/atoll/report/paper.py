@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from io import BytesIO
 from typing import Any
 
@@ -12,6 +13,7 @@ from atoll.report.figures import PALETTE, Figure
 
 STYLE: dict[Any, Any] = {
     "font.size": 8,
+    "font.sans-serif": ["DejaVu Sans", "Arial", "Helvetica"],
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -24,33 +26,53 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "atoll",
 }
 WIDTH, HEIGHT = 3.4, 2.4  # inches: one column of two
+WIDE = 20  # the ratio of the places on an axis from which on it is logarithmic
 
 
 def draw(figure: Figure, form: str) -> bytes:
     """One figure as the bytes of a `png` or `svg` file."""
+    return panels([figure], form)
+
+
+def panels(figures: Sequence[Figure], form: str, columns: int = 1, description: str | None = None, dpi: int = 300) -> bytes:
+    """Several figures of one kind side by side, each under its title, with one legend; `description` goes with the file."""
     try:
         import matplotlib
         from matplotlib.figure import Figure as Canvas
-        from matplotlib.ticker import PercentFormatter
     except ModuleNotFoundError as error:
-        raise AtollError('--png and --svg need matplotlib, which is not installed; run `pip install "atoll[report]"`.') from error
+        raise AtollError('Pictures need matplotlib, which is not installed; run `pip install "atoll[report]"`.') from error
+    first, rows = figures[0], -(-len(figures) // columns)
     with matplotlib.rc_context(STYLE):
-        canvas = Canvas(figsize=(WIDTH, WIDTH if figure.kind == "map" else HEIGHT), layout="constrained")
-        axes = canvas.add_subplot()
-        {"bars": bars, "stack": bars, "heat": heat, "lines": lines, "points": points, "map": points}[figure.kind](figure, axes)
-        axes.set(xlabel=figure.x, ylabel=figure.y)
-        if figure.percent:
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        if figure.kind == "map":
-            axes.set_axis_off()
-            axes.set_aspect("equal", adjustable="datalim")
-        if len(figure.series) > 1 or (figure.series and figure.section in ("Learning", "Traffic")):
-            columns = min(3, len(figure.series))
-            bigger = 3 if figure.kind == "map" else 1
-            canvas.legend(loc="outside lower center", ncols=columns, handlelength=1.2, columnspacing=1, markerscale=bigger)
+        size = columns * WIDTH, rows * (WIDTH if first.kind == "map" else HEIGHT)
+        canvas = Canvas(figsize=size, layout="constrained")
+        for number, figure in enumerate(figures, 1):
+            axes = canvas.add_subplot(rows, columns, number)
+            _panel(figure, axes)
+            if len(figures) > 1:
+                axes.set_title(figure.title, fontsize=8)
+        named = {name: handle for axes in canvas.axes for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+        if len(named) > 1 or (named and first.section in ("Learning", "Traffic")):
+            columns = min(3 * columns, len(named))
+            bigger = 3 if first.kind == "map" else 1
+            place = {"loc": "outside lower center", "ncols": columns, "handlelength": 1.2, "columnspacing": 1}
+            canvas.legend(named.values(), named.keys(), markerscale=bigger, **place)
         file = BytesIO()
-        canvas.savefig(file, format=form, dpi=300, metadata={"Date": None} if form == "svg" else None)
+        told = {"Description": description} | ({"Date": None} if form == "svg" else {})
+        canvas.savefig(file, format=form, dpi=dpi, metadata={name: text for name, text in told.items() if name == "Date" or text})
     return file.getvalue()
+
+
+def _panel(figure: Figure, axes: Any) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    kinds = {"bars": bars, "stack": bars, "heat": heat, "lines": lines, "dots": dots, "boxes": boxes}
+    kinds.get(figure.kind, points)(figure, axes)
+    axes.set(xlabel=figure.x, ylabel=figure.y)
+    if figure.percent:
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    if figure.kind == "map":
+        axes.set_axis_off()
+        axes.set_aspect("equal", adjustable="datalim")
 
 
 def lines(figure: Figure, axes: Any) -> None:
@@ -61,6 +83,41 @@ def lines(figure: Figure, axes: Any) -> None:
         if series.spread is not None:
             middle, spread = np.array(series.y, dtype=float), np.array(series.spread)
             axes.fill_between(series.x, middle - spread, middle + spread, color=colour, alpha=0.18, linewidth=0)
+    if figure.log:
+        axes.set_xscale("log")
+        axes.minorticks_off()
+
+
+def dots(figure: Figure, axes: Any) -> None:
+    """Measured points with whiskers, joined; a single one among several is a level. Wide ranges of x are drawn by logarithm."""
+    places = sorted({float(x) for series in figure.series for x in series.x})
+    for series in figure.series:
+        colour = _colour(series.colour)
+        if len(series.x) == 1 and len(places) > 1:
+            axes.axhline(series.y[0], color=colour, label=series.name, linewidth=1, linestyle="--")
+            continue
+        style = {"color": colour, "label": series.name, "linewidth": 1.2, "marker": "o", "markersize": 3, "capsize": 2}
+        axes.errorbar(series.x, series.y, yerr=series.spread, elinewidth=0.8, **style)
+    above = [x for x in places if x > 0]
+    if len(above) > 1 and places[0] >= 0 and above[-1] / above[0] > WIDE:
+        if places[0] > 0:
+            axes.set_xscale("log")
+        else:
+            axes.set_xscale("symlog", linthresh=above[0])
+        axes.set_xticks(places, [f"{x:.2g}" if x < 1 else f"{x:g}" for x in places])
+        axes.minorticks_off()
+
+
+def boxes(figure: Figure, axes: Any) -> None:
+    """A box a series: median, quartiles, whiskers within one and a half box lengths, and the values beyond."""
+    drawn = axes.boxplot([list(series.y) for series in figure.series], patch_artist=True, widths=0.6)
+    for series, box, middle, beyond in zip(figure.series, drawn["boxes"], drawn["medians"], drawn["fliers"], strict=True):
+        box.set(facecolor=_colour(series.colour), alpha=0.6, linewidth=0.8)
+        middle.set(color="black")
+        beyond.set(markersize=3)
+    names = [series.name for series in figure.series]
+    axes.set_xticks(range(1, len(names) + 1), names, rotation=30, ha="right")
+    axes.grid(axis="x", visible=False)
 
 
 def points(figure: Figure, axes: Any) -> None:

@@ -1,20 +1,23 @@
-"""The papers' tables and figures: their numbers are the data files beside this one, ours come from runs."""
+"""The papers' tables and figures: their numbers are the data files beside this one, ours come from runs or from `measured/`."""
 
 from __future__ import annotations
 
-import importlib.resources
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from atoll import config
-from atoll.config import Config
 from atoll.errors import AtollError
 from atoll.settings import suggest
 
+if TYPE_CHECKING:
+    from atoll.config import Config
+
+HOME = Path(__file__).parent
+MEASURED = HOME / "measured"  # our results as data of the package, one file a paper
 ARGUMENTS = ("algorithm", "dataset", "partition", "parties")  # of a cell's `run`, beside settings by name
 
 
@@ -33,11 +36,13 @@ class Cell:
     x: float | str | None = None
 
     def configs(self, seeds: int, over: Mapping[str, Any]) -> list[Config]:
-        """The runs behind the cell, one a seed; `over` are settings that come last."""
+        """The runs behind the cell, one a seed; `over` are settings that come last. A table of facts stands on `local`'s data."""
+        from atoll import config
+
         values = {name: value for name, value in self.run.items() if name not in (*ARGUMENTS, "seed")} | dict(over)
         named = {name: self.run[name] for name in ARGUMENTS if name in self.run and name != "algorithm"}
-        first = self.run.get("seed", 0)
-        return [config.resolve(self.run["algorithm"], seed=seed, values=values, **named) for seed in range(first, first + seeds)]
+        first = config.resolve(self.run.get("algorithm", "local"), seed=self.run.get("seed", 0), values=values, **named)
+        return [replace(first, seed=first.seed + place) for place in range(seeds)]
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,9 @@ class Exhibit:
     cells: tuple[Cell, ...]
     metrics: tuple[str, ...] = ("accuracy",)
     kind: str = "table"  # or figure, or facts (of a partition; nothing is trained)
+    axis: str = ""  # of a figure: what x is
+    curves: Sequence[str] = ()  # of a figure over the rounds: what of the histories is drawn
+    panels: Sequence[str] = ()  # of a figure in parts: the first words of their rows
     percent: bool = False
     seeds: int = 5
     quick: Mapping[str, Any] = field(default_factory=dict)
@@ -59,12 +67,18 @@ class Exhibit:
     missing: str = ""
 
     @property
-    def state(self) -> str:
-        """`ready`, or why nothing of it can be run."""
-        if self.missing:
-            return self.missing
-        reasons = {cell.missing for cell in self.cells}
-        return "ready" if "" in reasons or not reasons else "; ".join(sorted(reasons))
+    def runnable(self) -> list[Cell]:
+        """The cells that can have a result."""
+        return [] if self.missing else [cell for cell in self.cells if not cell.missing]
+
+    @property
+    def wanted(self) -> int:
+        """Results that make a cell complete: one a seed; facts are no matter of seeds."""
+        return 1 if self.kind == "facts" else self.seeds
+
+    def printed(self, metric: str) -> bool:
+        """Whether the paper prints values of a metric."""
+        return any(metric in cell.paper for cell in self.cells)
 
     def value(self, metric: str, result: Mapping[str, Any]) -> float | None:
         """A metric of a result in the paper's unit; dots reach into lists (`party_accuracy.0`) and result.json (`bytes.up`)."""
@@ -85,6 +99,7 @@ class Line:
     cell: Cell
     ours: Mapping[str, tuple[float, float]]
     seeds: int
+    recorded: bool = False  # from `measured/`, not from runs at hand
 
     def outside(self) -> list[str]:
         """The metrics that lie outside the range we state."""
@@ -93,20 +108,39 @@ class Line:
         ]
 
 
+@dataclass(frozen=True)
+class Measured:
+    """A line of `measured/`: what came out of so many seeds of a configuration."""
+
+    seeds: int
+    config: str  # its digest; that of the first seed, which tells those of the others
+    ours: Mapping[str, tuple[float, float]]
+
+
 def papers() -> list[str]:
     """The papers there are data files of."""
-    return sorted(
-        file.name.removesuffix(".toml") for file in importlib.resources.files(__name__).iterdir() if file.name.endswith(".toml")
-    )
+    return sorted(file.stem for file in HOME.glob("*.toml"))
 
 
 def exhibits(paper: str) -> list[Exhibit]:
     """All tables and figures of a paper."""
     if paper not in papers():
         raise AtollError(f"There is no paper {paper!r} to reproduce{suggest(paper, papers())}")
-    document = tomllib.loads(importlib.resources.files(__name__).joinpath(f"{paper}.toml").read_text())
+    document = tomllib.loads((HOME / f"{paper}.toml").read_text())
     title = document.pop("paper")
     return [_exhibit(f"{paper}/{name}", title, table) for name, table in document.items()]
+
+
+def measured(paper: str) -> dict[str, dict[str, Measured]]:
+    """What was recorded, by table and row; whether its configuration is still the same is for `record` to tell."""
+    file = MEASURED / f"{paper}.toml"
+    document = tomllib.loads(file.read_text()) if file.exists() else {}
+    return {table: {row: _measured(line) for row, line in lines.items()} for table, lines in document.items()}
+
+
+def _measured(line: dict[str, Any]) -> Measured:
+    ours = {metric: (float(value), float(spread[0]) if spread else math.nan) for metric, (value, *spread) in line["ours"].items()}
+    return Measured(line["seeds"], line["config"], ours)
 
 
 def find(name: str) -> list[Exhibit]:

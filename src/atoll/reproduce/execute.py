@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 from atoll import runner
 from atoll.config import Config
+from atoll.errors import AtollError
 from atoll.reproduce import Cell, Exhibit, Line, summarise
 
 Tell = Callable[[str, int, int], None]  # what was run, how many are done, of how many
@@ -26,13 +27,12 @@ def folder_of(config: Config, root: Path) -> Path:
 
 def jobs_of(exhibits: Sequence[Exhibit], quick: bool, seeds: int | None) -> dict[tuple[str, str], list[Config]]:
     """The runs behind every cell that can be run, by exhibit and row."""
-    jobs = {}
+    jobs: dict[tuple[str, str], list[Config]] = {}
     for exhibit in exhibits:
         over = {name: value for name, value in exhibit.quick.items() if name != "seeds"} if quick else {}
         count = seeds or (exhibit.quick.get("seeds", 1) if quick else exhibit.seeds)
-        for cell in exhibit.cells:
-            if not cell.missing and not exhibit.missing and exhibit.kind != "facts":
-                jobs[exhibit.name, cell.row] = cell.configs(count, over)
+        if exhibit.kind != "facts":
+            jobs |= {(exhibit.name, cell.row): cell.configs(count, over) for cell in exhibit.runnable}
     return jobs
 
 
@@ -64,22 +64,28 @@ def run_one(config: Config, folder: Path) -> None:
 def lines(exhibit: Exhibit, jobs: Mapping[tuple[str, str], Sequence[Config]], root: Path) -> list[Line]:
     """What came out, cell by cell; a cell without results has none."""
     if exhibit.kind == "facts":
-        return [Line(cell, _facts(exhibit, cell), 1) for cell in exhibit.cells]
+        return [_facts(exhibit, cell) for cell in exhibit.cells]
     found = []
     for cell in exhibit.cells:
-        folders = [folder_of(config, root) for config in jobs.get((exhibit.name, cell.row), [])]
-        results = [json.loads((folder / "result.json").read_text()) for folder in folders if (folder / "result.json").exists()]
+        folders = finished(jobs.get((exhibit.name, cell.row), []), root)
+        results = [json.loads((folder / "result.json").read_text()) for folder in folders]
         found.append(summarise(exhibit, cell, results))
     return found
 
 
-def _facts(exhibit: Exhibit, cell: Cell) -> dict[str, tuple[float, float]]:
-    """The facts of one party of a partition as metrics."""
-    from atoll import config
+def finished(configs: Sequence[Config], root: Path) -> list[Path]:
+    """The folders of the runs that are over."""
+    return [folder for folder in (folder_of(config, root) for config in configs) if (folder / "result.json").exists()]
+
+
+def _facts(exhibit: Exhibit, cell: Cell) -> Line:
+    """The facts of one party of a partition as metrics; none where its graph is not here."""
     from atoll.data.facts import facts
     from atoll.data.spread import SETTINGS, spread
 
-    run: dict[str, Any] = dict(cell.run)
-    data = spread(config.resolve("local", dataset=run["dataset"], partition=run["partition"]), None, SETTINGS)
+    try:
+        data = spread(cell.configs(1, {})[0], None, SETTINGS)
+    except (AtollError, OSError):
+        return Line(cell, {}, 0)
     party = vars(facts(data.parts, data.source).parties[cell.party or 0])
-    return {name: (float(party[name]), float("nan")) for name in exhibit.metrics if name in party}
+    return Line(cell, {name: (float(party[name]), math.nan) for name in exhibit.metrics if name in party}, 1)

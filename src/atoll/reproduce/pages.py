@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.table import Table
@@ -13,19 +14,21 @@ from atoll.reproduce import Exhibit, Line
 NAMES = {"accuracy": "accuracy", "minority_accuracy": "minority", "macro_f1": "macro F1", "local_accuracy": "local accuracy"}
 
 
+def name_of(metric: str) -> str:
+    """A metric in words."""
+    return NAMES.get(metric, metric.replace("_", " "))
+
+
 def header(exhibit: Exhibit) -> list[str]:
-    """The columns: for each metric ours, the paper's and the difference."""
+    """The columns: for each metric ours and, where the paper prints any, the paper's and the difference."""
     columns = ["", "seeds"]
     for metric in exhibit.metrics:
-        name = NAMES.get(metric, metric.replace("_", " "))
-        columns += [f"{name}: ours", "paper", "difference"]
+        columns += [f"{name_of(metric)}: ours", *(("paper", "difference") if exhibit.printed(metric) else ())]
     return columns
 
 
 def row(exhibit: Exhibit, line: Line) -> list[str]:
     """One line of a table; ‼ marks what is outside the range we state."""
-    if line.cell.missing:
-        return [line.cell.row, "–", line.cell.missing] + [""] * (3 * len(exhibit.metrics) - 1)
     cells = [line.cell.row, str(line.seeds) if line.ours else "–"]
     for metric in exhibit.metrics:
         paper = line.cell.paper.get(metric)
@@ -33,8 +36,15 @@ def row(exhibit: Exhibit, line: Line) -> list[str]:
         ours = line.ours.get(metric)
         mark = " ‼" if metric in line.outside() else ""
         difference = f"{ours[0] - theirs[0]:+.{2 if abs(theirs[0]) >= 1 else 3}f}" if ours and theirs else ""
-        cells += [(_pair(*ours) if ours else "not run") + mark, _pair(*theirs) if theirs else "–", difference]
+        cells.append(_pair(*ours) + mark if ours else "–" if line.cell.missing else "not run")
+        cells += [_pair(*theirs) if theirs else "–", difference] if exhibit.printed(metric) else []
     return cells
+
+
+def reasons(lines: Sequence[Line]) -> list[str]:
+    """Why some lines cannot be run, a sentence a reason with the number of its lines."""
+    counts = Counter(line.cell.missing.rstrip(".") for line in lines if line.cell.missing)
+    return [f"{count} line{'s' if count > 1 else ''} cannot be run: {reason}." for reason, count in counts.items()]
 
 
 def _pair(value: float, spread: float = math.nan) -> str:
@@ -43,17 +53,21 @@ def _pair(value: float, spread: float = math.nan) -> str:
 
 
 def terminal(exhibit: Exhibit, lines: Sequence[Line]) -> Table:
-    """The exhibit as a table for the terminal."""
+    """The exhibit as a table for the terminal; headings stand word under word, so that the numbers have the room."""
     table = Table(title=f"{exhibit.name}: {exhibit.title}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     for place, name in enumerate(header(exhibit)):
-        table.add_column(name, justify="left" if place == 0 else "right", no_wrap=True)
+        table.add_column(name.replace(": ", " ").replace(" ", "\n"), justify="left" if place == 0 else "right")
     for line in lines:
         table.add_row(*row(exhibit, line))
+    words = reasons(lines)
+    if recorded := sum(line.recorded for line in lines):
+        words.append(f"{recorded} of {len(lines)} lines are our recorded results, the others of the runs at hand.")
+    table.caption, table.caption_justify = " ".join(words), "left"
     return table
 
 
-def markdown(exhibits: Sequence[tuple[Exhibit, Sequence[Line]]]) -> str:
-    """A page: every exhibit with its note, its table and what is said of single lines."""
+def markdown(exhibits: Sequence[tuple[Exhibit, Sequence[Line]]], pictures: Mapping[str, str] | None = None) -> str:
+    """A page: every exhibit with its note, its picture, its table and what is said of single lines."""
     first = exhibits[0][0]
     paper = first.name.split("/", maxsplit=1)[0]
     text = [f"# Results: {first.paper}", ""]
@@ -66,9 +80,12 @@ def markdown(exhibits: Sequence[tuple[Exhibit, Sequence[Line]]]) -> str:
         if exhibit.missing:
             text += [f"Not run: {exhibit.missing}", ""]
             continue
+        if pictures and exhibit.name in pictures:
+            text += [f"![{exhibit.title}]({pictures[exhibit.name]})", ""]
         columns = header(exhibit)
         text += ["| " + " | ".join(columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
         text += ["| " + " | ".join(row(exhibit, line)) + " |" for line in lines]
         notes = [f"- **{line.cell.row}**: {line.cell.note}" for line in lines if line.cell.note]
+        notes += [f"- {reason}" for reason in reasons(lines)]
         text += ["", *notes, ""] if notes else [""]
     return "\n".join(text).rstrip() + "\n"

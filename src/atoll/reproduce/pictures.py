@@ -1,0 +1,172 @@
+"""Pictures of the papers' figures: ours, from the lines of the exhibit or, over the rounds, from the histories of its runs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.config import Config
+from atoll.report import paper
+from atoll.report.figures import Figure, Series, thin
+from atoll.report.runs import Row, read
+from atoll.reproduce import Cell, Exhibit, Line
+from atoll.reproduce.execute import finished
+from atoll.reproduce.pages import name_of
+
+Jobs = Mapping[tuple[str, str], Sequence[Config]]
+MOST_POINTS = 1200  # of all curves of a picture together: a small file
+MOST_OF_ONE = 120
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A file, and how many runs it shows."""
+
+    data: bytes
+    form: str
+    runs: int
+
+
+def save(told: Sequence[tuple[Exhibit, Sequence[Line]]], jobs: Jobs, root: Path, folder: Path) -> dict[str, Path]:
+    """Draw what can be drawn; the file of every exhibit that has one. A picture that shows more runs than there are now stays."""
+    files = {}
+    for exhibit, lines in told:
+        stem = exhibit.name.replace("/", "-")
+        there = [path for form in ("svg", "png") if (path := folder / f"{stem}.{form}").exists()]
+        picture = draw(exhibit, lines, jobs, root)
+        if picture is not None and picture.runs >= max(map(_shown, there), default=0):
+            folder.mkdir(parents=True, exist_ok=True)
+            there = [folder / f"{stem}.{picture.form}"]
+            there[0].write_bytes(picture.data)
+        if there:
+            files[exhibit.name] = there[0]
+    return files
+
+
+def draw(exhibit: Exhibit, lines: Sequence[Line], jobs: Jobs, root: Path) -> Picture | None:
+    """The picture of a figure, if there is anything to show."""
+    if exhibit.kind != "figure" or exhibit.missing:
+        return None
+    figures, runs = curves(exhibit, jobs, root) if exhibit.curves else means(exhibit, lines)
+    return Picture(_file(figures, "svg", runs), "svg", runs) if figures else None
+
+
+def means(exhibit: Exhibit, lines: Sequence[Line]) -> tuple[list[Figure], int]:
+    """Mean and standard deviation over the seeds: over a number, joined; over words or over the metrics, bars."""
+    shown = [line for line in lines if line.ours]
+    colours = _colours(exhibit)
+    figures = []
+    for panel in exhibit.panels or ("",):
+        inside = [line for line in shown if _within(line.cell, panel)]
+        kind = "dots" if all(isinstance(line.cell.x, (int, float)) for line in inside) else "bars"
+        if kind == "bars" and len({line.cell.x for line in inside}) < 2:
+            figures += _over_metrics(exhibit, inside, panel, colours)
+            continue
+        for metric in exhibit.metrics:
+            having = [line for line in inside if metric in line.ours]
+            series = []
+            for name in dict.fromkeys(_name(line.cell, panel) for line in having):
+                own = [line for line in having if _name(line.cell, panel) == name]
+                pairs = [line.ours[metric] for line in own]
+                x = [line.cell.x for line in own if line.cell.x is not None]
+                series.append(Series(name, x, [pair[0] for pair in pairs], colours[name], _spread(pairs)))
+            if series:
+                figures.append(Figure("", "", _title(exhibit, panel, metric), kind, exhibit.axis, _unit(exhibit, metric), series))
+    return figures, sum(line.seeds for line in shown)
+
+
+def _over_metrics(exhibit: Exhibit, lines: Sequence[Line], panel: str, colours: Mapping[str, int]) -> list[Figure]:
+    """One set of bars a line, over the metrics."""
+    series = []
+    for line in lines:
+        names = [_short(metric) for metric in line.ours]
+        pairs = list(line.ours.values())
+        name = _name(line.cell, panel)
+        series.append(Series(name, names, [pair[0] for pair in pairs], colours[name], _spread(pairs)))
+    return [Figure("", "", panel, "bars", exhibit.axis, _unit(exhibit, exhibit.metrics[0]), series)] if series else []
+
+
+def curves(exhibit: Exhibit, jobs: Jobs, root: Path) -> tuple[list[Figure], int]:
+    """What the histories say, over the rounds: a curve a row, its mean over the seeds in a band of one standard deviation."""
+    rows = []
+    for cell in exhibit.runnable:
+        folders = finished(jobs.get((exhibit.name, cell.row), ()), root)
+        if folders:
+            rows.append((cell, Row(cell.row, [read(folder) for folder in folders])))
+    most = min(MOST_OF_ONE, max(20, MOST_POINTS // max(1, len(rows) * len(exhibit.curves))))
+    lengths = [run.rounds for _, row in rows for run in row.runs]
+    log = bool(lengths) and max(lengths) > paper.WIDE * min(lengths)
+    colours = _colours(exhibit)
+    figures = []
+    for panel in exhibit.panels or ("",):
+        for metric in exhibit.curves:
+            series = []
+            for cell, row in rows:
+                points = thin(row.curve(metric, "round"), most, log) if _within(cell, panel) else []
+                if points:
+                    x, y, spread = zip(*points, strict=True)
+                    name = _name(cell, panel, whole=True)
+                    series.append(Series(name, x, y, colours[name], spread if len(row.runs) > 1 else None))
+            if series:
+                title = _title(exhibit, panel, metric, len(exhibit.curves))
+                share = metric.endswith("accuracy")
+                figures.append(Figure("", "", title, "lines", "round", name_of(metric), series, percent=share, log=log))
+    return figures, sum(len(row.runs) for _, row in rows)
+
+
+def _file(figures: Sequence[Figure], form: str, runs: int) -> bytes:
+    columns = {1: 1, 2: 2, 4: 2, 8: 2}.get(len(figures), 3)
+    data = paper.panels(figures, form, columns, f"atoll: {runs} runs")
+    return re.sub(rb"(\d\.\d\d)\d+", rb"\1", data) if form == "svg" else data  # a hundredth of a point is enough for the eye
+
+
+def _shown(file: Path) -> int:
+    """How many runs a picture shows."""
+    found = re.search(rb"atoll: (\d+) runs", file.read_bytes())
+    return int(found[1]) if found else 0
+
+
+def _within(cell: Cell, panel: str) -> bool:
+    return not panel or cell.row == panel or cell.row.startswith(f"{panel} ")
+
+
+def _name(cell: Cell, panel: str, whole: bool = False) -> str:
+    """A series' name in its panel: the row's (`whole`) or the series', without the words that the panel's title says."""
+    name = cell.row if whole else cell.series or cell.row
+    return name.removeprefix(panel).strip() or name
+
+
+def _colours(exhibit: Exhibit) -> dict[str, int]:
+    """The same name has the same colour in every panel."""
+    names = []
+    for cell in exhibit.cells:
+        panel = next((panel for panel in exhibit.panels if _within(cell, panel)), "")
+        names += [_name(cell, panel, whole=bool(exhibit.curves))]
+    return {name: place for place, name in enumerate(dict.fromkeys(names))}
+
+
+def _title(exhibit: Exhibit, panel: str, metric: str, metrics: int = 0) -> str:
+    return ", ".join([*([panel] if panel else []), *([name_of(metric)] if (metrics or len(exhibit.metrics)) > 1 else [])])
+
+
+def _unit(exhibit: Exhibit, metric: str) -> str:
+    words = "accuracy" if "accuracy" in metric else name_of(metric)
+    return f"{words} (%)" if exhibit.percent and metric not in exhibit.scale else words
+
+
+def _short(metric: str) -> str:
+    """A metric as a tick: `party_accuracy.3` is party 3."""
+    first, _, place = metric.partition(".")
+    return (
+        f"{first.partition('_')[0]} {place}"
+        if place
+        else {"accuracy": "all", "local_accuracy": "all"}.get(metric, name_of(metric))
+    )
+
+
+def _spread(pairs: Sequence[tuple[float, float]]) -> list[float] | None:
+    spread = [0.0 if math.isnan(pair[1]) else pair[1] for pair in pairs]
+    return spread if any(spread) else None

@@ -1,0 +1,77 @@
+"""How far every table and figure is: `atoll reproduce --list`. What needs torch waits until there is something to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+
+from atoll.reproduce import Cell, Exhibit, Measured, measured
+
+LEGEND = (
+    "done: every line that can be run has all its seeds; partly (n of m): n lines of m have them. "
+    "Counted are the runs in {root} and our recorded results; `atoll reproduce NAME` shows them and runs the rest."
+)
+
+
+def listing(exhibits: Iterable[Exhibit], root: Path) -> Table:
+    """Every table and figure with its state, for the terminal."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), caption=LEGEND.format(root=root), caption_justify="left")
+    table.add_column("name", no_wrap=True)
+    table.add_column("state", max_width=36)
+    table.add_column("what")
+    papers: dict[str, dict[str, dict[str, Measured]]] = {}
+    for exhibit in exhibits:
+        paper, _, name = exhibit.name.partition("/")
+        if paper not in papers:
+            table.add_section()
+            papers[paper] = measured(paper)
+        table.add_row(exhibit.name, state(exhibit, root, papers[paper].get(name, {})), _title(exhibit))
+    return table
+
+
+def state(exhibit: Exhibit, root: Path, recorded: Mapping[str, Measured]) -> str:
+    """`done`, `partly (n of m)` lines, `not run`, `data missing here: …` or `not applicable: …`."""
+    if exhibit.missing:
+        return f"not applicable: {exhibit.missing}"
+    cells = exhibit.runnable
+    if not cells:
+        return "data missing here: " + "; ".join(sorted({cell.missing.rstrip(".") for cell in exhibit.cells}))
+    seeds = [_seeds(exhibit, cell, root, recorded.get(cell.row)) for cell in cells]
+    full = sum(count >= exhibit.wanted for count in seeds)
+    if full == len(cells):
+        return "done"
+    if any(seeds):
+        return f"partly ({full} of {len(cells)})"
+    needed = {str(cell.run["dataset"]).lower() for cell in cells if "dataset" in cell.run}
+    if needed and needed <= _absent():
+        return f"data missing here: {', '.join(sorted(needed))}"
+    return "not run"
+
+
+def _seeds(exhibit: Exhibit, cell: Cell, root: Path, kept: Measured | None) -> int:
+    """Seeds with a result: in the folder of runs, or recorded for the configuration as it is now."""
+    if kept is None and (exhibit.kind == "facts" or not root.is_dir()):
+        return 0
+    from atoll.reproduce.execute import finished
+    from atoll.reproduce.record import digest
+
+    configs = cell.configs(exhibit.wanted, {})
+    there = len(finished(configs, root)) if exhibit.kind != "facts" else 0
+    return max(there, kept.seeds if kept is not None and kept.config == digest(configs[0]) else 0)
+
+
+@cache
+def _absent() -> frozenset[str]:
+    """The known graphs whose files are not here."""
+    from atoll.data.datasets import known
+
+    return frozenset(dataset.name for dataset in known() if not dataset.available)
+
+
+def _title(exhibit: Exhibit) -> str:
+    without = len(exhibit.cells) - len(exhibit.runnable)
+    return exhibit.title + (f" ({without} of {len(exhibit.cells)} lines without data)" if without and exhibit.runnable else "")
