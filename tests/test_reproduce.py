@@ -25,7 +25,7 @@ def test_every_cell_can_be_configured(exhibit: Exhibit) -> None:
     """Runs name known algorithms and settings, labels are unique, paper's values belong to the exhibit's metrics."""
     labels = [cell.row for cell in exhibit.cells]
     assert len(labels) == len(set(labels))
-    assert exhibit.kind in ("table", "figure", "facts")
+    assert exhibit.kind in ("table", "figure", "boxes", "facts")
     assert exhibit.cells or exhibit.missing
     for cell in exhibit.cells:
         assert set(cell.paper) <= set(exhibit.metrics), cell.row
@@ -327,3 +327,25 @@ def test_curves_are_those_of_the_histories(tmp_path: Path) -> None:
     execute.execute(jobs[exhibit.name, "Cora other"], tmp_path, 1, lambda *_: None)
     pictures.save(told, jobs, tmp_path, tmp_path / "img")
     assert b"atoll: 4 runs" in file.read_bytes()
+
+
+def test_boxes_are_over_the_seeds(tmp_path: Path) -> None:
+    """A box a row, of all its seeds' values in the paper's unit."""
+    exhibit = Exhibit("p/figure2", "A paper", "Boxes", (Cell("ours", run=SMALL),), kind="boxes", percent=True, seeds=3)
+    jobs = execute.jobs_of([exhibit], quick=False, seeds=None)
+    assert pictures.draw(exhibit, [], jobs, tmp_path) is None
+    execute.execute(jobs[exhibit.name, "ours"], tmp_path, 1, lambda *_: None)
+    ((drawn,), runs) = pictures.boxes(exhibit, jobs, tmp_path)
+    found = [100 * result["metrics"]["accuracy"] for result in execute.results(jobs[exhibit.name, "ours"], tmp_path)]
+    assert (drawn.kind, list(drawn.series[0].y), runs) == ("boxes", found, 3)
+    picture = pictures.draw(exhibit, [], jobs, tmp_path)
+    assert picture is not None
+    assert b"ours" in picture.data
+
+
+def test_figure_2b_is_of_table_2s_runs() -> None:
+    """Nothing is run twice for the box plot."""
+    table, boxes = reproduce.find("gfl_appnp/table2")[0], reproduce.find("gfl_appnp/figure2b")[0]
+    runs = {cell.row: cell.run for cell in table.cells}
+    assert len(boxes.cells) == 10
+    assert all(runs[f"SC {cell.row}"] == cell.run for cell in boxes.cells)

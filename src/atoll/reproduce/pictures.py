@@ -13,7 +13,7 @@ from atoll.report import paper
 from atoll.report.figures import Figure, Series, thin
 from atoll.report.runs import Row, read
 from atoll.reproduce import Cell, Exhibit, Line
-from atoll.reproduce.execute import finished
+from atoll.reproduce.execute import finished, results
 from atoll.reproduce.pages import name_of
 
 Jobs = Mapping[tuple[str, str], Sequence[Config]]
@@ -48,9 +48,12 @@ def save(told: Sequence[tuple[Exhibit, Sequence[Line]]], jobs: Jobs, root: Path,
 
 def draw(exhibit: Exhibit, lines: Sequence[Line], jobs: Jobs, root: Path) -> Picture | None:
     """The picture of a figure, if there is anything to show."""
-    if exhibit.kind != "figure" or exhibit.missing:
+    if exhibit.kind == "boxes":
+        figures, runs = boxes(exhibit, jobs, root)
+    elif exhibit.kind == "figure":
+        figures, runs = curves(exhibit, jobs, root) if exhibit.curves else means(exhibit, lines)
+    else:
         return None
-    figures, runs = curves(exhibit, jobs, root) if exhibit.curves else means(exhibit, lines)
     return Picture(_file(figures, "svg", runs), "svg", runs) if figures else None
 
 
@@ -115,6 +118,22 @@ def curves(exhibit: Exhibit, jobs: Jobs, root: Path) -> tuple[list[Figure], int]
                 share = metric.endswith("accuracy")
                 figures.append(Figure("", "", title, "lines", "round", name_of(metric), series, percent=share, log=log))
     return figures, sum(len(row.runs) for _, row in rows)
+
+
+def boxes(exhibit: Exhibit, jobs: Jobs, root: Path) -> tuple[list[Figure], int]:
+    """A box a row, over its seeds."""
+    figures, runs = [], 0
+    found = {cell.row: results(jobs.get((exhibit.name, cell.row), ()), root) for cell in exhibit.runnable}
+    for metric in exhibit.metrics:
+        series = []
+        for place, (row, each) in enumerate(found.items()):
+            values = [value for value in (exhibit.value(metric, result) for result in each) if value is not None]
+            if values:
+                series.append(Series(row, [row] * len(values), values, place))
+                runs += len(values)
+        if series:
+            figures.append(Figure("", "", _title(exhibit, "", metric), "boxes", exhibit.axis, _unit(exhibit, metric), series))
+    return figures, runs
 
 
 def _file(figures: Sequence[Figure], form: str, runs: int) -> bytes:
