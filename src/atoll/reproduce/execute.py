@@ -66,6 +66,8 @@ def lines(exhibit: Exhibit, jobs: Mapping[tuple[str, str], Sequence[Config]], ro
     """What came out, cell by cell; a cell without results has none."""
     if exhibit.kind == "facts":
         return [_facts(exhibit, cell) for cell in exhibit.cells]
+    if exhibit.kind == "embeddings":
+        return [_embedded(exhibit, cell, jobs.get((exhibit.name, cell.row), ()), root) for cell in exhibit.cells]
     return [summarise(exhibit, cell, results(jobs.get((exhibit.name, cell.row), ()), root)) for cell in exhibit.cells]
 
 
@@ -77,6 +79,20 @@ def results(configs: Sequence[Config], root: Path) -> list[dict[str, Any]]:
 def finished(configs: Sequence[Config], root: Path) -> list[Path]:
     """The folders of the runs that are over."""
     return [folder for folder in (folder_of(config, root) for config in configs) if (folder / "result.json").exists()]
+
+
+def _embedded(exhibit: Exhibit, cell: Cell, configs: Sequence[Config], root: Path) -> Line:
+    """The results, and of their embeddings the silhouette; nothing where the graph is not here."""
+    from atoll.embedding import silhouette
+
+    found = []
+    for folder in finished(configs, root):
+        try:
+            result = runner.read(folder)
+            found.append({**result.to_dict(), "metrics": {**result.metrics, "silhouette": silhouette(result)}})
+        except (AtollError, OSError):
+            continue
+    return summarise(exhibit, cell, found)
 
 
 def _facts(exhibit: Exhibit, cell: Cell) -> Line:

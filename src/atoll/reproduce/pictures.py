@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll import runner
 from atoll.config import Config
+from atoll.embedding import tsne
+from atoll.errors import AtollError
 from atoll.report import paper
 from atoll.report.figures import Figure, Series, thin
 from atoll.report.runs import Row, read
@@ -48,6 +51,9 @@ def save(told: Sequence[tuple[Exhibit, Sequence[Line]]], jobs: Jobs, root: Path,
 
 def draw(exhibit: Exhibit, lines: Sequence[Line], jobs: Jobs, root: Path) -> Picture | None:
     """The picture of a figure, if there is anything to show."""
+    if exhibit.kind == "embeddings":
+        figures = maps(exhibit, jobs, root)
+        return Picture(_file(figures, "png", len(figures)), "png", len(figures)) if figures else None
     if exhibit.kind == "boxes":
         figures, runs = boxes(exhibit, jobs, root)
     elif exhibit.kind == "figure":
@@ -136,9 +142,26 @@ def boxes(exhibit: Exhibit, jobs: Jobs, root: Path) -> tuple[list[Figure], int]:
     return figures, runs
 
 
+def maps(exhibit: Exhibit, jobs: Jobs, root: Path) -> list[Figure]:
+    """The test nodes in the plane, a map a row, coloured by class."""
+    figures = []
+    for cell in exhibit.runnable:
+        for folder in finished(jobs.get((exhibit.name, cell.row), ()), root)[:1]:
+            try:
+                drawn = tsne(runner.read(folder))
+            except (AtollError, OSError):  # its graph is not here
+                continue
+            series = []
+            for place in sorted(set(drawn.classes.tolist())):
+                cloud = drawn.points[drawn.classes == place].astype(float)
+                series.append(Series(str(place), cloud[:, 0].tolist(), cloud[:, 1].tolist(), place))
+            figures.append(Figure("", "", cell.row, "map", series=series))
+    return figures
+
+
 def _file(figures: Sequence[Figure], form: str, runs: int) -> bytes:
-    columns = {1: 1, 2: 2, 4: 2, 8: 2}.get(len(figures), 3)
-    data = paper.panels(figures, form, columns, f"atoll: {runs} runs")
+    columns = min(3, len(figures)) if form == "png" or len(figures) not in (4, 8) else 2
+    data = paper.panels(figures, form, columns, f"atoll: {runs} runs", dpi=75, legend=form == "svg")
     return re.sub(rb"(\d\.\d\d)\d+", rb"\1", data) if form == "svg" else data  # a hundredth of a point is enough for the eye
 
 
