@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from atoll import cli
+from atoll import algorithms, cli
 from atoll.data.datasets import known
 from atoll.data.partition import SETTING
 
@@ -63,6 +63,14 @@ def shrunk(arguments: list[str]) -> list[str] | None:
         if rest[place] == "csbm":
             rest += ["--set", "data.nodes=600"]
     return [verb, *rest, *SMALL.get(verb, [])]
+
+
+@pytest.mark.parametrize("algorithm", algorithms.names())
+def test_every_algorithm_has_a_page(algorithm: str) -> None:
+    """What it does, what it costs, how to run it."""
+    page = (HOME / "docs" / "algorithms" / f"{algorithm}.md").read_text()
+    assert re.search(r"[Bb]ytes", page)
+    assert re.search(rf"atoll (run|compare) \S*{algorithm}", page)
 
 
 def call(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:

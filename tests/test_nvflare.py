@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,8 +32,9 @@ from atoll.cohort import Message, Schema
 from atoll.config import Config
 from atoll.data import files
 from atoll.data.spread import spread
-from atoll.engines import nvflare
+from atoll.engines import nvflare, nvflare_site
 from atoll.engines.nvflare import Nvflare, agreed, misfit, opened
+from atoll.engines.nvflare_server import Auxiliary, Run
 from atoll.engines.nvflare_site import Host
 from atoll.errors import AtollError
 from atoll.federation import Answer, Failure
@@ -134,10 +136,74 @@ def test_a_bad_answer_is_a_failure_of_its_party(kind: str, tmp_path: Path) -> No
     assert "\n" not in failure.reason
 
 
-def test_an_oversize_answer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer beyond the limit is not even opened."""
+def test_an_oversize_message_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A message beyond the limit is not even opened, at either end."""
     monkeypatch.setattr(nvflare, "LARGEST", 10)
     assert "more than the 10 that are taken" in str(opened(answer({})))
+    monkeypatch.undo()
+    monkeypatch.setattr(nvflare_site, "LARGEST", 10)
+    assert "refused: the message has 11 bytes, more than the 10" in str(opened(Host(tmp_path).handle(b"x" * 11)))
+
+
+def test_an_answer_that_breaks_nvflare_is_a_failure_of_its_site(caplog: pytest.LogCaptureFixture) -> None:
+    """NVFlare raising while it takes one site's answer apart does not end the others' round."""
+
+    class Breaking:
+        """NVFlare's engine and its cell."""
+
+        def get_client_from_name(self, name: str) -> Any:
+            """A client."""
+            return SimpleNamespace(get_fqcn=lambda: name, token="t")
+
+        def get_cell(self) -> Any:
+            """A cell that cannot read what arrives."""
+
+            def send_request(**anything: Any) -> Any:
+                raise ValueError("bad blob")
+
+            return SimpleNamespace(send_request=send_request, core_cell=SimpleNamespace(agents={"site-0": None}))
+
+        def new_context(self) -> Any:
+            """A context without properties."""
+            return contextlib.nullcontext(SimpleNamespace(get_all_public_props=dict))
+
+    assert Auxiliary(Breaking()).send({"site-0": b"", "site-1": b""}, 1.0) == {
+        "site-0": "could not be reached (ValueError)",
+        "site-1": "is not connected",
+    }
+    assert "site-0 could not be asked" in caplog.text
+
+
+def run_of(config: Config, folder: Path, carrier: Any = None, *, simulated: bool = True, resume: bool = False) -> Run:
+    """The server's side of a run of three sites."""
+    order = {"config": config.to_dict(), "roster": {f"site-{place}": (place, place + 1) for place in range(3)}}
+    return Run(carrier, order | {"simulated": simulated, "patience": 1.0, "out": str(folder), "resume": resume})
+
+
+def test_the_log_tells_who_was_left_out_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What a site sent and the server would not take stands in its log, once; the round is passed on."""
+    bad = {"1": "field 'model/w' is not finite", "2": "site-2 timed out after 5 seconds"}
+    run_of(small("fedavg"), tmp_path)._tell({"round": 4, "missing": bad}, 9)
+    assert [record.getMessage() for record in caplog.records] == ["round 4: left out site-1: field 'model/w' is not finite"]
+
+
+def test_a_run_that_is_taken_up_goes_on_without_a_site_that_hangs(tmp_path: Path) -> None:
+    """With missing=continue a site that is connected but silent is not needed to know the form of the data; at first it is."""
+
+    class Silent(Wire):
+        """All are connected; one does not answer."""
+
+        def session(self, site: str) -> str:
+            """A connection."""
+            return site
+
+    config = small("fedavg")
+    carrier = Silent(own(tmp_path, config))
+    carrier.instead["site-2"] = lambda data: "timed out after 5 seconds"
+    deployed = deploy.deployed({"algorithm": "fedavg"}, "run.toml", ["a", "b", "c"])
+    assert run_of(deployed, tmp_path, carrier, simulated=False, resume=True)._schema(None) == Schema(12, 3, 3)
+    with pytest.raises(AtollError, match="The site site-2 cannot take part: it timed out"):
+        run_of(deployed, tmp_path, carrier, simulated=False)._schema(None)
 
 
 def test_a_field_of_the_right_form_fits() -> None:
@@ -260,6 +326,50 @@ def test_personal_models_stay_at_the_site(tmp_path: Path) -> None:
         torch.testing.assert_close(value, dict(cohort.gnn.named_parameters())[name].detach()[0])
 
 
+def test_a_mixture_is_part_of_the_personal_model(tmp_path: Path) -> None:
+    """APFL's personal model is α·v + (1−α)·w: a site keeps α with v."""
+    config = small("apfl", rounds=1)
+    carrier = Wire(hosts(tmp_path))
+    server = engine(config, carrier)
+    server.deliver(question(model=model(config)))
+    server.finish()
+    (written,) = (tmp_path / "site-1").glob("*/personal.safetensors")
+    kept = wire.decode(written.read_bytes())
+    assert set(kept) == {"personal", "mixture"}
+    assert torch.equal(kept["mixture"], carrier.hosts["site-1"].cohort.mixture[0])  # type: ignore[union-attr]
+
+
+def test_a_run_without_its_model_is_not_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`serve` killed between the result and the models is started again: it takes the run up, so that the sites write theirs."""
+    kits.provision(["bank-a"], "localhost", tmp_path / "kits", port=ends.free_port())
+    kit = kits.Kit.open(tmp_path / "kits" / "server", server=True)
+    config = deploy.deployed({"algorithm": "fedavg"}, "run.toml", kit.sites)
+    (Folder.create(tmp_path / "out", config).path / "result.json").write_text("{}")
+    told: list[Any] = []
+
+    class Standing:
+        """In the place of the server's process."""
+
+        def __init__(self, *anything: Any) -> None:
+            pass
+
+        def run(self, *anything: Any, **order: Any) -> str:
+            """Note what is asked for."""
+            told.append(order["resume"])
+            return "result"
+
+        def part(self, sites: Any) -> None:
+            """Note who is told."""
+            told.append(tuple(sites))
+
+        def stop(self) -> None:
+            """Nothing to end."""
+
+    monkeypatch.setattr(deploy, "Servant", Standing)
+    assert deploy.serve(kit, config, tmp_path / "out") == "result"  # type: ignore[comparison-overlap]
+    assert told == [True, ("bank-a",)]
+
+
 def own(tmp_path: Path, config: Config) -> dict[str, Host]:
     """Three sites with folders of their own, saved from a partition of the test's graph."""
     parts = spread(config, None, ("horizontal",)).parts
@@ -295,6 +405,30 @@ def test_sites_must_agree_on_the_form_of_the_data(tmp_path: Path) -> None:
     with pytest.raises(AtollError, match="site site-1 cannot take part: it timed out"):
         agreed(about | {"site-1": "timed out"}, "horizontal")
     assert "no data of its own" in str(opened(Host(tmp_path).handle(ask)))
+
+
+def test_what_is_wrong_with_a_sites_data_stays_there(tmp_path: Path) -> None:
+    """The server is told that the graph cannot be read; the site itself is told why."""
+    folder, said = tmp_path / "bank", []
+    folder.mkdir()
+    (folder / "nodes.csv").write_text("id,age,label\n0,1.5,fraud\n1,secret-7,fine\n")
+    (folder / "edges.csv").write_text("source,target\n0,1\n")
+    deployed = deploy.deployed({"algorithm": "fedavg"}, "run.toml", ["a"])
+    ask = wire.encode({"atoll": nvflare.__version__, "run": "", "kind": "describe", "config": [deployed.to_dict()]})
+    told = str(opened(Host(tmp_path, folder, said.append).handle(ask)))
+    assert told == "refused: its graph could not be read; its log says why."
+    assert "nodes.csv" in said[0]
+
+
+def test_a_site_refuses_noise_that_the_server_can_foresee(tmp_path: Path) -> None:
+    """The seed is the server's: with data of its own a site takes noise from its system only."""
+    sites = own(tmp_path, small("fedavg"))
+    for source, fine in (("seed", False), ("system", True)):
+        about = {"algorithm": "fedavg", "dp": {"verb": "fit", "source": source}}
+        deployed = deploy.deployed(about, "run.toml", ["a", "b", "c"])
+        ask = wire.encode({"atoll": nvflare.__version__, "run": "", "kind": "describe", "config": [deployed.to_dict()]})
+        told = opened(sites["site-0"].handle(ask))
+        assert isinstance(told, dict) if fine else "set dp.source to system" in str(told)
 
 
 def test_a_site_may_insist(tmp_path: Path) -> None:

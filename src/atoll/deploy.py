@@ -23,7 +23,7 @@ from atoll.data.partition import SETTING
 from atoll.data.spread import spread
 from atoll.ends import Guest, Servant, local, named, read_result
 from atoll.errors import AtollError
-from atoll.folder import Folder
+from atoll.folder import MODEL, Folder
 from atoll.graph import Graph
 from atoll.kits import Kit, need_nvflare
 from atoll.runner import Result, Watch
@@ -59,7 +59,7 @@ def serve(kit: Kit, config: Config, target: Path, *, watch: Watch | None = None)
     resume = (target / "config.toml").exists()
     if resume and Folder.open(target)[1].to_dict() != config.to_dict():
         raise AtollError(f"{target} holds another run; choose another --out, or delete it.")
-    if resume and (target / "result.json").exists():
+    if resume and (target / MODEL).exists():
         return read_result(config, Folder(target), {row["round"]: row for row in Folder(target).rows()})
     if not port_is_free(kit.port, RELEASE):
         raise AtollError(

@@ -197,6 +197,7 @@ class Federation:
         message = Message(verb, self.round, self.calls, self.training, Parties(parties), common, each)
         down = self._bill_down(message)
         replies = self._gather(message, self.engine.deliver(message))
+        self.ledger.answered(verb, len(replies))
         up = self._bill_up(message, replies)
         if self.link is not None and self.training:
             self.ledger.wait(self.round, self.link.exchange(message.parties, down, replies.parties, up))

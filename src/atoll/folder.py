@@ -15,6 +15,8 @@ from atoll import config, wire
 from atoll.config import Config
 from atoll.errors import AtollError
 
+MODEL = "model.safetensors"  # of a federation: the shared model, written last, when the sites have written theirs
+
 
 class Folder:
     """Where a run writes. Whole files appear at once or not at all; only the history grows, a line a round."""

@@ -323,6 +323,61 @@ def test_described_noise_is_one_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     assert min(checked) > 0
 
 
+V1 = {"dp.verb": "represent", "dp.fields": "gradient", "dp.clip": 0, "dp.noise": 1}
+
+
+def test_v1_is_a_configuration_of_the_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given the same stream of numbers, `compensation=noisy` with own noise ends with the same bits as noise on the channel."""
+
+    def draws(self: gfl_appnp.Cohort) -> Draws:
+        assert self.message is not None
+        return Draws(self.seed, self.parties, "guard", self.message.verb, self.message.round, self.message.call)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gfl_appnp.Cohort, "draws", draws)
+        own = run(compensation="noisy", joint_noise="false", rounds=5, lr=0.05)
+    assert torch.equal(flat(own), flat(run(rounds=5, lr=0.05, **V1)))
+    assert not torch.equal(flat(own), flat(run(rounds=5, lr=0.05)))
+
+
+@pytest.mark.parametrize(
+    "values", [V1, V1 | {"placement": "apart"}, {"compensation": "noisy"}, {"compensation": "noisy", "joint_noise": "false"}]
+)
+def test_v1_noise_arrives_as_independent_normal_noise_would(values: dict[str, Any]) -> None:
+    """Σ_{j≠k} Ã_kj·ε_j with standard normal ε_j has mean 0 and covariance A·Aᵀ between the parties k, whoever draws it."""
+    heard: list[Tensor] = []
+    hidden: list[Tensor] = []
+
+    class Listening(Wrapper):
+        """Keeps the gradients that go to the parties that train; ĥ itself is never noised."""
+
+        def deliver(self, message: Message) -> Any:
+            """Look at both ways."""
+            if message.verb == "fit":
+                heard.append(message.each["gradient"].clone())
+            results = self.engine.deliver(message)
+            if message.verb == "represent":
+                hidden.append(torch.cat([result.fields["hidden"] for result in results]))  # type: ignore[union-attr]
+            return results
+
+    rounds = 100
+    experiment = prepared(
+        engine=Listening, lr=0, rounds=rounds, evaluate_every=rounds, **values
+    )  # nobody moves: noise alone varies
+    runner.rounds(experiment)
+    noisy = torch.stack(heard).flatten(2).transpose(0, 1).flatten(1).double()  # (K, rounds · C · w)
+    heard.clear()
+    runner.rounds(prepared(engine=Listening, lr=0, rounds=1))
+    clean = heard[0].flatten(1).repeat(1, rounds).double()
+    training = experiment.spread.parts.train.nonzero()[:, 0]
+    spread = dense_propagation(experiment.spread.whole)[training]
+    spread[range(len(training)), training] = 0
+    noise = noisy - clean
+    torch.testing.assert_close(noise.mean(1), torch.zeros(len(training)).double(), atol=0.03, rtol=0)
+    torch.testing.assert_close(noise @ noise.t() / noise.shape[1], spread @ spread.t(), atol=0.03, rtol=0.05)
+    assert all(torch.equal(each, hidden[0]) for each in hidden)
+
+
 def test_noise_needs_jacobians() -> None:
     """A noisy Jacobian has no factors."""
     with pytest.raises(AtollError, match="encoding=jacobian"):

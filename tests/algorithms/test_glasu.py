@@ -352,16 +352,41 @@ def test_a_comparison_knows_what_centralized_means_here() -> None:
     assert Comparison(["centralized", "local"], dataset="csbm", seeds=[0]).trials()[0].config.algorithm == "centralized"
 
 
-def test_secure_sums_and_noise_are_matters_of_the_channel() -> None:
-    """Appendix C: the mean works under secure aggregation, noise goes on the first shared layer; concatenation is refused."""
+def test_secure_sums_are_a_matter_of_the_channel() -> None:
+    """Appendix C: the mean works under secure aggregation; concatenation is refused."""
     values = {"hidden": 8, "dropout": 0.0, "evaluate_every": 1}
     usual = runner.run(small("glasu", **values))
     secure = runner.run(small("glasu", **values, secure="true"))
     assert usual.rows[-1]["loss"] == pytest.approx(secure.rows[-1]["loss"], abs=1e-4)
-    noised = runner.run(small("glasu", **values, **{"dp.verb": "embed", "dp.unit": "row", "dp.noise": 0.5}))
-    assert noised.rows[-1]["loss"] != usual.rows[-1]["loss"]
     with pytest.raises(AtollError, match="private"):
         runner.run(small("glasu", **values, secure="true", aggregation="concatenation"))
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_noise_on_the_first_shared_layer_is_a_matter_of_the_channel(secure: bool) -> None:
+    """Appendix C: H[l+1] = Agg(H⁺_1[l] + w_1, …) with w_m ~ N(0, σ²·I) at the smallest shared l, by secure sums or not."""
+
+    def first_sum(**values: Any) -> torch.Tensor:
+        """(nodes, hidden) Σ_m of what the parties send of the smallest shared layer in the first round."""
+        experiment = runner.prepare(small("glasu", rounds=1, hidden=64, batch_size=0, secure=secure, **values))
+        federation, heard = experiment.federation, []
+        total = federation.total
+
+        def listen(verb: str, **fields: Any) -> Any:
+            heard.append((verb, total(verb, **fields)))
+            return heard[-1][1]
+
+        federation.total = listen  # type: ignore[method-assign]
+        runner.rounds(experiment)
+        verb, reply = heard[0]
+        assert verb == "embed"
+        return reply["hidden"]
+
+    noise = first_sum(**{"dp.verb": "embed", "dp.unit": "row", "dp.clip": 0, "dp.noise": 0.5}) - first_sum()  # Σ_m w_m
+    assert float(noise.mean()) == pytest.approx(0, abs=0.06)
+    assert float(noise.std()) == pytest.approx(0.5 * 3**0.5, rel=0.05)
+    cut = first_sum(**{"dp.verb": "embed", "dp.unit": "row", "dp.clip": 0.1, "dp.noise": 0})
+    assert float(cut.norm(dim=1).max()) <= 0.3 + 1e-5  # three rows of norm 0.1 at the most
 
 
 def test_the_learning_rate_decays() -> None:

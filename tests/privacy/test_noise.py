@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,15 +14,16 @@ from atoll import config, runner, wire
 from atoll.cohort import Message
 from atoll.errors import AtollError
 from atoll.federation import Answer
+from atoll.ledger import Ledger
 from atoll.parties import Parties
-from atoll.privacy.noise import Noise, NoiseSettings, epsilon, system_normal
+from atoll.privacy.noise import Accountant, Noise, NoiseSettings, epsilon, system_normal
 from atoll.random import Draws
-from small import Recorded, small
+from small import Absent, Recorded, small
 
 
-def guarded(settings: NoiseSettings, fields: dict[str, Any], **common: Any) -> dict[str, Any]:
+def guarded(settings: NoiseSettings, fields: dict[str, Any], each: dict[str, Any] | None = None, **common: Any) -> dict[str, Any]:
     """What leaves three parties."""
-    message = Message("fit", 1, 1, True, Parties(range(3)), common, {})
+    message = Message("fit", 1, 1, True, Parties(range(3)), common, each or {})
     return Noise(settings)(message, fields, Draws(0, range(3), "guard"))
 
 
@@ -36,9 +39,26 @@ def test_a_partys_whole_reply_is_cut_to_the_norm() -> None:
 
 def test_rows_are_cut_one_by_one() -> None:
     """By row, each node's representation has norm C at the most."""
-    fields = {"h": torch.tensor([[[3.0, 4.0], [0.3, 0.4]]] * 3)}
+    fields = {"h": torch.tensor([[[3.0, 4.0], [0.3, 0.4]]] * 3), "number": torch.tensor([7.0, 0.5, -2.0])}
     cut = guarded(NoiseSettings(verb="fit", clip=1.0, noise=0.0, unit="row"), fields)
     torch.testing.assert_close(cut["h"][0], torch.tensor([[0.6, 0.8], [0.3, 0.4]]))
+    torch.testing.assert_close(
+        cut["number"], torch.tensor([1.0, 0.5, -1.0])
+    )  # a party's single number is a row, not all parties'
+
+
+def test_replies_of_different_shapes_are_cut_and_noised_by_row() -> None:
+    """A tensor a party: each draws its own noise, the same whoever else is in its cohort."""
+    fields = {"h": [torch.full((rows, 2), 3.0) for rows in (1, 4, 2)]}
+    settings = NoiseSettings(verb="fit", clip=1.0, noise=0.0, unit="row")
+    assert [rows.norm(dim=1).tolist() for rows in guarded(settings, fields)["h"]] == [pytest.approx([1.0] * n) for n in (1, 4, 2)]
+    noisy = replace(settings, noise=1.0)
+    together = guarded(noisy, fields)["h"]
+    message = Message("fit", 1, 1, True, Parties([1]), {}, {})
+    (alone,) = Noise(noisy)(message, {"h": [fields["h"][1]]}, Draws(0, [1], "guard"))["h"]
+    assert torch.equal(alone, together[1])
+    with pytest.raises(AtollError, match="shape differs by party"):
+        guarded(replace(settings, unit="party"), fields)
 
 
 def test_what_is_cut_of_a_model_is_its_update() -> None:
@@ -51,6 +71,10 @@ def test_what_is_cut_of_a_model_is_its_update() -> None:
     torch.testing.assert_close(cut["model"]["w"][0], (sent + torch.tensor([0.6, 0.8])) * 2)
     torch.testing.assert_close(cut["model"]["w"][1:], reply["model"]["w"][1:])
     assert torch.equal(cut["n"], n)
+    own = {"model": {"w": sent + update}, "nodes": n}  # a model of the party's own, back without a weight
+    cut = guarded(NoiseSettings(verb="fit", clip=1.0, noise=0.0), own, each={"model": {"w": sent.expand(3, 2)}})
+    torch.testing.assert_close(cut["model"]["w"][0], sent + torch.tensor([0.6, 0.8]))
+    torch.testing.assert_close(cut["model"]["w"][1:], own["model"]["w"][1:])
 
 
 @pytest.mark.parametrize("source", ["seed", "system"])
@@ -95,8 +119,8 @@ def test_epsilon_is_the_gaussian_mechanisms() -> None:
     assert epsilon(settings, 0, 1) == 0
 
 
-def test_the_history_tells_what_is_spent() -> None:
-    """ε grows round by round; with secure totals the same noise spends less; placement and memory change nothing."""
+def test_the_history_tells_what_is_spent(tmp_path: Any) -> None:
+    """ε grows round by round; placement, memory and a resume change nothing, nor do secure totals: replies are weighted."""
     dp: dict[str, Any] = {"dp.verb": "fit", "dp.clip": 1.0, "dp.noise": 4.0}
     plain = runner.run(small("fedavg", **dp))
     spent = [row["epsilon"] for row in plain.rows]
@@ -104,11 +128,40 @@ def test_the_history_tells_what_is_spent() -> None:
     settings = NoiseSettings(verb="fit", noise=4.0)
     assert spent == pytest.approx([epsilon(settings, rounds, 1) for rounds in (1, 2, 3)])
     secure = runner.run(small("fedavg", secure=True, **dp))
-    assert [row["epsilon"] for row in secure.rows] == pytest.approx([epsilon(settings, rounds, 3) for rounds in (1, 2, 3)])
+    assert [row["epsilon"] for row in secure.rows] == spent
     for other in ({"placement": "apart"}, {"amnesia": True}):
         again = runner.run(small("fedavg", **dp, **other))
         for name, value in wire.leaves(plain.state):
             torch.testing.assert_close(value, dict(wire.leaves(again.state))[name], atol=1e-5, rtol=1e-5)
+
+    class Broken(Exception):
+        """Stands for a process that dies."""
+
+    def watch(row: dict[str, Any], rounds: int) -> None:
+        if row["round"] == 2:
+            raise Broken
+
+    with pytest.raises(Broken):
+        runner.run(small("fedavg", checkpoint_every=1, **dp), out=tmp_path, watch=watch)
+    assert runner.resume(tmp_path).rows[-1]["epsilon"] == spent[-1]
+
+
+def test_by_row_only_the_noise_of_those_who_answered_adds_up() -> None:
+    """Under secure totals √k times the noise, k the fewest parties that ever answered: one that dropped out added none."""
+    rows: dict[str, Any] = {"dp.verb": "fit", "dp.unit": "row", "dp.fields": "predictions,embeddings", "dp.noise": 4.0}
+    experiment = runner.prepare(small("fedgl", secure=True, **rows), engine=lambda engine: Absent(engine, {2}, {1}))
+    spent = [row["epsilon"] for row in runner.rounds(experiment).rows]
+    settings = NoiseSettings(verb="fit", unit="row", noise=4.0)
+    assert spent == pytest.approx([epsilon(settings, 1, 3), epsilon(settings, 2, 2), epsilon(settings, 3, 2)])
+
+
+def test_epsilon_does_not_grow_with_the_number_of_parties() -> None:
+    """Five thousand parties that answer twice have each released twice."""
+    ledger = Ledger(5000)
+    for _ in range(2):
+        ledger.answered("fit", 5000)
+    settings = NoiseSettings(verb="fit", noise=4.0)
+    assert Accountant(settings, secure=False).epsilon(ledger) == epsilon(settings, 2, 1)
 
 
 def test_a_planted_feature_is_found_without_noise_and_not_with_it() -> None:
@@ -142,8 +195,6 @@ def test_a_planted_feature_is_found_without_noise_and_not_with_it() -> None:
 
 def planted(chosen: config.Config) -> Any:
     """The small graph with a feature that only the first party's nodes have."""
-    from dataclasses import replace
-
     spread = runner.prepare(chosen).spread
     graph = spread.source
     x = graph.x.clone() if isinstance(graph.x, torch.Tensor) else torch.from_numpy(graph.x.toarray())
@@ -167,7 +218,28 @@ def test_mistakes_get_one_sentence(values: dict[str, Any], sentence: str) -> Non
         small("fedavg", **values)
 
 
-def test_fields_that_are_not_there_are_named() -> None:
-    """A field the verb does not reply with is a mistake, not a silent gap in the protection."""
-    with pytest.raises(AtollError, match=r"dp\.fields names modle, but 'fit' replies model/"):
-        runner.run(small("fedavg", **{"dp.verb": "fit", "dp.fields": "modle"}))
+@pytest.mark.parametrize(
+    ("algorithm", "values", "sentence"),
+    [
+        ("fedavg", {"dp.verb": "fit", "dp.fields": "modle"}, "dp.fields names modle, but 'fit' replies model."),
+        ("fedavg", {"dp.verb": "fit", "dp.fields": "model,m"}, "dp.fields names m, but 'fit' replies model."),
+        ("fedavg", {"dp.verb": "fit", "dp.fields": "n"}, "dp.fields names n, but 'fit' replies model."),
+        ("gfl_appnp", {"dp.verb": "represent", "dp.fields": "gradients"}, "but 'represent' replies hidden, gradient."),
+        ("gfl_appnp", {"dp.verb": "represent", "dp.fields": "gradient", "compensation": "none"}, ""),
+        ("local", {"dp.verb": "fit"}, "dp.verb is 'fit', which replies nothing that noise can be put on; name another verb."),
+        (
+            "glasu",
+            {"dp.verb": "sample"},
+            "dp.verb is 'sample', which replies nothing that noise can be put on; name another verb.",
+        ),
+        ("glasu", {"dp.verb": "sample", "dp.fields": "nodes"}, "'sample' replies nothing that noise can be put on."),
+    ],
+)
+def test_noise_on_what_is_not_there_is_a_mistake(algorithm: str, values: dict[str, Any], sentence: str) -> None:
+    """Not a silent gap in the protection: a field the verb does not reply, a whole number, a verb that replies nothing."""
+    config = small(algorithm, **values)
+    if sentence:
+        with pytest.raises(AtollError, match=f"{re.escape(sentence)}$"):
+            runner.run(config)
+    else:  # nobody asks for what is not to leave unnoised: nothing to complain of
+        runner.run(config)

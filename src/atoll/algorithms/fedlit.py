@@ -95,7 +95,7 @@ class Cohort(atoll.cohort.Cohort):
         for _ in range(s.epochs):
             optim.descend(self.optimizer, cross_entropy(self.logits(graph, draws), self.graph, "train"))
         channels = {name: value.detach().clone() for name, value in self.channels.items()}
-        return {"model": channels, "centres": own, "links": self.links.count(types, s.types), "n": self.graph.num_train}
+        return {"model": channels, "centres": own, "links": self.links.count(types, s.types), "nodes": self.graph.num_train}
 
     @verb
     def evaluate(self, model: Fields, centres: Tensor) -> Fields:
@@ -189,7 +189,7 @@ def start(federation: Federation, settings: Settings) -> State:
 def step(federation: Federation, state: State, settings: Settings) -> State:
     """Align every party's types with the server's; then the mean of each type's channels and centres."""
     replies = federation.ask("fit", model=state["model"], centres=state["centres"])
-    centres, links, n = replies.stack("centres"), replies.stack("links"), replies.stack("n")
+    centres, links, n = replies.stack("centres"), replies.stack("links"), replies.stack("nodes")
     order = align(centres, state["centres"])
     model = average(replies.stack("model"), links, n, order)
     return {"model": model, "centres": merge(centres, links, order, state["centres"])}

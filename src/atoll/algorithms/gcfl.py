@@ -53,7 +53,7 @@ class Cohort(fedavg.Cohort):
         draws = self.draws()
         for _ in range(self.settings.epochs):
             optim.descend(self.optimizer, cross_entropy(self.model(self.graph, draws), self.graph, "train"))
-        return {"model": read(self.model, copy=True), "n": self.weights}
+        return {"model": read(self.model, copy=True), "nodes": self.weights}
 
 
 def start(federation: Federation, settings: Settings) -> State:
@@ -98,7 +98,7 @@ def observe(state: State, replies: Replies) -> State:
     update, n, norms, heard = (state[name].clone() for name in ("update", "n", "norms", "heard"))
     differences = [(value - sent[name][parties]).flatten(1) for name, value in replies.stack("model").items()]
     update[parties] = torch.cat(differences, 1)  # Δθ_i
-    n[parties] = replies.stack("n")
+    n[parties] = replies.stack("nodes")
     norms[parties] = torch.cat([norms[parties, 1:], update[parties].norm(dim=1, keepdim=True)], 1)
     heard[parties] += 1
     unit = state["unit"] if state["unit"] else norms.max()
@@ -133,7 +133,7 @@ def cut(state: State, cluster: int, settings: Settings) -> State:
 
 def aggregate(state: State, replies: Replies) -> Parameters:
     """θ_c ← Σ_{i ∈ c} (n_i / n) θ_i over those who answered; a cluster of which nobody did keeps its model."""
-    own, n = weighted(replies.stack("model"), replies.stack("n")), replies.stack("n")
+    own, n = weighted(replies.stack("model"), replies.stack("nodes")), replies.stack("nodes")
     cluster = state["cluster"][torch.tensor(replies.parties)]
     models = {name: value.clone() for name, value in state["model"].items()}
     for c in cluster.unique().tolist():

@@ -34,12 +34,14 @@ from atoll.lazy import Lazy
 from atoll.localsteps import Explicit, Implicit, Local, Trained
 from atoll.parameters import scale
 from atoll.parties import Parties
+from atoll.privacy.noise import Noise, NoiseSettings
 from atoll.propagation import Propagation, Toward
 from atoll.random import SERVER, Draws, seed_of
 from atoll.settings import setting
 
 SPREADS = ("node",)
 FIRST, SECOND = "layers.0.weight", "layers.1.weight"  # W₁, W₂
+V1 = Noise(NoiseSettings(verb="represent", fields=("gradient",), clip=0.0, noise=1.0))  # ∇ĥ_j + ε_j, ε_j standard normal
 
 
 @dataclass(frozen=True)
@@ -100,15 +102,16 @@ class Cohort(atoll.cohort.Cohort):
         reply = {"hidden": mean @ model[SECOND], **roles(graph)}
         if gradient:
             sources = Sources(graph, torch.tensor(self.parties.numbers), (inner > 0).float(), mean, model[SECOND], self.couplings)
-            reply["gradient"] = self.noised(Lazy(Upload(sources, self.settings.encoding)))
-        return reply
+            reply["gradient"] = Lazy(Upload(sources, self.settings.encoding))
+        return self.noised(reply)
 
-    def noised(self, gradient: Tensor) -> Tensor:
-        """∇ĥ_j + ε_j where every party is to draw its own ε_j."""
+    def noised(self, reply: Fields) -> Fields:
+        """V1 where every party is to draw its own ε_j; on the channel: dp.verb=represent dp.fields=gradient dp.clip=0."""
         s = self.settings
         if s.compensation != "noisy" or (s.joint_noise and len(self.parties) == self.schema.parties):
-            return gradient
-        return gradient + self.draws().normal(*gradient.shape[1:])
+            return reply
+        assert self.message is not None
+        return V1(self.message, reply, self.draws())
 
     @verb
     def fit(self, model: Fields, weight: Tensor, context: Tensor, gradient: Tensor | None = None) -> Fields:

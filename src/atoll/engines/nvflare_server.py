@@ -27,9 +27,9 @@ from nvflare.private.defs import CellChannel, new_cell_message
 from atoll import __version__, algorithms, config, runner, wire
 from atoll.cohort import Schema
 from atoll.data.spread import Spread, spread
-from atoll.engines.nvflare import TOPIC, Nvflare, agreed, opened
+from atoll.engines.nvflare import LOST, TOPIC, Nvflare, agreed, opened
 from atoll.errors import AtollError
-from atoll.folder import Folder
+from atoll.folder import MODEL, Folder
 from atoll.parties import Parties
 from atoll.processes import orders, report
 
@@ -84,15 +84,19 @@ class Auxiliary:
         request["data"] = data
         request.set_header(ReservedHeaderKey.TOPIC, TOPIC)
         request.set_peer_props(self.about)
-        reply = self.engine.get_cell().send_request(
-            channel=CellChannel.AUX_COMMUNICATION,
-            target=client.get_fqcn(),
-            topic=TOPIC,
-            request=new_cell_message({}, request),
-            timeout=timeout,
-            optional=True,
-            abort_signal=signal,
-        )
+        try:
+            reply = self.engine.get_cell().send_request(
+                channel=CellChannel.AUX_COMMUNICATION,
+                target=client.get_fqcn(),
+                topic=TOPIC,
+                request=new_cell_message({}, request),
+                timeout=timeout,
+                optional=True,
+                abort_signal=signal,
+            )
+        except Exception as error:  # whatever one site's answer does to NVFlare, the others go on
+            log.exception("%s could not be asked", site)
+            return f"could not be reached ({type(error).__name__})"
         code = reply.get_header(MessageHeaderKey.RETURN_CODE, ReturnCode.OK)
         if code == ReturnCode.OK and isinstance(reply.payload, Shareable):
             answer = reply.payload.get("data")
@@ -151,6 +155,7 @@ class ServerComponent(FLComponent):  # type: ignore[misc]
                     Run(self.carrier, order).go()
                 report(number=number, done=True)
             except AtollError as error:
+                log.error("%s", error)
                 report(number=number, error=str(error))
             except Exception:
                 report(number=number, crash=traceback.format_exc())
@@ -180,7 +185,7 @@ class Run:
             engine = self._engine(schema)
             experiment = runner.assemble(self.config, engine, schema, data, data.setting if data else self.config.partition)
             try:
-                result = runner.rounds(experiment, self.folder, lambda row, rounds: report(row=row, rounds=rounds), checkpoint)
+                result = runner.rounds(experiment, self.folder, self._tell, checkpoint)
                 break
             except AtollError:
                 saved = checkpoint["book"]["round"] if checkpoint else 0
@@ -191,7 +196,15 @@ class Run:
                 self.resume = True
                 self._wait(everybody=True)
         engine.finish()
-        self.folder.keep("model.safetensors", result.state)
+        self.folder.keep(MODEL, result.state)
+
+    def _tell(self, row: Mapping[str, Any], rounds: int) -> None:
+        """Pass a round on; who was left out of it for what it sent stands in the log (who sent nothing does already)."""
+        for party, reason in row.get("missing", {}).items():
+            site = next(site for site, parties in self.roster.items() if int(party) in parties)
+            if not reason.startswith(f"{site} "):
+                log.warning("round %d: left out %s: %s", row["round"], site, reason)
+        report(row=row, rounds=rounds)
 
     def _engine(self, schema: Schema) -> Nvflare:
         run = self.config.run
@@ -229,7 +242,9 @@ class Run:
         present = [site for site in self.roster if self.carrier.session(site) is not None]
         raw = self.carrier.send(dict.fromkeys(present, wire.encode(document)), self.config.run.timeout)
         about = {site: opened(answer) if isinstance(answer, bytes) else answer for site, answer in raw.items()}
-        features, classes = agreed(about, self.config.partition)
+        there = {site: told for site, told in about.items() if not isinstance(told, str) or not told.startswith(LOST)}
+        going_on = self.resume and self.config.run.missing == "continue"  # then those who are there are enough
+        features, classes = agreed(there if going_on and there else about, self.config.partition)
         return Schema(features, classes, len(self.roster))
 
 

@@ -32,7 +32,7 @@ from atoll.data import files
 from atoll.data.datasets import row_normalise
 from atoll.data.splits import split
 from atoll.data.spread import spread
-from atoll.engines.nvflare import TOPIC
+from atoll.engines.nvflare import LARGEST, TOPIC
 from atoll.errors import AtollError, PartyFailure
 from atoll.graph import Graph
 from atoll.models import read
@@ -73,6 +73,8 @@ class Host:
         """The answer to the server's bytes."""
         with self.lock:
             try:
+                if len(data) > LARGEST:
+                    raise AtollError(f"the message has {len(data)} bytes, more than the {LARGEST} that are taken.")
                 answer: Fields = {"status": "ok", "fields": self._answer(wire.decode(data))}
             except (PartyFailure, AtollError) as error:
                 log.warning("refused: %s", error)
@@ -153,12 +155,18 @@ class Host:
             raise AtollError(f"this site takes part in {', '.join(self.only)} only, not in {config.algorithm}.")
         if self.secure and not config.run.secure:
             raise AtollError("this site insists on secure aggregation.")
+        if self.data is not None and config.dp.verb and config.dp.source == "seed":
+            raise AtollError("noise from the run's seed is no secret from the server; set dp.source to system.")
         return config
 
     def _own(self, config: Config) -> Graph:
         if self.data is None:
             raise AtollError("this site has no data of its own.")
-        graph = files.read(self.data, directed=config.data.directed)
+        try:
+            graph = files.read(self.data, directed=config.data.directed)
+        except AtollError as error:  # its text may hold data of the site
+            self.say(str(error))
+            raise AtollError("its graph could not be read; its log says why.") from error
         return row_normalise(graph) if config.data.normalize_features else graph
 
     def _part(self, graph: Graph, config: Config, schema: Schema, parties: Parties) -> Graph:
@@ -202,12 +210,13 @@ class Host:
         return self.folder / self.run
 
     def _finish(self, cohort: Cohort) -> Fields:
-        """Write the parties' own models, where the algorithm has any; of the saves, the last is enough now."""
+        """Write the parties' own models and numbers, where the algorithm has models; of the saves, the last is enough now."""
         kept = {name: getattr(cohort, name) for name in cohort.memory}
         models = {name: _alone(read(value)) for name, value in kept.items() if isinstance(value, nn.Module)}
         if models:
             self._runs().mkdir(parents=True, exist_ok=True)
-            _write(self._runs() / "personal.safetensors", models)
+            numbers = _alone({name: value for name, value in kept.items() if isinstance(value, Tensor)})  # APFL's α
+            _write(self._runs() / "personal.safetensors", models | numbers)
             self.say(f"personal models: {self._runs() / 'personal.safetensors'}")
         for old in self._rounds()[:-1]:
             (self._runs() / f"{old}.safetensors").unlink()

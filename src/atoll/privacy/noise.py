@@ -7,7 +7,8 @@ Two neighbouring relations, named for what they are:
   It says nothing of nodes whose neighbours' rows change with theirs.
 
 Parties are always there, so neighbours are by substitution: a reply can move by 2·C, and noise of standard deviation σ·C is a
-Gaussian mechanism of multiplier σ/2. Under secure aggregation the server sees only the sum of k noised replies: σ·√k/2.
+Gaussian mechanism of multiplier σ/2. Under secure aggregation the server sees only the sum of k noised replies: by row, σ·√k/2.
+By party it stays σ/2: replies are weighted, their noise with them, and beside the heaviest the others' noise may be nothing.
 Composition over the rounds is by Opacus' Rényi accountant.
 """
 
@@ -59,8 +60,8 @@ class NoiseSettings:
 class Noise:
     """A guard: clips and noises the named fields of one verb's replies.
 
-    Where the server sent a field of the same name (a model), what is clipped is how far the reply moved from it, for each unit of
-    the party's weight `n`: the update, as in DP-FedAvg (McMahan et al., ICLR 2018).
+    Of a model (a dict of parameters) that the server sent under the same name, what is clipped is how far the reply moved from
+    it, for each unit of the weight `n` it was multiplied by: the update, as in DP-FedAvg (McMahan et al., ICLR 2018).
     """
 
     def __init__(self, settings: NoiseSettings) -> None:
@@ -71,21 +72,30 @@ class Noise:
         if message.verb != self.settings.verb:
             return fields
         flat = dict(wire.leaves(fields))
-        chosen = {name: value for name, value in flat.items() if self._meant(name) and value.is_floating_point()}
-        if self.settings.fields and not chosen:
-            raise AtollError(
-                f"dp.fields names {', '.join(self.settings.fields)}, but {message.verb!r} replies {', '.join(flat)}."
-            )
-        sent = dict(wire.leaves(message.common))
+        chosen = self._chosen(message, flat)
+        if not chosen:
+            return fields
+        sent = {name: value for name, value in wire.leaves({**message.common, **message.each}) if "/" in name}
         weight = flat.get("n")
         moved = {name: self._moved(value.detach(), sent.get(name), weight) for name, value in chosen.items()}
         factors = self._factors(moved)
-        noised = {name: self._noised(value * factors[name], draws) for name, value in moved.items()}
+        noised = {name: self._noised(name, value * factors[name], draws) for name, value in moved.items()}
         back = {name: self._back(value, sent.get(name), weight) for name, value in noised.items()}
         return wire.nest({**flat, **back})
 
-    def _meant(self, name: str) -> bool:
-        return not self.settings.fields or name.split("/", maxsplit=1)[0] in self.settings.fields
+    def _chosen(self, message: Message, flat: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The fields that are meant; one that is not there is a mistake, unless the message does without it: `gradient=False`."""
+        meant = self.settings.fields
+        able = {name: value for name, value in flat.items() if value.is_floating_point()}
+        there = list(dict.fromkeys(_first(name) for name in able))
+        unasked = [name for name, value in message.common.items() if value is False]
+        wrong = [name for name in meant if name not in there and name not in unasked]
+        if wrong:
+            told = ", ".join(there) or "nothing that noise can be put on"
+            raise AtollError(f"dp.fields names {', '.join(wrong)}, but {message.verb!r} replies {told}.")
+        if not meant and not able:
+            raise AtollError(f"dp.verb is {message.verb!r}, which replies nothing that noise can be put on; name another verb.")
+        return {name: value for name, value in able.items() if not meant or _first(name) in meant}
 
     def _moved(self, value: Tensor, sent: Any, weight: Tensor | None) -> Tensor:
         if not isinstance(sent, Tensor) or self.settings.unit == "row":
@@ -103,7 +113,7 @@ class Noise:
         if not clip:
             return {name: torch.ones(()) for name in moved}
         if self.settings.unit == "row":
-            norms = {name: value.norm(dim=-1, keepdim=True) for name, value in moved.items()}
+            norms = {name: value.norm(dim=-1, keepdim=True) if value.ndim > 1 else value.abs() for name, value in moved.items()}
             return {name: (clip / norm.clamp(min=1e-30)).clamp(max=1) for name, norm in norms.items()}
         if any(name.endswith("]") for name in moved):
             raise AtollError("dp.unit=party cannot clip replies whose shape differs by party; use dp.unit=row.")
@@ -111,17 +121,18 @@ class Noise:
         factor = (clip / squares.sqrt().clamp(min=1e-30)).clamp(max=1)
         return {name: _axis(factor, value) for name, value in moved.items()}
 
-    def _noised(self, value: Tensor, draws: Draws) -> Tensor:
+    def _noised(self, name: str, value: Tensor, draws: Draws) -> Tensor:
         deviation = self.settings.noise * (self.settings.clip or 1.0)
         if self.settings.source == "system":
             return value + deviation * system_normal(value.numel()).view(value.shape).to(value)
-        if value.shape[0] == len(draws.generators):
-            return value + deviation * draws.normal(*value.shape[1:]).to(value)
-        raise AtollError("Noise from the run's seed needs replies with a party axis; use dp.source=system.")
+        if name.endswith("]"):  # the tensor of one party
+            own = draws.generators[int(name.rsplit("[", 1)[1][:-1])]
+            return value + deviation * torch.randn(value.shape, generator=own).to(value)
+        return value + deviation * draws.normal(*value.shape[1:]).to(value)
 
 
 class Accountant:
-    """The (ε, δ) spent so far: what the party that answered most often has released."""
+    """The (ε, δ) spent so far, if every call of the verb was a release: also by a party that answered them all."""
 
     def __init__(self, settings: NoiseSettings, *, secure: bool) -> None:
         if find_spec("opacus") is None:
@@ -129,18 +140,9 @@ class Accountant:
         self.settings, self.secure = settings, secure
 
     def epsilon(self, ledger: Ledger) -> float:
-        """ε at the settings' δ, over all rounds in the ledger; infinite without a clip or noise."""
-        releases, fewest = 0, 0
-        for rows in ledger.rounds.values():
-            for (verb, _), row in rows.items():
-                if verb == self.settings.verb:
-                    answered = row[:, COUNTED]
-                    releases += int(answered.max())
-                    fewest = min(fewest or len(answered), int((answered > 0).sum()))
-        return epsilon(self.settings, releases, fewest if self.secure else 1)
-
-
-COUNTED = 4  # the ledger's column of messages
+        """ε at the settings' δ, over all calls in the ledger; infinite without a clip or noise."""
+        releases, fewest = ledger.calls.get(self.settings.verb, (0, 1))
+        return epsilon(self.settings, releases, fewest if self.secure and self.settings.unit == "row" else 1)
 
 
 def epsilon(settings: NoiseSettings, releases: int, together: int) -> float:
@@ -154,6 +156,10 @@ def epsilon(settings: NoiseSettings, releases: int, together: int) -> float:
     accountant = RDPAccountant()
     accountant.history = [(settings.noise * math.sqrt(together) / 2, 1.0, releases)]
     return float(accountant.get_epsilon(settings.delta))
+
+
+def _first(name: str) -> str:
+    return name.split("/", maxsplit=1)[0]
 
 
 def _axis(values: Tensor, like: Tensor) -> Tensor:
