@@ -22,7 +22,7 @@ from atoll.models import load
 from atoll.report import figures, insight, page, paper, table
 from atoll.report.runs import Row, Run, gather, grouped, read
 from browser import CHROMIUM, Browser
-from small import small
+from small import ALGORITHMS, small
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +140,41 @@ def test_embeddings_are_those_of_the_checkpoints_model(algorithm: str, placement
     drawn = insight.embedding(run, "pca", 20)
     assert isinstance(drawn, insight.Embedding)
     assert (drawn.points.shape, drawn.of) == ((20, 2), graph.num_nodes)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_has_embeddings(algorithm: str, tmp_path: Path) -> None:
+    """The last hidden layer, or where no single model has one the class scores, and these are the ones that were judged."""
+    result = runner.run(small(algorithm, rounds=2), out=tmp_path / "run")
+    run = read(tmp_path / "run")
+    drawn = insight.embedding(run, "pca", 30)
+    assert isinstance(drawn, insight.Embedding)
+    assert drawn.points.shape == (30, 2)
+    assert np.isfinite(drawn.points).all()
+    assert len(np.unique(drawn.label)) == result.config.data.classes
+    if "hidden layer" not in drawn.what:
+        checkpoint = run.checkpoint()
+        assert checkpoint is not None
+        found = insight._hidden(result.config, checkpoint)
+        assert found is not None
+        graph = runner.prepare(result.config).spread.whole
+        val, test = int(graph.val.sum()), int(graph.test.sum())
+        expected = (val * result.last["val_accuracy"] + test * result.last["accuracy"]) / (val + test)
+        assert float((found.values.argmax(1) == found.label).mean()) == pytest.approx(expected)
+        assert figures.embeddings(grouped([run])[0], drawn, "pca", [], "")[0].caption.startswith("PCA of the class scores")
+
+
+@pytest.mark.parametrize("algorithm", ["glasu", "fedlit"])
+def test_parties_of_judged_nodes_are_told_wherever_they_live(algorithm: str, tmp_path: Path) -> None:
+    """One cohort or three sites: the same scores, classes and parties."""
+    found = []
+    for placement in ("together", "apart"):
+        runner.run(small(algorithm, rounds=1, placement=placement), out=tmp_path / placement)
+        run = read(tmp_path / placement)
+        found.append(insight._hidden(run.config, run.checkpoint() or {}))
+    one, three = ({(int(p), int(y), *np.round(v, 3)) for v, y, p in zip(*each[:3], strict=True)} for each in found if each)
+    assert one == three
+    assert {party for party, *_ in one} == {0, 1, 2}
 
 
 @pytest.mark.parametrize("algorithm", ["centralized", "fedgl", "glasu", "nfedgnn"])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from atoll import cli, reproduce
+from atoll import cli, reproduce, runner
 from atoll.errors import AtollError
 from atoll.folder import Folder
 from atoll.reproduce import Cell, Exhibit, Line, execute, pages, pictures, record, states
@@ -25,7 +25,7 @@ def test_every_cell_can_be_configured(exhibit: Exhibit) -> None:
     """Runs name known algorithms and settings, labels are unique, paper's values belong to the exhibit's metrics."""
     labels = [cell.row for cell in exhibit.cells]
     assert len(labels) == len(set(labels))
-    assert exhibit.kind in ("table", "figure", "facts")
+    assert exhibit.kind in ("table", "figure", "boxes", "embeddings", "facts")
     assert exhibit.cells or exhibit.missing
     for cell in exhibit.cells:
         assert set(cell.paper) <= set(exhibit.metrics), cell.row
@@ -327,3 +327,57 @@ def test_curves_are_those_of_the_histories(tmp_path: Path) -> None:
     execute.execute(jobs[exhibit.name, "Cora other"], tmp_path, 1, lambda *_: None)
     pictures.save(told, jobs, tmp_path, tmp_path / "img")
     assert b"atoll: 4 runs" in file.read_bytes()
+
+
+def test_boxes_are_over_the_seeds(tmp_path: Path) -> None:
+    """A box a row, of all its seeds' values in the paper's unit."""
+    exhibit = Exhibit("p/figure2", "A paper", "Boxes", (Cell("ours", run=SMALL),), kind="boxes", percent=True, seeds=3)
+    jobs = execute.jobs_of([exhibit], quick=False, seeds=None)
+    assert pictures.draw(exhibit, [], jobs, tmp_path) is None
+    execute.execute(jobs[exhibit.name, "ours"], tmp_path, 1, lambda *_: None)
+    ((drawn,), runs) = pictures.boxes(exhibit, jobs, tmp_path)
+    found = [100 * result["metrics"]["accuracy"] for result in execute.results(jobs[exhibit.name, "ours"], tmp_path)]
+    assert (drawn.kind, list(drawn.series[0].y), runs) == ("boxes", found, 3)
+    picture = pictures.draw(exhibit, [], jobs, tmp_path)
+    assert picture is not None
+    assert b"ours" in picture.data
+
+
+def test_figure_2b_is_of_table_2s_runs() -> None:
+    """Nothing is run twice for the box plot."""
+    table, boxes = reproduce.find("gfl_appnp/table2")[0], reproduce.find("gfl_appnp/figure2b")[0]
+    runs = {cell.row: cell.run for cell in table.cells}
+    assert len(boxes.cells) == 10
+    assert all(runs[f"SC {cell.row}"] == cell.run for cell in boxes.cells)
+
+
+def test_embeddings_are_drawn_from_finished_runs(tmp_path: Path) -> None:
+    """A map a row, a cloud a class; the number is the silhouette; without the runs neither is there, and nothing is written."""
+    run = SMALL | {"partition": "overlap", "parties": 3, "proportions": "0.5,0.6,0.7", "split": "random"}
+    cells = (Cell("FedGL", run=run | {"algorithm": "fedgl"}), Cell("Centralized", run=run | {"algorithm": "centralized"}))
+    exhibit = Exhibit("p/figure5", "A paper", "Maps", cells, metrics=("silhouette",), kind="embeddings", seeds=1)
+    jobs = execute.jobs_of([exhibit], quick=False, seeds=None)
+    assert pictures.draw(exhibit, [], jobs, tmp_path) is None
+    assert [line.ours for line in execute.lines(exhibit, jobs, tmp_path)] == [{}, {}]
+    execute.execute(jobs[exhibit.name, "FedGL"], tmp_path, 1, lambda *_: None)
+    folder = execute.folder_of(jobs[exhibit.name, "FedGL"][0], tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    found, none = execute.lines(exhibit, jobs, tmp_path)
+    assert -1 <= found.ours["silhouette"][0] <= 1
+    assert (found.seeds, none.seeds) == (1, 0)
+    (drawn,) = pictures.maps(exhibit, jobs, tmp_path)
+    graph = runner.prepare(jobs[exhibit.name, "FedGL"][0]).spread.whole
+    assert drawn.title == "FedGL"
+    assert [len(series.x) for series in drawn.series] == graph.y[graph.test].unique(return_counts=True)[1].tolist()
+    picture = pictures.draw(exhibit, [], jobs, tmp_path)
+    assert picture is not None
+    assert picture.data.startswith(b"\x89PNG")
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
+def test_figures_5_to_7_are_of_table_2s_runs() -> None:
+    """Nothing is run twice for the maps."""
+    table, maps = reproduce.find("fedgl/table2")[0], reproduce.find("fedgl/figures5_7")[0]
+    runs = {cell.row: cell.run for cell in table.cells}
+    assert len(maps.cells) == 9
+    assert all(runs[cell.row] == cell.run for cell in maps.cells)

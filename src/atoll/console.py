@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.measure import Measurement
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
@@ -20,7 +20,7 @@ out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 
-def show(table: Table) -> None:
+def show(table: RenderableType) -> None:
     """Print a table that needs room: in the terminal as it is; elsewhere as wide as it wants to be, within reason."""
     if not out.is_terminal:
         wanted = Measurement.get(out, out.options.update(max_width=400), table).maximum

@@ -33,6 +33,14 @@ def tsne(result: Result, *, perplexity: float = 30.0, seed: int = 0) -> Picture:
     return Picture(points.astype(np.float32), classes.numpy())
 
 
+def silhouette(result: Result) -> float:
+    """How well the classes of the test nodes lie apart in H, from −1 to 1: a node's mean silhouette (Rousseeuw, 1987)."""
+    from sklearn.metrics import silhouette_score
+
+    embeddings, classes = embed(result)
+    return float(silhouette_score(embeddings.numpy(), classes.numpy()))
+
+
 def embed(result: Result) -> tuple[Tensor, Tensor]:
     """H, the network's output before softmax, of the labelled test nodes of the union graph, and their classes."""
     experiment = prepare(result.config)

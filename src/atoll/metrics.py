@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +16,23 @@ from atoll.graph import Graph
 from atoll.models import load
 from atoll.settings import Training
 
+_listeners: list[Callable[[Tensor, Graph], None]] = []
+
+
+@contextmanager
+def listening(hear: Callable[[Tensor, Graph], None]) -> Iterator[None]:
+    """While it lasts, `hear` is told the logits that are counted and their graph: whatever predicts, every algorithm counts."""
+    _listeners.append(hear)
+    try:
+        yield
+    finally:
+        _listeners.remove(hear)
+
+
+def judged(graph: Graph) -> Tensor:
+    """The rows that are counted: labelled validation nodes, then labelled test nodes."""
+    return _plan(graph)[0]
+
 
 def count(logits: Tensor, graph: Graph) -> Fields:
     """Each party's counts on its validation and test nodes; everything a metric needs is a sum of these.
@@ -22,6 +40,8 @@ def count(logits: Tensor, graph: Graph) -> Fields:
     `validation` (P, 3): nodes, correct, summed loss. `test` (P, 5): the same, then minority nodes and correct ones.
     `confusion` (P, C, C): test nodes by class and prediction.
     """
+    for hear in _listeners:
+        hear(logits, graph)
     rows, group, minority = _plan(graph)
     parties, classes = graph.parties, graph.num_classes
     logits = logits.index_select(0, rows)  # validation nodes, then test nodes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll import __version__, algorithms
+from atoll import __version__, algorithms, wire
 from atoll.cohort import Cohort, Schema
 from atoll.config import GIVEN, Config
 from atoll.data.spread import Spread, spread
@@ -178,6 +179,22 @@ def resume(path: str | Path, graph: Graph | None = None, *, watch: Watch | None 
 
         return deploy.simulate(config, graph, out=path, watch=watch, resume=True)
     return rounds(prepare(config, graph), folder, watch, folder.load())
+
+
+def read(path: str | Path) -> Result:
+    """The result of a run that is over, from its folder; nothing is run and nothing written."""
+    folder, config = Folder.open(path)
+    if not folder.result.exists() or not folder.checkpoint.exists():
+        raise AtollError(f"{path} is not over; finish it with `atoll resume {path}`.")
+    told, checkpoint = json.loads(folder.result.read_text()), wire.decode(folder.checkpoint.read_bytes())
+    names = ("setting", "parties", "rounds", "best_round", "metrics", "last", "bytes", "seconds")
+    return Result(
+        config,
+        **{name: told[name] for name in names},
+        rows=folder.rows(),
+        state=checkpoint.get("state", {}),
+        memory=checkpoint.get("memory", {}),
+    )
 
 
 def rounds(

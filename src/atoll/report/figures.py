@@ -263,11 +263,11 @@ def lost(told: Partition) -> str:
 def embeddings(row: Row, found: Embedding, method: str, class_names: Sequence[str], suffix: str) -> list[Figure]:
     """The nodes in two dimensions, coloured by class and by party."""
     nodes = len(found.points)
-    caption = f"{'t-SNE' if method == 'tsne' else 'PCA'} of the last hidden layer, seed {row.runs[0].config.seed}; "
+    caption = f"{'t-SNE' if method == 'tsne' else 'PCA'} of {found.what}, seed {row.runs[0].config.seed}; "
     caption += f"{nodes:,} of {found.of:,} nodes." if nodes < found.of else f"{nodes:,} nodes."
     figures = []
     for what, values in (("class", found.label), ("party", found.party)):
-        if what == "party" and (found.party == found.party[0]).all():
+        if what == "party" and not 1 < len(np.unique(values)) <= 2 * len(PALETTE):  # nothing to tell apart, or too much
             continue
         order = np.argsort(values, kind="stable")
         series = []

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from atoll import config as configurations
 from atoll import metrics, runner
@@ -20,6 +21,7 @@ from atoll.data.spread import SETTINGS, spread
 from atoll.errors import AtollError
 from atoll.graph import Graph
 from atoll.models import Model
+from atoll.parties import Parties
 from atoll.report.runs import Row, Run, mean
 
 LARGEST = 300_000_000  # bytes of a checkpoint that embeddings are still made from
@@ -103,10 +105,20 @@ class Embedding:
     label: NDArray[np.int64]  # class, −1 where unlabelled
     party: NDArray[np.int64]
     of: int  # nodes in all
+    what: str  # what of the model lies in the plane, and of which nodes
+
+
+class Hidden(NamedTuple):
+    """What a model makes of nodes."""
+
+    values: NDArray[np.float32]
+    label: NDArray[np.int64]
+    party: NDArray[np.int64]
+    what: str
 
 
 def embedding(run: Run, method: str, most: int) -> Embedding | str:
-    """The hidden representations of the checkpoint's model, of at most so many nodes, or why there are none."""
+    """What the checkpoint's model makes of at most so many nodes, in the plane, or why there is nothing."""
     checkpoint = run.path / "checkpoint.safetensors"
     if not checkpoint.exists():
         return "there is no checkpoint yet"
@@ -120,34 +132,60 @@ def embedding(run: Run, method: str, most: int) -> Embedding | str:
     except (AtollError, OSError) as error:
         return str(error).rstrip(".")
     if found is None:
-        return f"{run.config.algorithm} has no single model of its nodes"
-    hidden, graph = found
-    chosen = np.sort(np.random.default_rng(0).permutation(graph.num_nodes)[:most])
-    points = _plane(hidden[chosen].astype(np.float64), method)
-    return Embedding(points, graph.y.numpy()[chosen], graph.party.numpy()[chosen], graph.num_nodes)
+        return f"{run.config.algorithm} predicts no classes of nodes"
+    nodes = len(found.values)
+    chosen = np.sort(np.random.default_rng(0).permutation(nodes)[:most])
+    points = _plane(found.values[chosen].astype(np.float64), method)
+    return Embedding(points, found.label[chosen], found.party[chosen], nodes, found.what)
 
 
-def _hidden(config: Config, document: dict[str, Any]) -> tuple[NDArray[np.float32], Graph] | None:
-    """Evaluate the checkpoint once more and take what lies below the last layer of the model that does it."""
+def _hidden(config: Config, document: dict[str, Any]) -> Hidden | None:
+    """Evaluate the checkpoint once more and take what lies below the last layer of the model that does it.
+
+    Where no single model does (split over parties and server, several channels), take the class scores that are judged.
+    """
     experiment = runner.prepare(config)
     experiment.engine.remember(document.get("memory", {}))
-    seen: dict[int, torch.Tensor] = {}  # by the graph's nodes: a graph that was pooled or renormalised keeps them
+    seen: dict[int, Tensor] = {}  # by the graph's nodes: a graph that was pooled or renormalised keeps them
+    heard: dict[int, tuple[Tensor, Graph]] = {}
 
     def look(module: nn.Module, arguments: tuple[Any, ...], _: Any) -> None:
         if isinstance(module, Model) and arguments and isinstance(arguments[0], Graph):
             seen[id(arguments[0].ids)] = module.embed(arguments[0]).detach()
 
+    def hear(logits: Tensor, graph: Graph) -> None:
+        heard[id(graph.ids)] = logits.detach(), graph
+
     hook = nn.modules.module.register_module_forward_hook(look)
     try:
-        with torch.no_grad(), experiment.federation.evaluating():
+        with torch.no_grad(), experiment.federation.evaluating(), metrics.listening(hear):
             experiment.algorithm.evaluate(experiment.federation, document.get("state", {}), config.settings)
     finally:
         hook.remove()
-    cohorts = [cohort.graph for cohort in getattr(experiment.engine, "cohorts", [])]
-    if cohorts and all(id(graph.ids) in seen for graph in cohorts) and experiment.spread.setting != "node":
-        return torch.cat([seen[id(graph.ids)] for graph in cohorts]).numpy(), experiment.spread.parts
-    whole = experiment.spread.whole
-    return (seen[id(whole.ids)].numpy(), whole) if id(whole.ids) in seen else None
+    cohorts = getattr(experiment.engine, "cohorts", [])
+    parts, whole = experiment.spread.parts, experiment.spread.whole
+    if cohorts and all(id(cohort.graph.ids) in seen for cohort in cohorts) and experiment.spread.setting != "node":
+        values = torch.cat([seen[id(cohort.graph.ids)] for cohort in cohorts])
+        return Hidden(values.numpy(), parts.y.numpy(), parts.party.numpy(), "the last hidden layer")
+    if id(whole.ids) in seen:
+        return Hidden(seen[id(whole.ids)].numpy(), whole.y.numpy(), whole.party.numpy(), "the last hidden layer")
+    return _judged(list(heard.values()), {id(cohort.graph.ids): cohort.parties for cohort in cohorts})
+
+
+def _judged(heard: Sequence[tuple[Tensor, Graph]], parties: Mapping[int, Parties]) -> Hidden | None:
+    """The class scores of the nodes that were judged; their parties where each holds more than a node of its own."""
+    values, labels, owners = [], [], []
+    for logits, graph in heard:
+        rows = metrics.judged(graph)
+        numbers = parties.get(id(graph.ids))
+        several = numbers is not None and graph.num_nodes > graph.parties
+        owners.append(torch.as_tensor(np.array(numbers))[graph.party[rows]] if several else torch.zeros_like(rows))
+        values.append(logits[rows])
+        labels.append(graph.y[rows])
+    if not values:
+        return None
+    what = "the class scores of validation and test nodes"
+    return Hidden(torch.cat(values).numpy(), torch.cat(labels).numpy(), torch.cat(owners).numpy(), what)
 
 
 def _plane(hidden: NDArray[np.float64], method: str) -> NDArray[np.float64]:

@@ -34,7 +34,9 @@ def draw(figure: Figure, form: str) -> bytes:
     return panels([figure], form)
 
 
-def panels(figures: Sequence[Figure], form: str, columns: int = 1, description: str | None = None, dpi: int = 300) -> bytes:
+def panels(
+    figures: Sequence[Figure], form: str, columns: int = 1, description: str = "", *, dpi: int = 300, legend: bool = True
+) -> bytes:
     """Several figures of one kind side by side, each under its title, with one legend; `description` goes with the file."""
     try:
         import matplotlib
@@ -51,7 +53,7 @@ def panels(figures: Sequence[Figure], form: str, columns: int = 1, description: 
             if len(figures) > 1:
                 axes.set_title(figure.title, fontsize=8)
         named = {name: handle for axes in canvas.axes for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
-        if len(named) > 1 or (named and first.section in ("Learning", "Traffic")):
+        if legend and (len(named) > 1 or (named and first.section in ("Learning", "Traffic"))):
             columns = min(3 * columns, len(named))
             bigger = 3 if first.kind == "map" else 1
             place = {"loc": "outside lower center", "ncols": columns, "handlelength": 1.2, "columnspacing": 1}

@@ -54,7 +54,7 @@ class Exhibit:
     title: str
     cells: tuple[Cell, ...]
     metrics: tuple[str, ...] = ("accuracy",)
-    kind: str = "table"  # or figure, or facts (of a partition; nothing is trained)
+    kind: str = "table"  # or figure, boxes (over the seeds), embeddings, facts (of a partition; nothing is trained)
     axis: str = ""  # of a figure: what x is
     curves: Sequence[str] = ()  # of a figure over the rounds: what of the histories is drawn
     panels: Sequence[str] = ()  # of a figure in parts: the first words of their rows

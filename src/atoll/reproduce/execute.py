@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 from atoll import runner
 from atoll.config import Config
@@ -65,17 +66,33 @@ def lines(exhibit: Exhibit, jobs: Mapping[tuple[str, str], Sequence[Config]], ro
     """What came out, cell by cell; a cell without results has none."""
     if exhibit.kind == "facts":
         return [_facts(exhibit, cell) for cell in exhibit.cells]
-    found = []
-    for cell in exhibit.cells:
-        folders = finished(jobs.get((exhibit.name, cell.row), []), root)
-        results = [json.loads((folder / "result.json").read_text()) for folder in folders]
-        found.append(summarise(exhibit, cell, results))
-    return found
+    if exhibit.kind == "embeddings":
+        return [_embedded(exhibit, cell, jobs.get((exhibit.name, cell.row), ()), root) for cell in exhibit.cells]
+    return [summarise(exhibit, cell, results(jobs.get((exhibit.name, cell.row), ()), root)) for cell in exhibit.cells]
+
+
+def results(configs: Sequence[Config], root: Path) -> list[dict[str, Any]]:
+    """What the runs that are over came to."""
+    return [json.loads((folder / "result.json").read_text()) for folder in finished(configs, root)]
 
 
 def finished(configs: Sequence[Config], root: Path) -> list[Path]:
     """The folders of the runs that are over."""
     return [folder for folder in (folder_of(config, root) for config in configs) if (folder / "result.json").exists()]
+
+
+def _embedded(exhibit: Exhibit, cell: Cell, configs: Sequence[Config], root: Path) -> Line:
+    """The results, and of their embeddings the silhouette; nothing where the graph is not here."""
+    from atoll.embedding import silhouette
+
+    found = []
+    for folder in finished(configs, root):
+        try:
+            result = runner.read(folder)
+            found.append({**result.to_dict(), "metrics": {**result.metrics, "silhouette": silhouette(result)}})
+        except (AtollError, OSError):
+            continue
+    return summarise(exhibit, cell, found)
 
 
 def _facts(exhibit: Exhibit, cell: Cell) -> Line:

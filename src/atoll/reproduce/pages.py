@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from atoll.reproduce import Exhibit, Line
 
@@ -52,18 +54,17 @@ def _pair(value: float, spread: float = math.nan) -> str:
     return f"{value:.{digits}f}" + ("" if math.isnan(spread) else f" ± {spread:.{max(digits, 2)}f}")
 
 
-def terminal(exhibit: Exhibit, lines: Sequence[Line]) -> Table:
+def terminal(exhibit: Exhibit, lines: Sequence[Line]) -> Group:
     """The exhibit as a table for the terminal; headings stand word under word, so that the numbers have the room."""
-    table = Table(title=f"{exhibit.name}: {exhibit.title}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     for place, name in enumerate(header(exhibit)):
         table.add_column(name.replace(": ", " ").replace(" ", "\n"), justify="left" if place == 0 else "right")
     for line in lines:
         table.add_row(*row(exhibit, line))
     words = reasons(lines)
     if recorded := sum(line.recorded for line in lines):
-        words.append(f"{recorded} of {len(lines)} lines are our recorded results, the others of the runs at hand.")
-    table.caption, table.caption_justify = " ".join(words), "left"
-    return table
+        words.append(f"{recorded} of {len(lines)} lines are our recorded results, not of runs at hand.")
+    return Group(Text(f"{exhibit.name}: {exhibit.title}"), table, *map(Text, words), "")
 
 
 def markdown(exhibits: Sequence[tuple[Exhibit, Sequence[Line]]], pictures: Mapping[str, str] | None = None) -> str:

@@ -8,12 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll import runner
 from atoll.config import Config
+from atoll.embedding import tsne
+from atoll.errors import AtollError
 from atoll.report import paper
 from atoll.report.figures import Figure, Series, thin
 from atoll.report.runs import Row, read
 from atoll.reproduce import Cell, Exhibit, Line
-from atoll.reproduce.execute import finished
+from atoll.reproduce.execute import finished, results
 from atoll.reproduce.pages import name_of
 
 Jobs = Mapping[tuple[str, str], Sequence[Config]]
@@ -48,9 +51,15 @@ def save(told: Sequence[tuple[Exhibit, Sequence[Line]]], jobs: Jobs, root: Path,
 
 def draw(exhibit: Exhibit, lines: Sequence[Line], jobs: Jobs, root: Path) -> Picture | None:
     """The picture of a figure, if there is anything to show."""
-    if exhibit.kind != "figure" or exhibit.missing:
+    if exhibit.kind == "embeddings":
+        figures = maps(exhibit, jobs, root)
+        return Picture(_file(figures, "png", len(figures)), "png", len(figures)) if figures else None
+    if exhibit.kind == "boxes":
+        figures, runs = boxes(exhibit, jobs, root)
+    elif exhibit.kind == "figure":
+        figures, runs = curves(exhibit, jobs, root) if exhibit.curves else means(exhibit, lines)
+    else:
         return None
-    figures, runs = curves(exhibit, jobs, root) if exhibit.curves else means(exhibit, lines)
     return Picture(_file(figures, "svg", runs), "svg", runs) if figures else None
 
 
@@ -117,9 +126,42 @@ def curves(exhibit: Exhibit, jobs: Jobs, root: Path) -> tuple[list[Figure], int]
     return figures, sum(len(row.runs) for _, row in rows)
 
 
+def boxes(exhibit: Exhibit, jobs: Jobs, root: Path) -> tuple[list[Figure], int]:
+    """A box a row, over its seeds."""
+    figures, runs = [], 0
+    found = {cell.row: results(jobs.get((exhibit.name, cell.row), ()), root) for cell in exhibit.runnable}
+    for metric in exhibit.metrics:
+        series = []
+        for place, (row, each) in enumerate(found.items()):
+            values = [value for value in (exhibit.value(metric, result) for result in each) if value is not None]
+            if values:
+                series.append(Series(row, [row] * len(values), values, place))
+                runs += len(values)
+        if series:
+            figures.append(Figure("", "", _title(exhibit, "", metric), "boxes", exhibit.axis, _unit(exhibit, metric), series))
+    return figures, runs
+
+
+def maps(exhibit: Exhibit, jobs: Jobs, root: Path) -> list[Figure]:
+    """The test nodes in the plane, a map a row, coloured by class."""
+    figures = []
+    for cell in exhibit.runnable:
+        for folder in finished(jobs.get((exhibit.name, cell.row), ()), root)[:1]:
+            try:
+                drawn = tsne(runner.read(folder))
+            except (AtollError, OSError):  # its graph is not here
+                continue
+            series = []
+            for place in sorted(set(drawn.classes.tolist())):
+                cloud = drawn.points[drawn.classes == place].astype(float)
+                series.append(Series(str(place), cloud[:, 0].tolist(), cloud[:, 1].tolist(), place))
+            figures.append(Figure("", "", cell.row, "map", series=series))
+    return figures
+
+
 def _file(figures: Sequence[Figure], form: str, runs: int) -> bytes:
-    columns = {1: 1, 2: 2, 4: 2, 8: 2}.get(len(figures), 3)
-    data = paper.panels(figures, form, columns, f"atoll: {runs} runs")
+    columns = min(3, len(figures)) if form == "png" or len(figures) not in (4, 8) else 2
+    data = paper.panels(figures, form, columns, f"atoll: {runs} runs", dpi=75, legend=form == "svg")
     return re.sub(rb"(\d\.\d\d)\d+", rb"\1", data) if form == "svg" else data  # a hundredth of a point is enough for the eye
 
 

@@ -7,19 +7,20 @@ from functools import cache
 from pathlib import Path
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from atoll.reproduce import Cell, Exhibit, Measured, measured
 
-LEGEND = (
-    "done: every line that can be run has all its seeds; partly (n of m): n lines of m have them. "
-    "Counted are the runs in {root} and our recorded results; `atoll reproduce NAME` shows them and runs the rest."
-)
+LEGEND = """\
+done: every line that can be run has all its seeds; partly (n of m): n lines of m have them.
+Counted are the runs in {root} and our recorded results; `atoll reproduce NAME` shows them and runs the rest."""
 
 
-def listing(exhibits: Iterable[Exhibit], root: Path) -> Table:
+def listing(exhibits: Iterable[Exhibit], root: Path) -> Group:
     """Every table and figure with its state, for the terminal."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), caption=LEGEND.format(root=root), caption_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     table.add_column("name", no_wrap=True)
     table.add_column("state", max_width=36)
     table.add_column("what")
@@ -30,7 +31,7 @@ def listing(exhibits: Iterable[Exhibit], root: Path) -> Table:
             table.add_section()
             papers[paper] = measured(paper)
         table.add_row(exhibit.name, state(exhibit, root, papers[paper].get(name, {})), _title(exhibit))
-    return table
+    return Group(table, *(Text(line) for line in LEGEND.format(root=root).splitlines()))
 
 
 def state(exhibit: Exhibit, root: Path, recorded: Mapping[str, Measured]) -> str:
