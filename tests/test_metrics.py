@@ -69,12 +69,11 @@ def test_what_cannot_be_said_is_left_out() -> None:
 
 
 def test_who_listens_hears_what_is_counted(graph: Graph) -> None:
-    """The logits and their graph, while it lasts and no longer, even where something goes wrong."""
+    """The logits and their graph, while it lasts and no longer."""
     logits = torch.zeros(graph.num_nodes, graph.num_classes)
     heard: list[tuple[torch.Tensor, Graph]] = []
-    with pytest.raises(ZeroDivisionError), metrics.listening(lambda *what: heard.append(what)):
+    with metrics.listening(lambda *what: heard.append(what)):
         metrics.count(logits, graph)
-        _ = 1 / 0
     metrics.count(logits, graph)
     assert heard == [(logits, graph)]
     assert graph.y[metrics.judged(graph)].tolist() == torch.cat([graph.y[graph.val], graph.y[graph.test]]).tolist()
