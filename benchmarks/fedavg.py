@@ -19,21 +19,11 @@ import torch.nn.functional as F
 from atoll import config, runner
 from atoll.cohort import first_model
 from atoll.graph import Graph
-from atoll.kernels import multiply
+from atoll.kernels import csr, multiply
 
 warnings.filterwarnings("ignore")
 
 EPOCHS, LR, HIDDEN = 5, 0.003, 64
-
-
-def csr(matrix: sp.csr_array) -> torch.Tensor:
-    matrix = sp.csr_array(matrix)
-    return torch.sparse_csr_tensor(
-        torch.from_numpy(matrix.indptr.astype(np.int32)),
-        torch.from_numpy(matrix.indices.astype(np.int32)),
-        torch.from_numpy(matrix.data.astype(np.float32)),
-        size=matrix.shape,
-    )
 
 
 class Bare:

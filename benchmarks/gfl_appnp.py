@@ -21,22 +21,12 @@ import torch.nn.functional as F
 
 from atoll import config, runner
 from atoll.algorithms import gfl_appnp
-from atoll.kernels import multiply
+from atoll.kernels import csr, multiply
 from atoll.runner import Experiment
 
 warnings.filterwarnings("ignore")
 
 WHOLE = ("cora", "citeseer", "pubmed")
-
-
-def csr(matrix: sp.csr_array) -> torch.Tensor:
-    matrix = sp.csr_array(matrix)
-    return torch.sparse_csr_tensor(
-        torch.from_numpy(matrix.indptr.astype(np.int32)),
-        torch.from_numpy(matrix.indices.astype(np.int32)),
-        torch.from_numpy(matrix.data.astype(np.float32)),
-        size=matrix.shape,
-    )
 
 
 class Bare:

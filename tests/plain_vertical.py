@@ -11,34 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.graph import Graph
-
-Weights = dict[str, Tensor]
-
-
-@dataclass
-class Party:
-    """One party's graph, dense."""
-
-    x: Tensor
-    adjacency: Tensor  # row i: the sources of the edges into i
-    y: Tensor
-    train: Tensor
-
-    @property
-    def propagate(self) -> Tensor:
-        """D^(-1/2)(A + I)D^(-1/2)."""
-        looped = self.adjacency + torch.eye(len(self.adjacency))
-        scale = looped.sum(1) ** -0.5
-        return scale[:, None] * looped * scale
-
-
-def dense(graph: Graph) -> Party:
-    """A graph of one party."""
-    x = graph.x if isinstance(graph.x, Tensor) else torch.from_numpy(graph.x.toarray())
-    adjacency = torch.zeros(graph.num_nodes, graph.num_nodes)
-    adjacency[graph.edge_index[1], graph.edge_index[0]] = 1
-    return Party(x, adjacency, graph.y, graph.train)
+from plain import Party, Weights
 
 
 def between(party: Party, rows: Tensor, columns: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from atoll import runner
 from atoll.graph import Graph
 from atoll.random import Draws
 from atoll.sampling import Batch, Level, below, between, looking
+from plain import dense
 from small import small
 
 
@@ -81,7 +82,7 @@ def test_the_matrix_between_levels_is_the_scaled_submatrix(graph: Graph) -> None
     lower = below(graph, upper, 1, draws([0, 1, 2]))
     got = between(graph, upper, lower).forward.to_dense()
     for party in range(3):
-        whole = naive.dense(graph.select([party]))
+        whole = dense(graph.select([party]))
         rows, columns = (level.nodes(graph)[party] for level in (upper, lower))
         (a, b), (c, d) = upper.blocks.ranges[party], lower.blocks.ranges[party]
         torch.testing.assert_close(got[a:b, c:d], naive.between(whole, rows, columns))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms import plain
+import plain
 from atoll import config, pseudograph, runner
 from atoll.algorithms import fedgl
 from atoll.errors import AtollError

@@ -18,6 +18,7 @@ from atoll.federation import Answer
 from atoll.random import Draws, generator
 from atoll.runner import Experiment
 from atoll.sampling import Level, below
+from plain import dense
 from small import Recorded, small
 
 MODELS = ["gcnii", "gcn", "gat", "residual", "mlp"]
@@ -47,7 +48,7 @@ def steps(experiment: Experiment, rounds: int = 1) -> None:
 def parties(experiment: Experiment) -> list[naive.Party]:
     """Each block, dense."""
     parts = experiment.spread.parts
-    return [naive.dense(parts.select([p])) for p in range(parts.parties)]
+    return [dense(parts.select([p])) for p in range(parts.parties)]
 
 
 def assert_weights(experiment: Experiment, expected: list[naive.Weights], tolerance: float = 1e-5) -> None:
@@ -114,7 +115,7 @@ def drawn(experiment: Experiment, recorded: Recorded, party: int) -> naive.Level
         upper = Level.alike(graph, [nodes[0]])
         lower = below(graph, upper, 1, Draws(seed, [party], "sample", 1, 1, level).generators)
         nodes.insert(0, lower.nodes(graph)[0])
-    return naive.Levels(naive.dense(graph), nodes)
+    return naive.Levels(dense(graph), nodes)
 
 
 def test_the_united_set_is_the_union_of_what_the_parties_said() -> None:

@@ -46,6 +46,11 @@ class Cohort(atoll.cohort.Cohort):
 
     @verb
     def fit(self, model: Fields) -> Fields:
+        """w_k ← w, then E epochs; n_k·w_k and n_k."""
+        self.train(model)
+        return {"model": weighted(self.model, self.weights), "n": self.weights}
+
+    def train(self, model: Fields) -> None:
         """w_k ← w, then E epochs on the party's own training nodes."""
         load(self.model, model)
         if not self.settings.keep_optimizer:
@@ -53,7 +58,6 @@ class Cohort(atoll.cohort.Cohort):
         draws = self.draws()
         for _ in range(self.settings.epochs):
             optim.descend(self.optimizer, cross_entropy(self.model(self.graph, draws), self.graph, "train"))
-        return {"model": weighted(self.model, self.weights), "n": self.weights}
 
     @property
     def weights(self) -> Tensor:

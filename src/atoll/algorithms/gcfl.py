@@ -14,12 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atoll import metrics, optim
+from atoll import metrics
 from atoll.algorithms import State, fedavg
 from atoll.cohort import Fields, first_model, verb
 from atoll.federation import Federation, Replies
-from atoll.losses import cross_entropy
-from atoll.models import load, read
+from atoll.models import read
 from atoll.parameters import Parameters, scale, weighted
 from atoll.settings import setting
 
@@ -47,12 +46,7 @@ class Cohort(fedavg.Cohort):
     @verb
     def fit(self, model: Fields) -> Fields:
         """θ_i ← θ of the party's cluster, then E epochs on its own training nodes."""
-        load(self.model, model)
-        if not self.settings.keep_optimizer:
-            self.optimizer.reset()
-        draws = self.draws()
-        for _ in range(self.settings.epochs):
-            optim.descend(self.optimizer, cross_entropy(self.model(self.graph, draws), self.graph, "train"))
+        self.train(model)
         return {"model": read(self.model, copy=True), "nodes": self.weights}
 
 
