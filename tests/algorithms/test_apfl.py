@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import plain
 import pytest
 import torch
 
+import plain
 from atoll import runner
 from atoll.cohort import first_model
 from small import small

@@ -6,12 +6,12 @@ from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
-import plain
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import plain
 from atoll import runner
 from atoll.algorithms import fedlit
 from atoll.errors import AtollError

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import plain
 import pytest
 
+import plain
 from atoll import runner
 from atoll.cohort import first_model
 from small import small

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import plain
 import pytest
 import torch
 from torch import Tensor
 
+import plain
 from atoll import runner
 from atoll.algorithms import fedstar
 from atoll.errors import AtollError

@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
-import plain
 import pytest
 import torch
 from torch import Tensor
 
+import plain
 from atoll import runner
 from atoll.algorithms.gcfl import min_cut, time_warping
 from atoll.cohort import first_model
