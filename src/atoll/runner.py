@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll import __version__, algorithms, wire
+from atoll import __version__, algorithms, memory, wire
 from atoll.cohort import Cohort, Schema
 from atoll.config import GIVEN, Config
 from atoll.data.spread import Spread, spread
@@ -132,6 +132,7 @@ def prepare(config: Config, graph: Graph | None = None, *, engine: Callable[[Eng
 
 def stand(config: Config, graph: Graph, schema: Schema, parties: Sequence[int], *, blank: bool) -> Cohort:
     """Some parties at one place; `blank` where their memory is about to be remembered."""
+    memory.keep()
     cohort = algorithms.find(config.algorithm).Cohort
     guards = [Noise(config.dp)] if config.dp.verb else []
     return cohort(graph, config.settings, schema, config.seed, parties, guards, secure=config.run.secure, blank=blank)
