@@ -17,7 +17,7 @@ from .graph import Graph, spans
 from .kernels import csr, multiply
 from .random import Streams
 
-PIECE = 1 << 20  # rows that are made double at once
+PIECE = 1 << 17  # numbers that are made double at once: they stay in the cache
 
 
 class Entries:
@@ -128,7 +128,8 @@ class Patched:
             return self.dense().sum(0, dtype=torch.float64)
         idle = self.entries.users - torch.bincount(self.entries.feature, minlength=self.entries.features)
         result: Tensor = idle[:, None] * self.rest[0].double()
-        for start in range(0, len(self.rows), PIECE):
-            piece = slice(start, start + PIECE)
+        step = max(1, PIECE // self.rows.shape[1])
+        for start in range(0, len(self.rows), step):
+            piece = slice(start, start + step)
             result.index_add_(0, self.entries.feature[piece], self.rows[piece].double())
         return result
