@@ -116,6 +116,10 @@ def test_the_demo_graph_is_a_federation() -> None:
         ({"mu": -1.0}, "mu ≥ 0"),
         ({"mixing": 1.5}, "between 0 and 1"),
         ({"samples": 0}, "1 sample"),
+        ({"lam": float("nan")}, "finite numbers"),
+        ({"degree": float("inf")}, "finite numbers"),
+        ({"mu": 1e300}, "too large"),
+        ({"nodes": 60, "communities": 100_000}, "100000 communities of 60 nodes"),
     ],
 )
 def test_impossible_settings_are_refused(change: dict[str, float], said: str) -> None:

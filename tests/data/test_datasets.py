@@ -328,6 +328,8 @@ def test_from_pyg() -> None:
     assert from_pyg(data(train_mask=folds), fold=1).train.tolist() == [False, True, False]
     assert from_pyg(data(y=torch.tensor([[1.0], [0.0], [float("nan")]]))).y.tolist() == [1, 0, -1]
     assert from_pyg(data(x=torch.eye(3, 20).to_sparse())).x.nnz == 3  # type: ignore[union-attr]
+    assert from_pyg(data(x=[[1.0], [2.0], [3.0]], y=np.array([0, 1, 2]))).x[2, 0] == 3
+    assert from_pyg(data(x=torch.ones(3, 2, dtype=torch.bfloat16))).x[0, 0] == 1
 
 
 def test_from_pyg_takes_a_real_data_object() -> None:
@@ -347,6 +349,11 @@ def test_from_pyg_takes_a_real_data_object() -> None:
         ({"x": torch.full((3, 2), float("nan"))}, "feature 0 of node 0 is NaN"),
         ({"edge_index": torch.tensor([[0], [5]])}, "from 0 to 5"),
         ({"y": torch.tensor([0.5, 1, 2])}, "no classes"),
+        ({"y": torch.tensor([0, float("inf"), 1])}, "no classes"),
+        ({"y": object()}, "`y` of the PyG graph is a object"),
+        ({"edge_index": torch.eye(3).to_sparse()}, "`edge_index` of the PyG graph is a sparse tensor"),
+        ({"x": torch.ones(3, 2, dtype=torch.complex64)}, "give real numbers"),
+        ({"x": [[1.0], [1.0, 2.0], [1.0]]}, "differ in length"),
         ({"y": torch.zeros(3, 4)}, "one whole number a node"),
         ({"y": torch.tensor([0, -4, 1])}, "label -4 of node 1"),
         ({"train_mask": torch.ones(2, dtype=torch.bool)}, "train mask"),

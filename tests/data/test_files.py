@@ -153,6 +153,8 @@ def test_no_labels_at_all(tmp_path: Path) -> None:
         ("id,x,label\na,1,0\nb,1\n", "Line 3 of .* has 2 fields"),
         ("id,x,x,label\na,1,2,0\n", "two columns named `x`"),
         ("id,x,index,label\na,1,first,0\n", "Index 'first' in line 2"),
+        ("id,x,index,label\na,1,99999999999999999999,0\n", "Index '9+' in line 2 .* is no number of a node"),
+        ("id,x,label\na,1,0\nb,1e300,1\n", "Feature `x` in line 3 .* is '1e\\+300'"),
     ],
 )
 def test_bad_nodes(tmp_path: Path, nodes: str, said: str) -> None:
@@ -196,6 +198,40 @@ def test_unreadable_tables(tmp_path: Path) -> None:
         load(str(tmp_path / "nowhere"))
 
 
+def test_classes_file_that_is_no_text(tmp_path: Path) -> None:
+    """Bytes that are no text are refused, a byte order mark does no harm."""
+    (tmp_path / "classes.txt").write_bytes(b"\xff\xfe0\n")
+    with pytest.raises(AtollError, match=r"classes\.txt cannot be read .* UTF-8"):
+        load(folder(tmp_path))
+    (tmp_path / "classes.txt").write_bytes(b"\xef\xbb\xbfbank\nshop\n")
+    assert load(folder(tmp_path)).class_names == ("bank", "shop")
+
+
+def test_a_table_in_place_of_its_folder(tmp_path: Path) -> None:
+    """The folder is asked for."""
+    folder(tmp_path)
+    with pytest.raises(AtollError, match="single table; give the folder"):
+        load(str(tmp_path / "nodes.csv"))
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "said"),
+    [
+        ("x", [[1, 2], [3, 4]], r"Feature `x` in row 0 of .* is '\[1 2\]'"),
+        ("x", pd.date_range("2020", periods=2), "Feature `x` in row 0 of .* is '2020"),
+        ("label", [0.0, float("inf")], "Label 'inf' in row 1 of .* is no class"),
+        ("id", [1e300, 2.0], "source 'a' in row 0"),
+    ],
+)
+def test_bad_parquet(tmp_path: Path, column: str, values: object, said: str) -> None:
+    """Types that CSV does not have: lists, dates, infinite labels, floats too large to be numbers of anything."""
+    columns: dict[str, object] = {"id": ["a", "b"], "x": [1.0, 2.0], "label": [0, 1]}
+    pd.DataFrame(columns | {column: values}).to_parquet(tmp_path / "nodes.parquet")
+    pd.DataFrame({"source": ["a"], "target": ["b"]}).to_parquet(tmp_path / "edges.parquet")
+    with pytest.raises(AtollError, match=said):
+        load(str(tmp_path))
+
+
 def npz(path: Path, **changes: object) -> str:
     """A small .npz graph with changes; None leaves an array out."""
     arrays: dict[str, object] = {"x": np.ones((3, 2)), "edge_index": np.array([[0], [2]]), "y": np.array([1, -1, 0])} | changes
@@ -210,6 +246,7 @@ def test_npz(tmp_path: Path) -> None:
     assert graph.train.tolist() == [True, False, False]
     csr = {"x": None, "x_data": [5.0], "x_indices": [1], "x_indptr": [0, 0, 1, 1], "x_shape": [3, 8]}
     assert dense(load(npz(tmp_path, **csr)))[1, 1] == 5
+    assert load(npz(tmp_path, y=np.array([1, 255, 0], np.uint8))).num_classes == 256
 
 
 @pytest.mark.parametrize(
@@ -230,6 +267,23 @@ def test_npz(tmp_path: Path) -> None:
         ({"ids": np.array([0.5, 1, 2])}, "`ids`"),
         ({"x": None, "x_data": [1.0], "x_indices": [9], "x_indptr": [0, 1, 1, 1], "x_shape": [3, 2]}, "do not fit together"),
         ({"y": np.array([0, {}, 1], dtype=object)}, "plain arrays"),
+        ({"x": np.zeros((3, 0))}, "no column"),
+        ({"x": np.full((3, 2), 1e300)}, "feature 0 of node 0 is NaN, infinite or too large"),
+        ({"x": np.zeros((3, 2), "m8[s]")}, "give real numbers"),
+        ({"y": np.array(1)}, "one whole number a node"),
+        ({"y": np.array([0, np.inf, 1])}, "label inf of node 1"),
+        ({"y": np.array([0, 10**6, 1])}, "label 1000000 of node 1"),
+        ({"y": np.array([0, -1, 1]), "train": np.array([True, True, False])}, "node 1 is in train, val or test but has no label"),
+        ({"num_classes": np.array([2, 2])}, "give one whole number"),
+        ({"num_classes": np.nan}, "give one whole number"),
+        ({"num_classes": -1}, "must be between 0 and"),
+        ({"num_classes": 10**9}, "must be between 0 and"),
+        ({"class_names": np.array("a")}, "names each class once"),
+        ({"class_names": np.array(["a", "a"])}, "names each class once"),
+        ({"ids": np.array([0, -1, 2])}, "numbers node 1 with -1"),
+        ({"ids": np.array([0, 1, 2**64 - 1], np.uint64)}, "numbers node 2 with 18446744073709551615"),
+        ({"x": None, "x_data": ["a"], "x_indices": [1], "x_indptr": [0, 1, 1, 1], "x_shape": [3, 2]}, "give real numbers"),
+        ({"x": None, "x_data": [1.0], "x_indices": [0.5], "x_indptr": [0, 1, 1, 1], "x_shape": [3, 2]}, "must be whole numbers"),
     ],
 )
 def test_bad_npz(tmp_path: Path, changes: dict[str, object], said: str) -> None:
@@ -249,5 +303,7 @@ def test_rubbish_npz(tmp_path: Path) -> None:
         with pytest.raises(AtollError, match="cannot be read"):
             load(str(path))
     np.save(tmp_path / "one.npy", np.ones(3))
-    with pytest.raises(AtollError, match="cannot be read"):
-        load(str(tmp_path / "one.npy"))
+    (tmp_path / "text.npz").write_text("hello")
+    for name in ("one.npy", "text.npz"):
+        with pytest.raises(AtollError, match=r"cannot be read as an \.npz of plain arrays \(it is no zip archive\)"):
+            load(str(tmp_path / name))

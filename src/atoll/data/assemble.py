@@ -22,6 +22,8 @@ Bools = NDArray[np.bool_]
 Features: TypeAlias = Any  # scipy sparse, numpy or torch, (N, d)
 Masks = tuple[Bools, Bools, Bools]
 
+MOST_CLASSES = 10_000  # a larger label is no class number but something else that got in
+LARGEST = float(np.finfo(np.float32).max)
 SPARSE_BELOW = 0.25  # features with a smaller share of non-zeros are kept as CSR
 
 
@@ -62,10 +64,12 @@ def compact(x: Features) -> sp.csr_array | Tensor:
 def read_npz(path: Path) -> Arrays:
     """The plain arrays of an .npz; whatever is wrong with the file is a ValueError."""
     try:
-        with path.open("rb") as file, np.load(file) as found:
-            if not isinstance(found, np.lib.npyio.NpzFile):
-                raise ValueError("it is a single array")
-            return {name: found[name] for name in found.files}
+        with path.open("rb") as file:
+            if file.read(2) != b"PK":  # numpy would take it for a pickle, and say how to trust it
+                raise ValueError("it is no zip archive")
+            file.seek(0)
+            with np.load(file) as found:
+                return {name: found[name] for name in found.files}
     except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(str(error).splitlines()[0] if str(error) else type(error).__name__) from error
 
@@ -88,10 +92,11 @@ def assemble(
     ids: Ints | None = None,
 ) -> Graph:
     """One whole graph (P = 1) from arrays; `where` names the source in the sentence that says what is wrong."""
+    check_labels(y, num_classes, where)
     nodes = len(y)
+    x = plain(x, where)
     check_features(x, nodes, where)
     check_edges(edges, nodes, where)
-    check_labels(y, num_classes, where)
     train, val, test = masks if masks is not None else no_masks(nodes)
     for name, mask in (("train", train), ("val", val), ("test", test)):
         if mask.shape != (nodes,):
@@ -99,6 +104,11 @@ def assemble(
     if (train & val | train & test | val & test).any():
         node = int(np.flatnonzero(train & val | train & test | val & test)[0])
         raise AtollError(f"{where}: node {node} is in two of train, val and test; put it in one.")
+    unlabelled = np.flatnonzero((train | val | test) & (y < 0))
+    if len(unlabelled):
+        raise AtollError(
+            f"{where}: node {unlabelled[0]} is in train, val or test but has no label; give it one or take it out of the split."
+        )
     return Graph(
         x=compact(x),
         edge_index=torch.from_numpy(tidy_edges(edges, nodes, directed)),
@@ -106,24 +116,44 @@ def assemble(
         train=torch.from_numpy(train.astype(bool)),
         val=torch.from_numpy(val.astype(bool)),
         test=torch.from_numpy(test.astype(bool)),
-        num_classes=num_classes if num_classes is not None else int(y.max(initial=-1)) + 1,
+        num_classes=num_classes if num_classes is not None else int(y.astype(np.int64).max(initial=-1)) + 1,
         ids=torch.arange(nodes) if ids is None else torch.from_numpy(ids.astype(np.int64)),
         ptr=torch.tensor([0, nodes]),
         class_names=class_names,
     )
 
 
+def plain(x: Features, where: str) -> Features:
+    """The features as a scipy or numpy array of real numbers, whatever they came as."""
+    if isinstance(x, Tensor):
+        x = x.detach().cpu().to_dense()
+        x = (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+    try:
+        x = x if sp.issparse(x) else np.asarray(x)
+    except ValueError as error:
+        raise AtollError(f"{where}: the rows of the features differ in length; give every node as many.") from error
+    if x.dtype.kind not in "biuf":
+        raise AtollError(f"{where}: the features are {x.dtype}; give real numbers.")
+    return x
+
+
 def check_features(x: Features, nodes: int, where: str) -> None:
     """Refuse features that are not a finite (nodes, d) matrix."""
     if len(x.shape) != 2 or x.shape[0] != nodes:
         raise AtollError(f"{where}: the features have shape {tuple(x.shape)} for {nodes} nodes; give one row of features a node.")
-    values = x.data if sp.issparse(x) else x.detach().cpu().to_dense().numpy() if isinstance(x, Tensor) else x
-    if not np.isfinite(values).all():
-        spot = int(np.flatnonzero(~np.isfinite(values))[0])
+    if x.shape[1] == 0:
+        raise AtollError(f"{where}: the features have no column; give at least one (the degree is a start).")
+    values = x.data if sp.issparse(x) else x
+    fine = np.isfinite(values)
+    if values.dtype.itemsize > 4:  # features are kept as float32
+        fine &= np.abs(values) <= LARGEST
+    if not fine.all():
+        spot = int(np.flatnonzero(~fine)[0])
         row = int(np.searchsorted(np.asarray(x.indptr), spot, side="right") - 1) if sp.issparse(x) else spot // x.shape[1]
         column = int(x.indices[spot]) if sp.issparse(x) else spot % x.shape[1]
         raise AtollError(
-            f"{where}: feature {column} of node {row} is NaN or infinite; replace it by a number or leave the column out."
+            f"{where}: feature {column} of node {row} is NaN, infinite or too large; "
+            "replace it by a number or leave the column out."
         )
 
 
@@ -148,8 +178,10 @@ def check_labels(y: Ints, num_classes: int | None, where: str) -> None:
         raise AtollError(f"{where}: the labels have shape {y.shape} and type {y.dtype}; give one whole number a node.")
     if len(y) == 0:
         raise AtollError(f"{where} has no nodes; give at least one.")
-    wrong = np.flatnonzero((y < -1) | (y >= (num_classes if num_classes is not None else np.iinfo(np.int32).max)))
+    if num_classes is not None and not 0 <= num_classes <= MOST_CLASSES:
+        raise AtollError(f"{where}: the number of classes is {num_classes}; it must be between 0 and {MOST_CLASSES}.")
+    wrong = np.flatnonzero((y < -1) | (y >= (num_classes if num_classes is not None else MOST_CLASSES)))
     if len(wrong):
         node = int(wrong[0])
-        classes = f"0 to {num_classes - 1}" if num_classes is not None else "0, 1, 2, …"
+        classes = f"0 to {num_classes - 1}" if num_classes else "none here" if num_classes == 0 else "0, 1, 2, …"
         raise AtollError(f"{where}: label {y[node]} of node {node} is no class; classes are {classes}, and -1 means unlabelled.")

@@ -160,6 +160,10 @@ def sample_edges(blocks: Ints, chances: NDArray[np.float64], rng: np.random.Gene
 def _check(s: CsbmSettings) -> None:
     if s.nodes < 2 or s.features < 1 or s.classes < 2 or s.samples < 1 or s.communities < 0:
         raise AtollError("csbm needs at least 2 nodes, 2 classes, 1 feature, 1 sample and 0 communities.")
+    if not all(map(math.isfinite, (s.degree, s.lam, s.mu))):
+        raise AtollError(f"csbm needs finite numbers, but degree={s.degree:g}, lam={s.lam:g}, mu={s.mu:g}.")
+    if s.communities > s.nodes:
+        raise AtollError(f"csbm cannot make {s.communities} communities of {s.nodes} nodes; use at most {s.nodes}.")
     if s.degree <= 0 or abs(s.lam) > math.sqrt(s.degree) or s.mu < 0:
         raise AtollError(
             f"csbm needs degree > 0, lam at most √degree and mu ≥ 0, but degree={s.degree:g}, lam={s.lam:g}, mu={s.mu:g}: "
@@ -198,5 +202,6 @@ def _features(s: CsbmSettings, classes: Ints, rng: np.random.Generator) -> tuple
         y = (y + rng.integers(1, s.classes, len(y)) * (rng.random(len(y)) < s.flip)) % s.classes
     x = rng.standard_normal((len(y), s.features), np.float32)
     x /= math.sqrt(s.features)
-    x += math.sqrt(s.mu / s.nodes) * centres[y]
+    with np.errstate(over="ignore"):  # what is too large is refused with the other features
+        x += math.sqrt(s.mu / s.nodes) * centres[y]
     return x, y

@@ -168,14 +168,13 @@ def known() -> list[Dataset]:
 
 def from_pyg(data: Any, *, fold: int = 0, directed: bool = False) -> Graph:
     """The whole graph (P = 1) of a `torch_geometric.data.Data`: `x`, `edge_index`, `y` and, where it has them, its masks."""
-    for name in ("x", "edge_index", "y"):
-        if getattr(data, name, None) is None:
-            raise AtollError(f"The PyG graph has no `{name}`; set data.{name}.")
-    y = data.y.detach().cpu()
+    edges, y = _tensor(data, "edge_index"), _tensor(data, "y")
+    if getattr(data, "x", None) is None:
+        raise AtollError("The PyG graph has no `x`; set data.x.")
     if y.dim() == 2 and y.shape[1] == 1:
         y = y[:, 0]
     whole = torch.where(torch.isnan(y), -1, y) if y.is_floating_point() else y
-    if y.is_floating_point() and not torch.equal(whole, whole.round()):
+    if y.is_complex() or (y.is_floating_point() and not (whole.isfinite() & (whole == whole.round())).all()):
         raise AtollError(
             "The PyG graph's `y` holds numbers that are no classes; give whole numbers, and -1 or NaN where unlabelled."
         )
@@ -183,18 +182,32 @@ def from_pyg(data: Any, *, fold: int = 0, directed: bool = False) -> Graph:
     for part in ("train_mask", "val_mask", "test_mask"):
         mask = getattr(data, part, None)
         if mask is None:
-            masks.append(np.zeros(len(whole), bool))
+            masks.append(np.zeros(whole.numel(), bool))
             continue
-        mask = mask.detach().cpu().bool()
+        mask = _tensor(data, part).bool()
         masks.append((mask[:, _checked(fold, mask.shape[1], "The PyG graph")] if mask.dim() == 2 else mask).numpy())
     return assemble(
         data.x,
-        data.edge_index.detach().cpu().numpy(),
+        edges.numpy(),
         whole.to(torch.int64).numpy(),
         (masks[0], masks[1], masks[2]),
         where="The PyG graph",
         directed=directed,
     )
+
+
+def _tensor(data: Any, name: str) -> torch.Tensor:
+    """A field of a PyG graph; lists and arrays are as good as tensors."""
+    value = getattr(data, name, None)
+    if value is None:
+        raise AtollError(f"The PyG graph has no `{name}`; set data.{name}.")
+    try:
+        tensor = torch.as_tensor(value).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise AtollError(f"`{name}` of the PyG graph is a {type(value).__name__} that is no tensor; give a tensor.") from error
+    if tensor.layout != torch.strided:
+        raise AtollError(f"`{name}` of the PyG graph is a sparse tensor; give a plain one.")
+    return tensor
 
 
 def row_normalise(graph: Graph) -> Graph:

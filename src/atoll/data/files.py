@@ -20,7 +20,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from atoll.data.assemble import Arrays, Ints, Masks, assemble, read_npz
+from atoll.data.assemble import MOST_CLASSES, Arrays, Ints, Masks, assemble, read_npz
 from atoll.errors import AtollError
 from atoll.graph import Graph
 
@@ -36,6 +36,8 @@ def read(path: Path, *, directed: bool = False) -> Graph:
         return read_tables(path, directed)
     if not path.exists():
         raise AtollError(f"There is no folder or file {path}; check the path.")
+    if path.suffix in (".csv", ".parquet", ".txt"):
+        raise AtollError(f"{path} is a single table; give the folder that holds the tables `nodes` and `edges`.")
     return _read_npz(path, directed)
 
 
@@ -130,6 +132,8 @@ def _read_npz(path: Path, directed: bool) -> Graph:
     x: Any = found.get("x")
     if x is None:
         try:
+            if not all(np.issubdtype(found[part].dtype, np.integer) for part in parts[1:]):
+                raise ValueError(f"{', '.join(parts[1:])} must be whole numbers")
             x = sp.csr_array(
                 (found["x_data"], found["x_indices"], found["x_indptr"]), shape=tuple(int(n) for n in found["x_shape"])
             )
@@ -138,22 +142,49 @@ def _read_npz(path: Path, directed: bool) -> Graph:
             raise AtollError(
                 f"The CSR parts of x in {path} do not fit together ({error}); write them from one scipy CSR matrix."
             ) from error
-    elif not (np.issubdtype(x.dtype, np.number) or x.dtype == bool) or np.issubdtype(x.dtype, np.complexfloating):
-        raise AtollError(f"The features in {path} are {x.dtype}; give real numbers.")
-    num_classes = int(found["num_classes"]) if "num_classes" in found else None
-    names = tuple(str(name) for name in found["class_names"]) if "class_names" in found else None
-    if names is not None:
-        if num_classes is not None and num_classes != len(names):
-            raise AtollError(f"{path} names {len(names)} classes but says num_classes={num_classes}; make them agree.")
-        num_classes = len(names)
+    num_classes, names = _named(found, path)
     y = _whole_numbers(found["y"], path)
-    masks = _masks(found, len(y), path)
-    ids = found.get("ids")
-    if ids is not None and (ids.shape != y.shape or not np.issubdtype(ids.dtype, np.integer)):
-        raise AtollError(f"`ids` in {path} has shape {ids.shape} and type {ids.dtype}; give one whole number a node.")
     return assemble(
-        x, found["edge_index"], y, masks, where=str(path), directed=directed, num_classes=num_classes, class_names=names, ids=ids
+        x,
+        found["edge_index"],
+        y,
+        _masks(found, y.size, path),
+        where=str(path),
+        directed=directed,
+        num_classes=num_classes,
+        class_names=names,
+        ids=_numbered(found, y, path),
     )
+
+
+def _named(found: Arrays, path: Path) -> tuple[int | None, tuple[str, ...] | None]:
+    """How many classes an .npz says there are, and their names."""
+    count = found.get("num_classes")
+    if count is not None and (count.size != 1 or not np.issubdtype(count.dtype, np.integer)):
+        raise AtollError(f"`num_classes` in {path} has shape {count.shape} and type {count.dtype}; give one whole number.")
+    num_classes = None if count is None else int(count.item())
+    listed = found.get("class_names")
+    if listed is None:
+        return num_classes, None
+    names = tuple(str(name) for name in listed.ravel())
+    if listed.ndim != 1 or len(set(names)) < len(names):
+        raise AtollError(f"`class_names` in {path} must be a list that names each class once.")
+    if num_classes is not None and num_classes != len(names):
+        raise AtollError(f"{path} names {len(names)} classes but says num_classes={num_classes}; make them agree.")
+    return len(names), names
+
+
+def _numbered(found: Arrays, y: Ints, path: Path) -> Ints | None:
+    """The nodes' numbers in the federation."""
+    ids = found.get("ids")
+    if ids is None:
+        return None
+    if ids.shape != y.shape or not np.issubdtype(ids.dtype, np.integer):
+        raise AtollError(f"`ids` in {path} has shape {ids.shape} and type {ids.dtype}; give one whole number a node.")
+    wrong = np.flatnonzero((ids < 0) | (ids > np.iinfo(np.int64).max))
+    if len(wrong):
+        raise AtollError(f"`ids` in {path} numbers node {wrong[0]} with {ids[wrong[0]]}; count the federation's nodes from 0.")
+    return ids
 
 
 def _open_npz(path: Path) -> Arrays:
@@ -167,7 +198,7 @@ def _whole_numbers(y: np.ndarray[Any, Any], path: Path) -> Ints:
     """Labels as int64; float labels are fine where they are whole, NaN means unlabelled."""
     if np.issubdtype(y.dtype, np.floating):
         y = np.where(np.isnan(y), -1, y)
-        wrong = np.flatnonzero(y != np.round(y))
+        wrong = np.flatnonzero((y != np.round(y)) | (np.abs(y) > MOST_CLASSES))
         if len(wrong):
             raise AtollError(f"{path}: label {y[wrong[0]]} of node {wrong[0]} is no class; classes are 0, 1, 2, …")
         return y.astype(np.int64)

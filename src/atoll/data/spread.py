@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from atoll.data.datasets import load, row_normalise
+from atoll.data.datasets import DataSettings, load, row_normalise
 from atoll.data.partition import SETTING, partition, setting_of
-from atoll.data.splits import split
+from atoll.data.splits import SplitSettings, split
 from atoll.errors import AtollError
 from atoll.graph import Graph
 from atoll.metrics import majority
@@ -39,6 +39,10 @@ def spread(config: Config, graph: Graph | None, spreads: Sequence[str]) -> Sprea
     if spreads != ("whole",):
         _check_setting(config, SETTING.get(config.partition), spreads)
     if config.partition == "files":
+        if graph is not None or not isinstance(config.data, DataSettings):
+            raise AtollError(
+                f"--partition files takes a folder with one folder a party, but the dataset is {config.dataset!r}; name a folder."
+            )
         return _own_parties(config, spreads)
     if graph is None:
         graph = load(config.dataset, fold=config.split.fold, seed=config.seed, **asdict(config.data))
@@ -48,7 +52,7 @@ def spread(config: Config, graph: Graph | None, spreads: Sequence[str]) -> Sprea
     parts = partition(graph, config.partition, config.parties, config.partition_settings, config.seed if chosen < 0 else chosen)
     parts = split(parts, config.split, config.seed)
     setting = setting_of(config.partition, parts)
-    _check_training(parts, setting)
+    _check_training(parts, setting, config.split)
     if setting == "node":  # the parties' rows are the graph's, whether a node has one or several
         whole = replace(parts, edge_index=graph.edge_index, ptr=graph.ptr, majority=majority(parts))
     else:
@@ -72,7 +76,7 @@ def _own_parties(config: Config, spreads: Sequence[str]) -> Spread:
     if config.parties not in (None, parts.parties):
         raise AtollError(f"{config.dataset} holds {parts.parties} parties, not {config.parties}; leave --parties out.")
     parts = split(row_normalise(parts) if config.data.normalize_features else parts, config.split, config.seed)
-    _check_training(parts, "vertical")
+    _check_training(parts, "vertical", config.split)
     whole = joined(parts)
     if spreads == ("whole",):
         return Spread("whole", whole, whole, whole)
@@ -108,10 +112,14 @@ def _check_setting(config: Config, setting: str | None, spreads: Sequence[str]) 
         )
 
 
-def _check_training(parts: Graph, setting: str) -> None:
+def _check_training(parts: Graph, setting: str, how: SplitSettings) -> None:
     """Refuse what cannot be trained: no training nodes at all, or a party without any where parties train alone."""
     if not bool(parts.train.any()):
-        raise AtollError("The graph has no training nodes; label some nodes, or choose another split with --set split=random.")
+        labelled = int((parts.y >= 0).sum())
+        raise AtollError(
+            f"The graph has no training nodes: split={how.split!r} took none of the parties' {labelled} labelled nodes; "
+            "label more nodes, or choose another split, for instance --set split=per_class."
+        )
     if setting in ("horizontal", "overlapping") and int(parts.num_train.min()) == 0:
         party = int(parts.num_train.argmin())
         raise AtollError(

@@ -13,13 +13,12 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from atoll.data.assemble import Ints, Masks, assemble
+from atoll.data.assemble import LARGEST, MOST_CLASSES, Ints, Masks, assemble
 from atoll.errors import AtollError
 from atoll.graph import Graph
 
 RESERVED = ("id", "label", "split", "index")
 SPLITS = {"train": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}
-MOST_CLASSES = 10_000  # a larger label is no class number but something else that got into the column
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,8 @@ class Table:
         """The column as text, '' where there is nothing; whole floats (integers beside missing values) lose their .0."""
         values = self.frame[column]
         if pd.api.types.is_float_dtype(values.dtype):
-            whole = values.dropna() == values.dropna().round()
-            if whole.all():
+            numbers = values.dropna()
+            if ((numbers == numbers.round()) & (numbers.abs() < 2**53)).all():  # beyond, floats are not exact
                 values = values.astype("Int64")
         texts = values.astype("string").fillna("").str.strip()
         return np.asarray(texts, dtype=object)
@@ -183,21 +182,23 @@ def _features(nodes: Table) -> NDArray[np.float32]:
         raise AtollError(
             f"{nodes.path} has no feature column beside {', '.join(RESERVED)}; add at least one (the degree is a start)."
         )
-    numbers: NDArray[np.float32] = nodes.frame[columns].apply(_numbers).to_numpy(np.float32)
-    wrong = np.argwhere(~np.isfinite(numbers))
+    numbers = nodes.frame[columns].apply(_numbers).to_numpy(np.float64)
+    wrong = np.argwhere(~(np.abs(numbers) <= LARGEST))  # NaN and infinity, and what float32 cannot hold
     if len(wrong):
         row, column = wrong[0]
         value = nodes.frame[columns[column]].iloc[row]
-        said = "is empty" if pd.isna(value) else f"is '{value}'"
+        said = "is empty" if pd.api.types.is_scalar(value) and pd.isna(value) else f"is '{value}'"
         raise AtollError(
             f"Feature `{columns[column]}` in {nodes.place(row)} {said}; give a finite number or leave the column out."
         )
-    return numbers
+    return numbers.astype(np.float32)
 
 
 def _numbers(column: pd.Series) -> pd.Series:
     if pd.api.types.is_bool_dtype(column.dtype) and not column.hasnans:
-        return column.astype(np.float32)
+        return column.astype(np.float64)
+    if pd.api.types.is_datetime64_any_dtype(column.dtype) or pd.api.types.is_timedelta64_dtype(column.dtype):
+        return pd.Series(np.nan, column.index)  # a date is no number
     return pd.to_numeric(column, errors="coerce").astype(np.float64)
 
 
@@ -258,7 +259,11 @@ def _classes(folder: Path) -> tuple[str, ...] | None:
     path = folder / "classes.txt"
     if not path.is_file():
         return None
-    names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AtollError(f"{path} cannot be read ({error}); save it as UTF-8 text, one class a line.") from error
+    names = tuple(line.strip() for line in lines if line.strip())
     if not names or len(set(names)) < len(names):
         raise AtollError(f"{path} must name each class once, one a line.")
     return names
@@ -287,9 +292,9 @@ def _index(nodes: Table) -> Ints | None:
     if "index" not in nodes.frame.columns:
         return None
     texts = nodes.texts("index")
-    wrong = [row for row, text in enumerate(texts) if not re.fullmatch(r"\d+", text)]
+    wrong = [row for row, text in enumerate(texts) if not re.fullmatch(r"\d{1,18}", text)]
     if wrong:
         raise AtollError(
-            f"Index '{texts[wrong[0]]}' in {nodes.place(wrong[0])} is no number; count the federation's nodes from 0."
+            f"Index '{texts[wrong[0]]}' in {nodes.place(wrong[0])} is no number of a node; count the federation's nodes from 0."
         )
     return texts.astype(np.int64)
