@@ -299,6 +299,9 @@ WRONG = {
     "lines": (["lines"], "it lacks one of round, up, down"),
     "result": (["result"], "result.json is damaged"),
     "method": (["good", "--embeddings", "umap"], "--embeddings is 'umap' but must be one of tsne, pca, none"),
+    "kinds": (["kinds"], "it lacks one of metrics, best_round, rounds, bytes, seconds"),
+    "numbers": (["numbers"], "it lacks one of round, up, down"),
+    "no name": (["good", "--html", ""], "'.' is no name for a file"),
     "place": (["good", "--html", "notes.txt/report.html"], "cannot be written"),
 }
 
@@ -312,11 +315,13 @@ def test_mistakes_get_one_sentence(
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     Path("notes.txt").write_text("")
-    for name in ("good", "history", "lines", "result"):
+    for name in ("good", "history", "lines", "result", "kinds", "numbers"):
         shutil.copytree(runs / "local-0", name)
     damaged(Path("history"), "history.jsonl", '{"round": 1, "up"\n{}\n')
     damaged(Path("lines"), "history.jsonl", '{"accuracy": 1}\n')
     damaged(Path("result"), "result.json", '{"metrics":')
+    damaged(Path("kinds"), "result.json", '{"metrics": [], "best_round": 1, "rounds": 1, "bytes": 3, "seconds": "x"}')
+    damaged(Path("numbers"), "history.jsonl", '{"round": "x", "up": 1, "down": 1}\n')
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.setattr(sys, "argv", ["atoll", "report", *arguments])
     with pytest.raises(SystemExit) as stopped:

@@ -87,6 +87,11 @@ def test_runs_are_made_once_and_told(tmp_path: Path) -> None:
     assert "50 ± 1.00" in page
     assert "- 1 line cannot be run: no data." in page
     assert "as expected" in page
+    broken = execute.finished(next(iter(jobs.values())), tmp_path)[1] / "result.json"
+    for text in ("", "[]", "{}"):
+        broken.write_text(text)
+        with pytest.raises(AtollError, match=r"result\.json is damaged; delete it"):
+            execute.lines(exhibit, jobs, tmp_path)
 
 
 def test_what_is_outside_the_stated_range_is_marked() -> None:

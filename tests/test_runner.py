@@ -7,9 +7,11 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -151,6 +153,77 @@ def test_folders_are_not_overwritten_and_strangers_not_resumed(tmp_path: Path) -
     (tmp_path / "file").write_text("")
     with pytest.raises(AtollError, match="cannot be written to"):
         runner.run(small("local", rounds=1), out=tmp_path / "file" / "run")
+    (tmp_path / "left").mkdir()
+    (tmp_path / "left" / "history.jsonl").write_text('{"round": 77}\n')
+    with pytest.raises(AtollError, match=r"left/history\.jsonl is of a run that is not here any more"):
+        runner.run(small("local", rounds=1), out=tmp_path / "left")
+
+
+def test_a_run_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
+    """What an algorithm refuses when it starts is refused before a folder is left behind; what was there stays."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("")
+    for place in ("new/deep", "mine/new", "mine"):
+        with pytest.raises(AtollError, match="label_holder is 9"):
+            runner.run(small("glasu", label_holder=9), out=tmp_path / place)
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["mine", "mine/notes.txt"]
+
+
+def edited(name: str, path: Path) -> None:
+    """One kind of damage to a run's folder."""
+    checkpoint, history, configuration = path / "checkpoint.safetensors", path / "history.jsonl", path / "config.toml"
+    saved = wire.decode(checkpoint.read_bytes())
+    if name == "foreign":
+        checkpoint.write_bytes(wire.encode({"model": torch.zeros(3)}))
+    elif name == "book":
+        checkpoint.write_bytes(wire.encode(saved | {"book": {"rounds": 3}}))
+    elif name == "directory":
+        checkpoint.unlink()
+        checkpoint.mkdir()
+    elif name == "cut history":
+        history.write_text(history.read_text()[:40])
+    elif name == "no history":
+        history.unlink()
+    elif name == "other history":
+        history.write_text("x" * len(history.read_bytes()))
+    elif name == "bytes":
+        history.write_bytes(b"\xff" * len(history.read_bytes()))
+    else:
+        configuration.write_text(configuration.read_text().replace("hidden = 64", "hidden = 8"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        ("foreign", "is no checkpoint of a run; delete it"),
+        ("book", "does not fit the run's config.toml or data"),
+        ("directory", "is damaged; delete it"),
+        ("cut history", "is shorter than when checkpoint.safetensors was written; restore it"),
+        ("no history", "is shorter than when checkpoint.safetensors was written; restore it"),
+        ("other history", "history.jsonl is damaged"),
+        ("bytes", "history.jsonl is damaged"),
+        ("another model", "does not fit the run's config.toml or data .* restore what was changed"),
+    ],
+)
+def test_a_damaged_folder_is_one_sentence(damage: str, sentence: str, tmp_path: Path) -> None:
+    """Whatever happened to a run's files, resuming says which and what to do, and touches nothing."""
+    runner.run(small("fedavg", rounds=2), out=tmp_path / "run")
+    edited(damage, tmp_path / "run")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(AtollError, match=sentence):
+        runner.resume(tmp_path / "run")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_resuming_mends_a_damaged_result(tmp_path: Path) -> None:
+    """result.json is written again where it cannot be read, as the report's error advises."""
+    runner.run(small("fedavg", rounds=2), out=tmp_path / "run")
+    result = tmp_path / "run" / "result.json"
+    before = json.loads(result.read_text())["metrics"]
+    for broken in ("", "{", "[]", "3"):
+        result.write_text(broken)
+        runner.resume(tmp_path / "run")
+        assert json.loads(result.read_text())["metrics"] == before
 
 
 def judged(select: str, scores: list[dict[str, float]], patience: int = 0) -> Book:
@@ -231,6 +304,51 @@ def test_a_comparison_is_told_by_row_and_seed(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in tmp_path.glob("*/result.json")} == written
     with pytest.raises(AtollError, match="None of local, fedavg has a setting 'keep_optimiser'; did you mean 'keep_optimizer'"):
         atoll.compare("local,fedavg", keep_optimiser=False, **arguments)
+    with pytest.raises(AtollError, match="local-0 holds a run with other settings"):
+        atoll.compare("local,fedavg", keep_optimizer=False, out=tmp_path, **(arguments | {"rounds": 3}))
+    twice = atoll.compare("local, local", **(arguments | {"seeds": [0, 0]})).summary()
+    assert [(row["row"], row["seeds"]) for row in twice] == [("local", 1)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"dataset": 3}, "dataset is a int; give a name"),
+        ({"dataset": [1, 2]}, "dataset is a list; give a name"),
+        ({"partition": ["random"]}, "partition is .* but must be a name"),
+        ({"parties": "2"}, "parties is '2' but must be a whole number of at least 1"),
+        ({"seed": "1"}, "seed is '1' but must be a whole number"),
+        ({"seed": None}, "seed is None but must be a whole number"),
+        ({"seed": True}, "seed is True but must be a whole number"),
+        ({"algorithm": None}, "algorithm is None but must be a name"),
+        ({"algorithm": ["fedavg"]}, "algorithm is .* but must be a name"),
+    ],
+)
+def test_odd_objects_from_python(arguments: dict[str, Any], sentence: str) -> None:
+    """The same one sentence as on the command line."""
+    with pytest.raises(AtollError, match=sentence):
+        atoll.run(**({"algorithm": "fedavg", "dataset": "csbm", "partition": "random", "parties": 2} | arguments))
+
+
+def test_numpys_numbers_are_numbers(tmp_path: Path) -> None:
+    """A loop over np.arange gives seeds like any other."""
+    arguments: dict[str, Any] = {"dataset": "csbm", "nodes": 60, "partition": "random", "rounds": 1}
+    ours = atoll.run("fedavg", parties=np.int64(2), seed=np.int64(1), out=tmp_path / "run", **arguments)
+    assert ours.metrics == atoll.run("fedavg", parties=2, seed=1, **arguments).metrics
+
+
+def test_a_graph_put_together_by_hand_is_checked() -> None:
+    """Features of another type, labels beyond the classes and masks of another length are named."""
+    graph = atoll.load("csbm", nodes=60)
+    x = torch.from_numpy(graph.x.toarray()) if not isinstance(graph.x, torch.Tensor) else graph.x
+    for change, sentence in (
+        ({"x": x.double()}, "features are float64; give float32"),
+        ({"y": graph.y + 100}, "label 10. of node 0 is no class"),
+        ({"y": graph.y[:5]}, r"features have shape \(60, 64\) for 5 nodes"),
+        ({"train": graph.train[:5]}, r"train has shape \(5,\) for 60 nodes"),
+    ):
+        with pytest.raises(AtollError, match=sentence):
+            atoll.run("fedavg", dataset=replace(graph, **change), partition="random", parties=2, rounds=1)
 
 
 def test_compared_algorithms_share_one_partition() -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 from atoll import config, runner
 from atoll.comparison import Comparison, Trial
+from atoll.data.assemble import check
 from atoll.data.datasets import from_pyg
+from atoll.errors import AtollError
 from atoll.graph import Graph
 from atoll.runner import Result, Watch
 
@@ -56,10 +58,10 @@ def compare(
     """Run several algorithms on the same data, splits and seeds. A setting goes to every algorithm that knows it."""
     name, graph = _dataset(dataset)
     comparison = Comparison(
-        algorithms.split(",") if isinstance(algorithms, str) else list(algorithms),
+        _listed("algorithms", algorithms),
         dataset=name,
-        models=models.split(",") if isinstance(models, str) else list(models),
-        seeds=list(range(seeds) if isinstance(seeds, int) else seeds),
+        models=_listed("models", models),
+        seeds=_listed("seeds", range(seeds) if isinstance(seeds, int) else seeds),
         partition=partition,
         parties=parties,
         values=settings,
@@ -77,7 +79,21 @@ def _dataset(dataset: Any) -> tuple[str | None, Graph | None]:
     """A dataset's name and, where it was given as an object, the graph."""
     if dataset is None or isinstance(dataset, (str, Path)):
         return None if dataset is None else str(dataset), None
-    return config.GIVEN, dataset if isinstance(dataset, Graph) else from_pyg(dataset)
+    if isinstance(dataset, Graph):
+        check(dataset, "The graph")
+        return config.GIVEN, dataset
+    if not any(hasattr(dataset, name) for name in ("x", "edge_index", "y")):
+        raise AtollError(f"dataset is a {type(dataset).__name__}; give a name, a path, a torch_geometric Data or an atoll Graph.")
+    return config.GIVEN, from_pyg(dataset)
+
+
+def _listed(what: str, items: Any) -> list[Any]:
+    """Several of something, from a list or from text with commas."""
+    if isinstance(items, str):
+        return items.split(",")
+    if not isinstance(items, Iterable):
+        raise AtollError(f"{what} is {items!r} but must be a list.")
+    return list(items)
 
 
 def _progress(shown: bool, label: str) -> Any:

@@ -14,6 +14,7 @@ from atoll import config, runner
 from atoll.algorithms import find
 from atoll.config import Config
 from atoll.errors import AtollError
+from atoll.folder import Folder
 from atoll.graph import Graph
 from atoll.runner import Result, Watch
 from atoll.settings import known, suggest
@@ -34,6 +35,8 @@ class Trial:
     def run(self, folder: Path | None, graph: Graph | None, watch: Watch | None) -> Result:
         """Run it, or go on with it where the folder holds it already."""
         if folder is not None and (folder / "config.toml").exists():
+            if Folder.open(folder)[1].to_dict() != self.config.to_dict():
+                raise AtollError(f"{folder} holds a run with other settings; choose another --out or delete that folder.")
             return runner.resume(folder, graph, watch=watch)
         return runner.run(self.config, graph, out=folder, watch=watch)
 
@@ -53,6 +56,7 @@ class Comparison:
 
     def trials(self) -> list[Trial]:
         """All runs, the seeds of a row together; everything is checked before the first one starts."""
+        self.algorithms, self.models, self.seeds = _once(self.algorithms), _once(self.models), list(dict.fromkeys(self.seeds))
         if not self.seeds or not self.algorithms:
             raise AtollError("A comparison needs at least one algorithm and one seed; say for instance local,fedavg --seeds 5.")
         self.partition = self._common_partition()
@@ -121,6 +125,11 @@ class Comparison:
     def save(self, path: Path) -> None:
         """The summary as JSON."""
         path.write_text(json.dumps(self.summary(), indent=1) + "\n")
+
+
+def _once(names: Sequence[str]) -> list[str]:
+    """Each name once: twice the same run is no second result."""
+    return list(dict.fromkeys(str(name).strip() for name in names if str(name).strip()))
 
 
 def summarise(row: str, results: Sequence[Result]) -> dict[str, Any]:

@@ -164,8 +164,14 @@ def run(config: Config, graph: Graph | None = None, *, out: str | Path | None = 
 
         return deploy.simulate(config, graph, out=out, watch=watch)
     experiment = prepare(config, graph)
-    folder = Folder.create(out, config) if out is not None else None
-    return rounds(experiment, folder, watch)
+    if out is None:
+        return rounds(experiment, None, watch)
+    folder = Folder.create(out, config)
+    try:
+        return rounds(experiment, folder, watch)
+    except Exception:
+        folder.withdraw()
+        raise
 
 
 def resume(path: str | Path, graph: Graph | None = None, *, watch: Watch | None = None) -> Result:
@@ -185,7 +191,7 @@ def resume(path: str | Path, graph: Graph | None = None, *, watch: Watch | None 
 def read(path: str | Path) -> Result:
     """The result of a run that is over, from its folder; nothing is run and nothing written."""
     folder, config = Folder.open(path)
-    if not folder.result.exists() or not folder.checkpoint.exists():
+    if not folder.finished() or not folder.checkpoint.exists():
         raise AtollError(f"{path} is not over; finish it with `atoll resume {path}`.")
     told, checkpoint = json.loads(folder.result.read_text()), wire.decode(folder.checkpoint.read_bytes())
     names = ("setting", "parties", "rounds", "best_round", "metrics", "last", "bytes", "seconds")
@@ -215,9 +221,7 @@ def rounds(
         federation.begin(0)
         state = algorithm.start(federation, settings)
     else:
-        book, state = Book(**checkpoint["book"]), checkpoint.get("state", {})
-        federation.ledger.restore(checkpoint["ledger"])
-        experiment.engine.remember(checkpoint.get("memory", {}))
+        book, state = _restored(experiment, checkpoint), checkpoint.get("state", {})
     began, saved, first = time.perf_counter() - book.seconds, time.perf_counter(), book.round
     while not book.over(run.rounds, run.patience, run.target):
         book.round += 1
@@ -243,9 +247,22 @@ def rounds(
         if watch:
             watch(row, run.rounds)
     result = _result(experiment, book, rows, state)
-    if folder and (book.round > first or not folder.result.exists()):
+    if folder and (book.round > first or not folder.finished()):
         folder.finish(result.to_dict())
     return result
+
+
+def _restored(experiment: Experiment, checkpoint: dict[str, Any]) -> Book:
+    """Give the ledger and the parties back what a checkpoint kept; it must be one of this very run."""
+    try:
+        experiment.federation.ledger.restore(checkpoint["ledger"])
+        experiment.engine.remember(checkpoint.get("memory", {}))
+        return Book(**checkpoint["book"])
+    except (AtollError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        raise AtollError(
+            f"The checkpoint does not fit the run's config.toml or data ({str(error).rstrip('.')}); "
+            "restore what was changed, or start a new run."
+        ) from error
 
 
 def _row(book: Book, federation: Federation, metrics: dict[str, Any]) -> dict[str, Any]:

@@ -123,6 +123,20 @@ def assemble(
     )
 
 
+def check(graph: Graph, where: str) -> None:
+    """Refuse a graph that was put together by hand and does not hold what `Graph` says."""
+    x, nodes = plain(graph.x, where), graph.num_nodes
+    check_labels(graph.y.numpy(), graph.num_classes, where)
+    check_features(x, nodes, where)
+    check_edges(graph.edge_index.numpy(), nodes, where)
+    if x.dtype != np.float32:
+        raise AtollError(f"{where}: the features are {x.dtype}; give float32.")
+    for name in ("train", "val", "test", "ids"):
+        shape = tuple(getattr(graph, name).shape)
+        if shape != (nodes,):
+            raise AtollError(f"{where}: {name} has shape {shape} for {nodes} nodes; give one value a node.")
+
+
 def plain(x: Features, where: str) -> Features:
     """The features as a scipy or numpy array of real numbers, whatever they came as."""
     if isinstance(x, Tensor):

@@ -116,6 +116,8 @@ def write(
 
 def _save(files: Mapping[Path, bytes]) -> None:
     for path, data in files.items():
+        if not path.name:
+            raise AtollError(f"{str(path)!r} is no name for a file; choose another place for the report.")
         partial = path.with_name(f".{path.name}.partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -65,14 +65,14 @@ class Run:
     @property
     def seconds(self) -> float:
         """How long they took."""
-        return float(self.result["seconds"]["total"] if self.result else self.book.seconds)
+        return float(self.result["seconds"].get("total", 0.0) if self.result else self.book.seconds)
 
     @cached_property
     def by_verb(self) -> dict[str, dict[str, int]]:
         """Payload bytes of training by verb and direction; without a result from the checkpoint, else the history's sums."""
         if self.result:
-            return dict(self.result["bytes"]["by_verb"])
-        if (checkpoint := self.checkpoint()) is not None:
+            return dict(self.result["bytes"].get("by_verb", {}))
+        if "ledger" in (checkpoint := self.checkpoint() or {}):
             ledger = Ledger(int(checkpoint["ledger"]["by_party"].shape[0]))
             ledger.restore(checkpoint["ledger"])
             return dict(ledger.summary()["by_verb"])
@@ -158,9 +158,8 @@ def read(path: Path) -> Run:
     """One run. The last line of a run in progress may be half written and is passed over."""
     folder, config = Folder.open(path)
     text = _text(folder.history)
-    rows = [_json(folder.history, line, ("round", "up", "down")) for line in text[: text.rfind("\n") + 1].splitlines()]
-    needed = ("metrics", "best_round", "rounds", "bytes", "seconds")
-    result = _json(folder.result, _text(folder.result), needed) if folder.result.exists() else None
+    rows = [_json(folder.history, line, ROUND) for line in text[: text.rfind("\n") + 1].splitlines()]
+    result = _json(folder.result, _text(folder.result), RESULT) if folder.result.exists() else None
     return Run(path, config, (path / "config.toml").read_text(), rows, result)
 
 
@@ -172,12 +171,17 @@ def _text(path: Path) -> str:
         raise AtollError(f"{path} cannot be read ({error}); resume this run or leave it out.") from error
 
 
-def _json(path: Path, text: str, needed: Sequence[str]) -> dict[str, Any]:
+NUMBER = (int, float)
+ROUND = {"round": NUMBER, "up": NUMBER, "down": NUMBER}
+RESULT = {"metrics": dict, "best_round": NUMBER, "rounds": NUMBER, "bytes": dict, "seconds": dict}
+
+
+def _json(path: Path, text: str, needed: Mapping[str, Any]) -> dict[str, Any]:
     try:
         document = json.loads(text)
     except ValueError as error:
         raise AtollError(f"{path} is damaged ({error}); resume this run or leave it out.") from error
-    if not isinstance(document, dict) or not document.keys() >= set(needed):
+    if not isinstance(document, dict) or not all(isinstance(document.get(name), kind) for name, kind in needed.items()):
         raise AtollError(f"{path} is damaged (it lacks one of {', '.join(needed)}); resume this run or leave it out.")
     return document
 

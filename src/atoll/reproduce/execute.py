@@ -73,7 +73,17 @@ def lines(exhibit: Exhibit, jobs: Mapping[tuple[str, str], Sequence[Config]], ro
 
 def results(configs: Sequence[Config], root: Path) -> list[dict[str, Any]]:
     """What the runs that are over came to."""
-    return [json.loads((folder / "result.json").read_text()) for folder in finished(configs, root)]
+    return [_read(folder) for folder in finished(configs, root)]
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    try:
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        if isinstance(result["metrics"], dict):
+            return dict(result)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise AtollError(f"{folder / 'result.json'} is damaged; delete it to finish that run again.")
 
 
 def finished(configs: Sequence[Config], root: Path) -> list[Path]:
