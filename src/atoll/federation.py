@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -165,7 +166,10 @@ class Federation:
         or, without `to`, for each of all parties. Without `to`, this round's participants are asked.
         """
         if self.secure and self.verbs.get(verb) != "public":
-            raise AtollError(f"Secure aggregation is on and the verb {verb!r} is private: the server may only ask for its total.")
+            raise AtollError(
+                f"Secure aggregation is on and the verb {verb!r} is private: the server may only ask for its total; "
+                "choose an algorithm that needs no more, or leave secure out."
+            )
         parties, rows = self._address(verb, to, each)
         return self.exchange(verb, parties, rows, common)
 
@@ -218,7 +222,9 @@ class Federation:
             fields = pick(fields, parties.places(kept))
         self._note(message, failed)
         if not kept:
-            raise AtollError(f"Round {self.round}: no party answered {message.verb!r} ({_reasons(self.missing)}).")
+            raise AtollError(
+                f"Round {self.round}: no party answered {message.verb!r} ({_reasons(self.missing)}){_advice(failed)}."
+            )
         return Replies(kept, fields)
 
     def _note(self, message: Message, failed: Mapping[int, str]) -> None:
@@ -252,7 +258,17 @@ def _sum(fields: Mapping[str, Any]) -> Fields:
 
 
 def _reasons(missing: Mapping[int, str]) -> str:
-    return "; ".join(f"party {party}: {reason}" for party, reason in missing.items())
+    told = [f"party {party}: {reason}" for party, reason in islice(missing.items(), TOLD)]
+    return "; ".join([*told, *([f"and {len(missing) - TOLD} more"] if len(missing) > TOLD else [])])
+
+
+def _advice(failed: Mapping[int, str]) -> str:
+    """Where all parties' numbers went out of bounds at once, it is the training."""
+    diverged = bool(failed) and all(reason.endswith("is not finite") for reason in failed.values())
+    return ": the training diverges; lower lr, or scale the features" if diverged else ""
+
+
+TOLD = 5  # reasons an error tells of all there are
 
 
 def _concatenate(chunks: Sequence[Fields]) -> Fields:

@@ -50,8 +50,11 @@ class Kit:
         folder = Path(path).expanduser().resolve()
         try:
             plain = tomllib.loads((folder / "atoll.toml").read_text())
-            kit = cls(folder, plain.get("site"), tuple(plain["sites"]), str(plain["host"]), int(plain["port"]))
-        except (OSError, KeyError, ValueError) as error:
+            sites = plain["sites"]
+            if not isinstance(sites, list) or not sites or not all(isinstance(name, str) for name in sites):
+                raise ValueError("sites")
+            kit = cls(folder, plain.get("site"), tuple(sites), str(plain["host"]), int(plain["port"]))
+        except (OSError, KeyError, ValueError, TypeError) as error:
             raise AtollError(
                 f"{path} is no kit: it holds no readable atoll.toml; give a folder that `atoll provision` made."
             ) from error
@@ -61,6 +64,10 @@ class Kit:
             )
         if not server and kit.site is None:
             raise AtollError(f"{path} is the server's kit; start it with `atoll serve`, and a site's with `atoll join`.")
+        end = "server" if server else "client"
+        for name in (f"startup/fed_{end}.json", f"startup/{end}.key", f"startup/{end}.crt", "startup/rootCA.pem", "local"):
+            if not (folder / name).exists():  # NVFlare would start, fail and be started again
+                raise AtollError(f"{path} is no whole kit: {name} is missing; bring the kit anew from where it was made.")
         return kit
 
     def settle(self) -> None:
@@ -103,7 +110,8 @@ def _check(sites: Sequence[str], host: str, port: int) -> None:
             )
     if len(set(sites)) < len(sites) or not sites:
         raise AtollError("Give every party once, for instance --parties bank-a,bank-b,bank-c.")
-    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", host):
+    label = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+    if len(host) > 253 or not re.fullmatch(rf"{label}(\.{label})*", host):
         raise AtollError(f"{host!r} is no host name; give the name or address under which the sites reach the server.")
     if not 1 <= port <= 65535:
         raise AtollError(f"The port is {port} but must be between 1 and 65535.")

@@ -313,6 +313,8 @@ def start(federation: Federation, settings: Settings) -> State:
         raise AtollError("backward=server needs local_steps=1 and a shared layer; stale steps go with backward=local.")
     if settings.label_holder > last or (settings.label_holder >= 0 and not count):
         raise AtollError(f"label_holder is {settings.label_holder}; it must be a party, 0 to {last}, and some layer shared.")
+    if settings.label_holder >= 0 and last == 0:
+        raise AtollError("label_holder needs another party to tell; with one party leave it out.")
     return {}
 
 

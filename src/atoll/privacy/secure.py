@@ -138,7 +138,8 @@ def total(
     needed = threshold(len(keys.parties))
     if len(users) < needed or len(keys.parties) < 2:
         raise AtollError(
-            f"Round {federation.round}: a secure total of {verb!r} needs {max(needed, 2)} parties, but {len(users)} answered."
+            f"Round {federation.round}: a secure total of {verb!r} needs {max(needed, 2)} parties, but {len(users)} answered; "
+            "have more parties take part, or leave secure out."
         )
     places = [list(keys.parties).index(user) for user in users]
     own = keys.stack("keys")[places]
