@@ -119,7 +119,7 @@ def test_the_demo_graph_is_a_federation() -> None:
         ({"lam": float("nan")}, "finite numbers"),
         ({"degree": float("inf")}, "finite numbers"),
         ({"mu": 1e300}, "too large"),
-        ({"nodes": 60, "communities": 100_000}, "100000 communities of 60 nodes"),
+        ({"nodes": 60, "communities": 100_000}, "100000 communities of 5 classes"),
     ],
 )
 def test_impossible_settings_are_refused(change: dict[str, float], said: str) -> None:

@@ -43,6 +43,9 @@ class CsbmSettings:
     )
 
 
+MOST_BLOCKS = 10_000  # communities times classes; the chances of an edge between any two of them are a table
+
+
 def csbm(
     nodes: int,
     degree: float,
@@ -162,8 +165,8 @@ def _check(s: CsbmSettings) -> None:
         raise AtollError("csbm needs at least 2 nodes, 2 classes, 1 feature, 1 sample and 0 communities.")
     if not all(map(math.isfinite, (s.degree, s.lam, s.mu))):
         raise AtollError(f"csbm needs finite numbers, but degree={s.degree:g}, lam={s.lam:g}, mu={s.mu:g}.")
-    if s.communities > s.nodes:
-        raise AtollError(f"csbm cannot make {s.communities} communities of {s.nodes} nodes; use at most {s.nodes}.")
+    if s.communities * s.classes > MOST_BLOCKS:
+        raise AtollError(f"csbm cannot make {s.communities} communities of {s.classes} classes; use fewer of one or the other.")
     if s.degree <= 0 or abs(s.lam) > math.sqrt(s.degree) or s.mu < 0:
         raise AtollError(
             f"csbm needs degree > 0, lam at most √degree and mu ≥ 0, but degree={s.degree:g}, lam={s.lam:g}, mu={s.mu:g}: "

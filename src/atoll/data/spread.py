@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -9,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from atoll.data.datasets import DataSettings, load, row_normalise
+from atoll.data.datasets import CATALOGUE, DataSettings, load, row_normalise
 from atoll.data.partition import SETTING, partition, setting_of
 from atoll.data.splits import SplitSettings, split
-from atoll.errors import AtollError
+from atoll.errors import AtollError, AtollWarning
 from atoll.graph import Graph
 from atoll.metrics import majority
 
@@ -46,6 +47,8 @@ def spread(config: Config, graph: Graph | None, spreads: Sequence[str]) -> Sprea
         return _own_parties(config, spreads)
     if graph is None:
         graph = load(config.dataset, fold=config.split.fold, seed=config.seed, **asdict(config.data))
+        if config.dataset.lower() not in CATALOGUE and isinstance(config.data, DataSettings):
+            _mind_own_split(graph, config)
     elif getattr(config.data, "normalize_features", False):
         graph = row_normalise(graph)
     chosen = config.partition_settings.partition_seed
@@ -73,6 +76,9 @@ def _own_parties(config: Config, spreads: Sequence[str]) -> Spread:
     from atoll.data.vertical_files import joined, read_parties  # pandas takes a while to import
 
     parts = read_parties(Path(config.dataset), directed=config.data.directed)
+    if spreads != ("whole",):
+        _check_setting(config, "vertical", spreads)
+    _mind_own_split(parts, config)
     if config.parties not in (None, parts.parties):
         raise AtollError(f"{config.dataset} holds {parts.parties} parties, not {config.parties}; leave --parties out.")
     parts = split(row_normalise(parts) if config.data.normalize_features else parts, config.split, config.seed)
@@ -80,8 +86,18 @@ def _own_parties(config: Config, spreads: Sequence[str]) -> Spread:
     whole = joined(parts)
     if spreads == ("whole",):
         return Spread("whole", whole, whole, whole)
-    _check_setting(config, "vertical", spreads)
     return Spread("vertical", parts, whole, whole)
+
+
+def _mind_own_split(graph: Graph, config: Config) -> None:
+    """Say so where the split that a person wrote into their data is not the one that is used."""
+    if config.split.split not in ("auto", "public", "geom") and bool((graph.train | graph.val | graph.test).any()):
+        warnings.warn(
+            f"{config.dataset} brings a split of its own, which split={config.split.split!r} replaces; "
+            "to use it, say --set split=auto.",
+            AtollWarning,
+            stacklevel=3,
+        )
 
 
 def union(parts: Graph, graph: Graph, *, merged: bool = False) -> Graph:

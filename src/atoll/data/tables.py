@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from atoll.data.assemble import LARGEST, MOST_CLASSES, Ints, Masks, assemble
-from atoll.errors import AtollError
+from atoll.errors import AtollError, AtollWarning
 from atoll.graph import Graph
 
 RESERVED = ("id", "label", "split", "index")
@@ -52,7 +52,8 @@ def read_tables(folder: Path, directed: bool) -> Graph:
         raise AtollError(f"{nodes.path} has no nodes; give at least one row.")
     extra = [column for column in edges.frame.columns if column not in ("source", "target")]
     if extra:
-        warnings.warn(f"{edges.path}: only source and target are used; {', '.join(extra)} is ignored.", stacklevel=3)
+        said = f"{edges.path}: only source and target are used; {', '.join(map(str, extra))} is ignored."
+        warnings.warn(said, AtollWarning, stacklevel=3)
     ids = _ids(nodes)
     y, num_classes, names = _labels(nodes, folder)
     return assemble(
@@ -191,7 +192,8 @@ def _features(nodes: Table) -> NDArray[np.float32]:
         raise AtollError(
             f"Feature `{columns[column]}` in {nodes.place(row)} {said}; give a finite number or leave the column out."
         )
-    return numbers.astype(np.float32)
+    narrow: NDArray[np.float32] = numbers.astype(np.float32)
+    return narrow
 
 
 def _numbers(column: pd.Series) -> pd.Series:

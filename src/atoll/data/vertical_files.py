@@ -25,7 +25,7 @@ from torch import Tensor
 from atoll.data.assemble import Ints
 from atoll.data.files import read
 from atoll.data.tables import node_names
-from atoll.errors import AtollError
+from atoll.errors import AtollError, AtollWarning
 from atoll.graph import Graph, stack
 
 
@@ -94,9 +94,8 @@ def _report(places: Sequence[Path], names: Sequence[pd.Index], common: pd.Index)
         left = own[~own.isin(common)]
         if len(left):
             listed = ", ".join(left[:3]) + (", …" if len(left) > 3 else "")
-            warnings.warn(
-                f"{place}: {len(left)} of {len(own)} nodes are not held by every party and left out ({listed}).", stacklevel=3
-            )
+            said = f"{place}: {len(left)} of {len(own)} nodes are not held by every party and left out ({listed})."
+            warnings.warn(said, AtollWarning, stacklevel=3)
 
 
 def _matched(graph: Graph, rows: Ints) -> Graph:
