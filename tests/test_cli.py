@@ -104,6 +104,36 @@ WRONG = [
     (["run", "fedavg", "--partition", "random", "--parties", "3000"], "none of them trains"),
     (["run", "fedavg", "--partition", "random", "--parties", "4000"], "4000 parties"),
     (["run", "fedavg", "--engine", "inproces"], "did you mean 'inprocess'?"),
+    (["run", "fedavg", "--engine", ""], "no engine ''"),
+    (["run", "fedavg", "--dataset", ""], "dataset is '' but must be a name or a path"),
+    (["run", "fedavg", "--partition", ""], "partition is '' but must be a name or a path"),
+    (["run", "fedavg", "--partition", "files"], "files takes a folder with one folder a party, but the dataset is 'csbm'"),
+    (["run", "fedavg", "--dataset", "y" * 5000], "(File name too long); check the path"),
+    (["run", "fedavg", "--threads", "100000"], "at most 256"),
+    (["run", "fedavg", "--set", "lr=inf"], "lr is inf but must be a finite number"),
+    (["run", "fedavg", "--set", "optimizer=ADAM"], "must be one of adam, sgd; did you mean 'adam'?"),
+    (["run", "fedavg", "--set", "verb=fit"], "did you mean 'dp.verb'?"),
+    (["run", "fedavg", "--set", "parties=3"], "say --parties in place of --set parties"),
+    (["run", "fedavg", "--set", "local.lr=1"], "'local.lr' is a setting of local, but fedavg is run"),
+    (["run", "fedavg", "--set", "zzzzzz=1"], "`atoll algorithms fedavg` lists its settings"),
+    (["run", "fedavg", "--set", "lr=1e30", "--set", "nodes=300"], "the training diverges; lower lr"),
+    (["run", "fedavg", "--set", "hidden=1000000000000", "--set", "nodes=300"], "not enough memory"),
+    (["run", "fedavg", "--secure", "--parties", "1", "--set", "nodes=300"], "have more parties take part, or leave secure out"),
+    (
+        ["run", "gcfl", "--secure", "--set", "nodes=300", "--parties", "2"],
+        "is private: the server may only ask for its total; choose",
+    ),
+    (["run", "glasu", "--dataset", "csbm", "--parties", "2", "--set", "label_holder=9"], "label_holder is 9"),
+    (["run", "glasu", "--dataset", "csbm", "--parties", "1", "--set", "label_holder=0"], "label_holder needs another party"),
+    (["run", "odd.toml"], "odd.toml: dataset is 3 but must be a name or a path"),
+    (["run", "syntax.py"], "syntax.py cannot be imported (SyntaxError: "),
+    (["run", "raising.py"], "raising.py cannot be imported (ValueError: boom, line 2)"),
+    (["run", "leaving.py"], "leaving.py cannot be imported (SystemExit: 5, line 1)"),
+    (["run", "settings.py"], "settings.py is not an algorithm: Settings must be a dataclass"),
+    (["run", "spreads.py"], "spreads.py is not an algorithm: SPREADS must be a tuple of horizontal"),
+    (["run", "a\0.toml"], "is no path"),
+    (["partition", "--set", "nodes=300", "--parties", "2", "--out", "broken.toml"], "cannot be read or written"),
+    (["report", "."], "is not a run"),
     (["run", "nowhere.toml"], "nowhere.toml cannot be read"),
     (["run", "broken.toml"], "broken.toml is not valid TOML"),
     (["resume", "."], "is not a run"),
@@ -117,6 +147,13 @@ WRONG = [
 def test_mistakes_get_one_sentence_and_exit_code_2(call, arguments: list[str], sentence: str, tmp_path: Path) -> None:
     """What, where and what to do; nothing is written."""
     Path("broken.toml").write_text("algorithm = ")
+    Path("odd.toml").write_text('algorithm = "fedavg"\ndataset = 3\n')
+    Path("syntax.py").write_text("def step(:\n")
+    Path("raising.py").write_text("import math\nraise ValueError('boom')\n")
+    Path("leaving.py").write_text("raise SystemExit(5)\n")
+    borrowed = "from atoll.algorithms.fedavg import Cohort, Settings, evaluate, start, step\n"
+    Path("settings.py").write_text(borrowed + "Settings, SPREADS = dict, ('horizontal',)\n")
+    Path("spreads.py").write_text(borrowed + "SPREADS = 'horizontal'\n")
     out = ["--out", "new"] if arguments[0] in ("run", "compare") else []
     code, _, err = call(*arguments, *out)
     assert code == 2
@@ -162,6 +199,24 @@ def test_an_own_graph_runs(call, tmp_path: Path) -> None:
     code, out, err = call("run", "local", "--dataset", "graph", "--partition", "whole", "--rounds", "1")
     assert (code, err) == (0, "")
     assert "local on graph" in out
+
+
+def test_a_byte_order_mark_in_a_configuration(call) -> None:
+    """Some editors write one; it does no harm."""
+    text = "algorithm = 'local'\npartition = 'random'\nparties = 2\n[run]\nrounds = 1\n[data]\nnodes = 80\n"
+    Path("run.toml").write_text(text, encoding="utf-8-sig")
+    assert call("run", "run.toml")[0] == 0
+
+
+@pytest.mark.filterwarnings("default::atoll.errors.AtollWarning")
+def test_a_split_that_is_not_used_is_told(call, tmp_path: Path) -> None:
+    """Most papers split at random; who wrote a split into their data hears of it, in one line without a place in the code."""
+    nodes = GOOD.replace("label\n", "label,split\n").replace(",0\n", ",0,train\n").replace(",1\n", ",1,test\n")
+    write_graph(tmp_path / "graph", nodes)
+    arguments = ("run", "local", "--dataset", "graph", "--partition", "whole", "--rounds", "1")
+    told = "atoll: graph brings a split of its own, which split='random' replaces; to use it, say --set split=auto.\n"
+    assert call(*arguments)[::2] == (0, told)
+    assert call(*arguments, "--set", "split=auto")[::2] == (0, "")
 
 
 def test_missing_data_says_which_file_to_put_where(call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

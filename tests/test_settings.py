@@ -58,7 +58,7 @@ def test_values_take_the_type_of_their_field(name: str, given: object, expected:
         ("rate", "nan", "here: rate is nan but must be at least 0."),
         ("rate", "fast", "here: rate is 'fast' but must be a number."),
         ("on", "perhaps", "here: on is 'perhaps' but must be true or false."),
-        ("kind", "c", "here: kind is 'c' but must be one of a, b; there is a, b."),
+        ("kind", "c", "here: kind is 'c' but must be one of a, b."),
         ("shares", "0.1,x", "here: shares is 'x' but must be a number."),
         ("cuont", "3", "here has no setting 'cuont'; did you mean 'count'?"),
     ],

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import tomllib
+import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 
 from atoll import __version__
 from atoll import cli_deploy as deployment
-from atoll.errors import AtollError
+from atoll.errors import AtollError, AtollWarning
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -65,7 +66,7 @@ def run(
 
     values = _values(sets, model=model, rounds=rounds) | ({"secure": True} if secure else {})
     if what.endswith(".toml"):
-        document = _read_toml(Path(what))
+        document = _read_toml(_path(what))
         said = {"dataset": dataset, "partition": partition, "parties": parties, "seed": seed, "engine": engine}
         document |= {name: value for name, value in said.items() if value is not None}
         chosen = config.from_dict(document, what, values)
@@ -76,7 +77,7 @@ def run(
             partition=partition,
             parties=parties,
             seed=seed or 0,
-            engine=engine or "inprocess",
+            engine="inprocess" if engine is None else engine,
             values=values,
         )
     if tensorboard and out is None:
@@ -316,14 +317,45 @@ def about(version: Annotated[bool, typer.Option("--version", help="Show the vers
 
 def main() -> None:
     """The entry point: what a person can mend is one sentence on stderr and exit code 2."""
-    try:
-        app()
-    except AtollError as error:
-        print(f"atoll: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("atoll: stopped.", file=sys.stderr)
-        sys.exit(130)
+    with warnings.catch_warnings():
+        warnings.showwarning = _tell_warning
+        try:
+            app()
+        except AtollError as error:
+            _refuse(str(error))
+        except OSError as error:
+            place, reason = error.filename or "A file", error.strerror or error
+            _refuse(f"{place} cannot be read or written ({reason}); check the path and the rights to it.")
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+                raise
+            _refuse("There is not enough memory for this; choose a smaller model, fewer parties or a smaller graph.")
+        except KeyboardInterrupt:
+            print("atoll: stopped.", file=sys.stderr)
+            sys.exit(130)
+
+
+def _refuse(sentence: str) -> NoReturn:
+    print(f"atoll: {sentence}", file=sys.stderr)
+    sys.exit(2)
+
+
+_show_warning = warnings.showwarning
+
+
+def _tell_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """What atoll itself says is one line without a place in its code."""
+    if issubclass(category, AtollWarning):
+        print(f"atoll: {message}", file=sys.stderr)
+    else:
+        _show_warning(message, category, filename, lineno, file, line)
 
 
 def _prepare_torch(threads: int | None) -> None:
@@ -331,8 +363,7 @@ def _prepare_torch(threads: int | None) -> None:
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "100000"
     if threads is not None:
-        if threads < 1:
-            raise AtollError(f"--threads is {threads} but must be at least 1.")
+        deployment.check_threads(threads)
         import torch
 
         torch.set_num_threads(threads)
@@ -348,9 +379,15 @@ def _values(sets: list[str] | None, **named: Any) -> dict[str, Any]:
     return values
 
 
+def _path(text: str) -> Path:
+    if "\0" in text:
+        raise AtollError(f"{text!r} is no path; give the path of a configuration.")
+    return Path(text)
+
+
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise AtollError(f"{path} cannot be read ({error.strerror}); give the path of a configuration.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

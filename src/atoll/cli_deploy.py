@@ -11,6 +11,7 @@ import typer
 from atoll.errors import AtollError
 
 Threads = Annotated[int | None, typer.Option(help="Threads of torch; all cores by default.")]
+MOST_THREADS = 256
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress line.")]
 
 
@@ -64,11 +65,16 @@ def join(
     deploy.join(kit, data, only=[name.strip() for name in only.split(",") if name.strip()], secure=secure)
 
 
+def check_threads(threads: int) -> None:
+    """Refuse what torch cannot have; far too many end the process without a word."""
+    if not 1 <= threads <= MOST_THREADS:
+        raise AtollError(f"--threads is {threads} but must be at least 1 and at most {MOST_THREADS}.")
+
+
 def _threads(threads: int | None) -> None:
     """What the processes that we start inherit."""
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "100000"
     if threads is not None:
-        if threads < 1:
-            raise AtollError(f"--threads is {threads} but must be at least 1.")
+        check_threads(threads)
         os.environ["OMP_NUM_THREADS"] = str(threads)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.resources
+import operator
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from atoll import algorithms
@@ -18,7 +20,7 @@ from atoll.data.splits import SplitSettings
 from atoll.data.subcora import SubcoraSettings
 from atoll.errors import AtollError
 from atoll.privacy.noise import NoiseSettings
-from atoll.settings import build, known, setting, suggest
+from atoll.settings import build, closest, known, setting, suggest
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class RunSettings:
 
 
 ENGINES = ("inprocess", "nvflare")
+ARGUMENTS = ("dataset", "partition", "parties", "seed", "engine")  # of a run, beside its algorithm and settings
 GIVEN = "given"  # the name of a dataset that was given as an object
 GROUPS = ("settings", "run", "partition", "split", "data", "dp")
 PREFIXED = ("dp",)  # groups whose settings must be named with the group
@@ -97,9 +100,11 @@ def resolve(
     `values` are keyed by a setting's name, alone or as `group.name` or `algorithm.name`.
     With `optional`, a value that this algorithm does not know is passed over (it is meant for another one of a comparison).
     """
+    algorithm, seed = _text("algorithm", algorithm), _whole("seed", seed)
     if engine not in ENGINES:
-        raise AtollError(f"There is no engine {engine!r}{suggest(engine, ENGINES)}")
-    dataset = dataset or _defaults(algorithm, None).get("dataset", "csbm")
+        raise AtollError(f"There is no engine {engine!r}{suggest(str(engine), ENGINES)}")
+    dataset = _defaults(algorithm, None).get("dataset", "csbm") if dataset is None else _text("dataset", dataset)
+    partition = None if partition is None else _text("partition", partition)
     chosen, asked = _defaults(algorithm, dataset, partition), _bare(values or {}, algorithm)
     selectors = _choose(chosen, asked)
     if partition is not None:
@@ -118,17 +123,20 @@ def resolve(
     for name, value in (values or {}).items():
         owner, _, rest = name.partition(".")
         if rest and owner in algorithms.names():
-            if owner != algorithm:
+            if owner != algorithm and optional:
                 continue
+            if owner != algorithm:
+                raise AtollError(
+                    f"{name!r} is a setting of {owner}, but {algorithm} is run; leave it out or name {rest!r} alone."
+                )
             name = rest
         place = _place(name, groups)
         if place is not None:
             sorted_values[place[0]][place[1]] = value
         elif not optional and name not in selectors:
-            options = [option for group in groups.values() for option in known(group)]
-            raise AtollError(f"{algorithm} has no setting {name!r}{suggest(name, options)}")
+            raise AtollError(_unknown(algorithm, name, groups))
     if parties is not None:
-        parties = _whole(parties)
+        parties = _whole("parties", parties, 1)
     built = {name: build(group, sorted_values[name], f"{algorithm} {name}") for name, group in groups.items()}
     verbs = algorithms.find(algorithm).Cohort.verbs()
     if built["dp"].verb and built["dp"].verb not in verbs:
@@ -170,10 +178,9 @@ def from_dict(document: Mapping[str, Any], where: str, over: Mapping[str, Any] |
         raise AtollError(f'{where} names no algorithm; add a line such as algorithm = "fedavg".')
     tables = {name: value for name, value in document.items() if isinstance(value, dict)}
     plain = {name: value for name, value in document.items() if not isinstance(value, dict)}
-    fields = ("algorithm", "dataset", "partition", "parties", "seed", "engine")
     for name in plain:
-        if name not in fields:
-            raise AtollError(f"{where} has an unknown key {name!r}{suggest(name, fields)}")
+        if name not in ("algorithm", *ARGUMENTS):
+            raise AtollError(f"{where} has an unknown key {name!r}{suggest(name, ('algorithm', *ARGUMENTS))}")
     values: dict[str, Any] = {}
     for table, entries in tables.items():
         group = table.removesuffix("_settings") if table.endswith("_settings") else table
@@ -182,16 +189,16 @@ def from_dict(document: Mapping[str, Any], where: str, over: Mapping[str, Any] |
                 f"{where} has an unknown table [{table}]{suggest(table, [*GROUPS[:2], 'partition_settings', *GROUPS[3:]])}"
             )
         values |= {f"{group}.{name}": value for name, value in entries.items()}
-    seed = plain.get("seed", 0)
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise AtollError(f"{where}: seed is {seed!r} but must be a whole number.")
+    for name in ("algorithm", "dataset", "partition"):
+        if name in plain:
+            _text(f"{where}: {name}", plain[name])
     return resolve(
-        str(plain["algorithm"]),
+        plain["algorithm"],
         dataset=plain.get("dataset"),
         partition=plain.get("partition"),
         parties=plain.get("parties"),
-        seed=seed,
-        engine=str(plain.get("engine", "inprocess")),
+        seed=_whole(f"{where}: seed", plain.get("seed", 0)),
+        engine=plain.get("engine", "inprocess"),
         values=values | dict(over or {}),
     )
 
@@ -204,10 +211,31 @@ def _place(name: str, groups: Mapping[str, type]) -> tuple[str, str] | None:
     return next(((group, name) for group in groups if group not in PREFIXED and name in known(groups[group])), None)
 
 
-def _whole(parties: Any) -> int:
-    if isinstance(parties, bool) or not isinstance(parties, int) or parties < 1:
-        raise AtollError(f"parties is {parties!r} but must be a whole number of at least 1.")
-    return parties
+def _unknown(algorithm: str, name: str, groups: Mapping[str, type]) -> str:
+    """What to say of a setting that is none."""
+    if name in ARGUMENTS:
+        return f"{name} is no setting but an argument of its own; say --{name} in place of --set {name}=…"
+    options = [f"{group}.{key}" if group in PREFIXED else key for group in groups for key in known(groups[group])]
+    near = closest(name, options) or f"; `atoll algorithms {algorithm}` lists its settings."
+    return f"{algorithm} has no setting {name!r}{near}"
+
+
+def _text(what: str, value: Any) -> str:
+    """A name or a path, as text."""
+    if not isinstance(value, (str, Path)) or not str(value).strip():
+        raise AtollError(f"{what} is {value!r} but must be a name or a path.")
+    return str(value)
+
+
+def _whole(what: str, value: Any, low: int | None = None) -> int:
+    """A whole number of any make, numpy's too."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or (low is not None and number < low):
+        raise AtollError(f"{what} is {value!r} but must be a whole number{'' if low is None else f' of at least {low}'}.")
+    return number
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -57,12 +58,15 @@ def coerce(value: Any, kind: Any, field: dataclasses.Field[Any], where: str) -> 
     typed = _typed(value, kind, where)
     choices, low, high = (field.metadata.get(key) for key in ("choices", "low", "high"))
     if choices and typed is not None and typed not in choices:
-        raise AtollError(f"{where} is {value!r} but must be one of {', '.join(choices)}{suggest(str(value), choices)}")
+        near = closest(str(value).lower(), choices) or "."
+        raise AtollError(f"{where} is {value!r} but must be one of {', '.join(choices)}{near}")
     if isinstance(typed, (int, float)) and not isinstance(typed, bool):
         if low is not None and not typed >= low:
             raise AtollError(f"{where} is {value} but must be at least {low}.")
         if high is not None and not typed <= high:
             raise AtollError(f"{where} is {value} but must be at most {high}.")
+        if not math.isfinite(typed):
+            raise AtollError(f"{where} is {value} but must be a finite number.")
     return typed
 
 
@@ -97,5 +101,10 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
 def suggest(name: str, options: Iterable[str]) -> str:
     """The end of an error: `; did you mean 'x'?`, or what there is."""
     options = list(options)
-    close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; there is {', '.join(sorted(options))}."
+    return closest(name, options) or f"; there is {', '.join(sorted(options))}."
+
+
+def closest(name: str, options: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or nothing where no option comes near."""
+    close = difflib.get_close_matches(name, list(options), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import pkgutil
 import sys
+import traceback
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol, cast
 
 from atoll import cohort
@@ -16,6 +19,7 @@ from atoll.federation import Federation
 from atoll.settings import suggest
 
 State = dict[str, Any]  # tensors, or dicts of tensors
+SPREADS = ("horizontal", "overlapping", "vertical", "node", "whole")
 PARTS = ("Settings", "Cohort", "SPREADS", "start", "step", "evaluate")
 
 
@@ -68,12 +72,38 @@ def _in_file(path: Path) -> Algorithm:
         sys.modules[key] = module = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
-            missing = [part for part in PARTS if not hasattr(module, part)]
-            if missing:
-                raise AtollError(
-                    f"{path} is not an algorithm: it has no {', '.join(missing)}; an algorithm has {', '.join(PARTS)}."
-                )
-        except BaseException:
+            _check(module, path)
+        except (KeyboardInterrupt, AtollError):
             del sys.modules[key]
             raise
+        except BaseException as error:  # whatever the file does
+            del sys.modules[key]
+            raise AtollError(f"{path} cannot be imported ({type(error).__name__}: {error}{_line(error, path)}).") from error
     return cast(Algorithm, sys.modules[key])
+
+
+def _line(error: BaseException, path: Path) -> str:
+    """Where in the file an error came up."""
+    if isinstance(error, SyntaxError):
+        return ""  # it says so itself
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f", line {lines[-1]}" if lines else ""
+
+
+def _check(module: ModuleType, path: Path) -> None:
+    """Refuse a file that is no algorithm."""
+    missing = [part for part in PARTS if not hasattr(module, part)]
+    if missing:
+        raise AtollError(f"{path} is not an algorithm: it has no {', '.join(missing)}; an algorithm has {', '.join(PARTS)}.")
+    fit = {
+        "Settings must be a dataclass": isinstance(module.Settings, type) and dataclasses.is_dataclass(module.Settings),
+        "Cohort must be a class of atoll.Cohort's kind": isinstance(module.Cohort, type)
+        and issubclass(module.Cohort, cohort.Cohort),
+        f"SPREADS must be a tuple of {', '.join(SPREADS)}": isinstance(module.SPREADS, tuple)
+        and len(module.SPREADS) > 0
+        and set(module.SPREADS) <= set(SPREADS),
+        "start, step and evaluate must be functions": all(callable(getattr(module, part)) for part in PARTS[3:]),
+    }
+    for sentence, holds in fit.items():
+        if not holds:
+            raise AtollError(f"{path} is not an algorithm: {sentence}.")
