@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -19,6 +20,7 @@ import torch
 import atoll
 from atoll import runner, wire
 from atoll.config import Config
+from atoll.data import save
 from atoll.errors import AtollError
 from atoll.folder import Folder
 from atoll.runner import Book
@@ -213,6 +215,19 @@ def test_a_damaged_folder_is_one_sentence(damage: str, sentence: str, tmp_path: 
     with pytest.raises(AtollError, match=sentence):
         runner.resume(tmp_path / "run")
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_is_not_resumed_on_other_data(tmp_path: Path) -> None:
+    """Who changes their graph in the middle of a run hears in what it differs."""
+    for nodes in (60, 50):
+        save(atoll.load("csbm", nodes=nodes), tmp_path / str(nodes))
+    (tmp_path / "60").rename(tmp_path / "graph")
+    dataset = {"dataset": str(tmp_path / "graph"), "partition": "random", "parties": 2}
+    atoll.run("fedavg", **dataset, rounds=2, out=tmp_path / "run")
+    shutil.rmtree(tmp_path / "graph")
+    (tmp_path / "50").rename(tmp_path / "graph")
+    with pytest.raises(AtollError, match=r"config\.toml or data \(the data has 50 nodes where there were 60, .* edges"):
+        atoll.resume(tmp_path / "run")
 
 
 def test_resuming_mends_a_damaged_result(tmp_path: Path) -> None:

@@ -46,11 +46,15 @@ def simulate(
     parties = data.parts.parties
     with tempfile.TemporaryDirectory(prefix="atoll-") as scratch:
         target = Path(scratch) / "run" if out is None else Path(out)
-        if not resume:
-            Folder.create(target, config)
+        folder = None if resume else Folder.create(target, config)
         sites = config.run.sites or min(parties, 8)
-        with terminable(), local(sites, Path(scratch), target / "sites", _warn) as federation:
-            return federation.run(config, target, parties, resume=resume, watch=watch)
+        try:
+            with terminable(), local(sites, Path(scratch), target / "sites", _warn) as federation:
+                return federation.run(config, target, parties, resume=resume, watch=watch)
+        except AtollError:
+            if folder:
+                folder.withdraw()
+            raise
 
 
 def serve(kit: Kit, config: Config, target: Path, *, watch: Watch | None = None) -> Result:
@@ -65,13 +69,16 @@ def serve(kit: Kit, config: Config, target: Path, *, watch: Watch | None = None)
         raise AtollError(
             f"Port {kit.port} of this machine is taken; end the process that listens there (perhaps another `atoll serve`)."
         )
-    if not resume:
-        Folder.create(target, config)
+    folder = None if resume else Folder.create(target, config)
     roster = {site: (place, place + 1) for place, site in enumerate(kit.sites)}
     servant = Servant(kit, _warn, _warn)
     try:
         result = servant.run(config, target, roster, simulated=False, resume=resume, patience=math.inf, watch=watch)
         servant.part(kit.sites)
+    except AtollError:
+        if folder:
+            folder.withdraw()  # so that `serve` can be started again with another configuration
+        raise
     finally:
         servant.stop()
     return result

@@ -255,6 +255,10 @@ def rounds(
 def _restored(experiment: Experiment, checkpoint: dict[str, Any]) -> Book:
     """Give the ledger and the parties back what a checkpoint kept; it must be one of this very run."""
     try:
+        before, now = checkpoint.get("data"), _extent(experiment)
+        if before and now and before != now:
+            differing = [f"{now[name]} {name} where there were {count}" for name, count in before.items() if now[name] != count]
+            raise ValueError(f"the data has {', '.join(differing)}")
         experiment.federation.ledger.restore(checkpoint["ledger"])
         experiment.engine.remember(checkpoint.get("memory", {}))
         return Book(**checkpoint["book"])
@@ -287,6 +291,21 @@ def _checkpoint(book: Book, state: dict[str, Any], experiment: Experiment) -> di
         "state": state,
         "memory": experiment.engine.recall(),
         "ledger": experiment.federation.ledger.state(),
+        "data": _extent(experiment),
+    }
+
+
+def _extent(experiment: Experiment) -> dict[str, int]:
+    """How large the parties' data is, to tell on resume whether it is still the same; nothing where it is not here."""
+    if experiment.data is None:
+        return {}
+    parts = experiment.data.parts
+    return {
+        "parties": parts.parties,
+        "nodes": parts.num_nodes,
+        "edges": parts.edge_index.shape[1],
+        "features": parts.num_features,
+        "classes": parts.num_classes,
     }
 
 
