@@ -134,6 +134,8 @@ WRONG = [
     (["run", "a\0.toml"], "is no path"),
     (["partition", "--set", "nodes=300", "--parties", "2", "--out", "broken.toml"], "cannot be read or written"),
     (["report", "."], "is not a run"),
+    (["reproduce", "nfedgnn/table1", "--no-run", "--only", "zzzz"], "No line of nfedgnn/table1 has 'zzzz' in its label"),
+    (["reproduce", "nfedgnn/table1", "--no-run", "--page", "broken.toml/x.md"], "broken.toml cannot be read or written"),
     (["run", "nowhere.toml"], "nowhere.toml cannot be read"),
     (["run", "broken.toml"], "broken.toml is not valid TOML"),
     (["resume", "."], "is not a run"),

@@ -210,6 +210,8 @@ def reproduce(
         if quick:
             raise AtollError("--record keeps full results only; leave out --quick.")
         record.ready()
+    if only is not None and not any(only in cell.row for exhibit in chosen for cell in exhibit.cells):
+        raise AtollError(f"No line of {what} has {only!r} in its label; `atoll reproduce {what} --no-run` shows all lines.")
     work = execute.jobs_of(chosen, quick, seeds)
     if rerun:
         configs = [config for (_, row), each in work.items() if only is None or only in row for config in each]
