@@ -133,7 +133,7 @@ def test_twenty_deaths_change_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("cost", "saves"), [(0.0, 10), (0.25, 10), (1.0, 4), (30.0, 2)])
 def test_saving_takes_a_small_share_of_the_time(tmp_path: Path, monkeypatch: Any, cost: float, saves: int) -> None:
-    """Rounds of a second: a checkpoint every six of them, one that takes a second every 21, one of half a minute the first only."""
+    """Rounds of a second: saved every six of them; every 21 where it takes a second; once and at the end where half a minute."""
     clock, counted, save = [0.0], [], Folder.save
 
     def slow(folder: Folder, document: dict[str, Any]) -> None:
