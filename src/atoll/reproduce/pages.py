@@ -81,6 +81,9 @@ def markdown(exhibits: Sequence[tuple[Exhibit, Sequence[Line]]], pictures: Mappi
         if exhibit.missing:
             text += [f"Not run: {exhibit.missing}", ""]
             continue
+        if exhibit.runnable and not any(line.ours for line in lines):
+            text += [f"Not run yet: {len(exhibit.runnable)} lines.", ""]
+            continue
         if pictures and exhibit.name in pictures:
             text += [f"![{exhibit.title}]({pictures[exhibit.name]})", ""]
         columns = header(exhibit)
