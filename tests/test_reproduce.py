@@ -103,6 +103,14 @@ def test_what_is_outside_the_stated_range_is_marked() -> None:
     assert "‼" in pages.row(example(), outside)[2]
 
 
+def test_a_table_of_which_nothing_was_run_is_one_sentence() -> None:
+    """Not a page of "not run"."""
+    exhibit = example()
+    page = pages.markdown([(exhibit, [Line(cell, {}, 0) for cell in exhibit.cells])])
+    assert "Not run yet: 1 line." in page
+    assert "|" not in page
+
+
 def test_several_at_a_time_give_the_same(tmp_path: Path) -> None:
     """Two processes give what one gives."""
     exhibit = example()

@@ -135,6 +135,25 @@ def test_twenty_deaths_change_nothing(tmp_path: Path) -> None:
         assert_same_folder(folder, tmp_path / "whole")
 
 
+@pytest.mark.parametrize(("cost", "saves"), [(0.0, 10), (0.25, 10), (1.0, 4), (30.0, 2)])
+def test_saving_takes_a_small_share_of_the_time(tmp_path: Path, monkeypatch: Any, cost: float, saves: int) -> None:
+    """Rounds of a second: saved every six of them; every 21 where it takes a second; once and at the end where half a minute."""
+    clock, counted, save = [0.0], [], Folder.save
+
+    def slow(folder: Folder, document: dict[str, Any]) -> None:
+        save(folder, document)
+        counted.append(clock[0])
+        clock[0] += cost
+
+    def tick(row: dict[str, Any], rounds: int) -> None:
+        clock[0] += 1
+
+    monkeypatch.setattr(runner.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(Folder, "save", slow)
+    runner.run(small("fedavg", rounds=60), out=tmp_path / "run", watch=tick)
+    assert len(counted) == saves
+
+
 def test_a_half_written_checkpoint_is_never_read(tmp_path: Path) -> None:
     """What a dying process leaves beside the checkpoint is passed over; a damaged checkpoint is one clear sentence."""
     runner.run(small("fedavg"), out=tmp_path / "run")

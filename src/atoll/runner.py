@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Watch = Callable[[dict[str, Any], int], None]  # called with each round's history row and the number of rounds
-SECONDS_BETWEEN_CHECKPOINTS = 5.0
+SECONDS_BETWEEN_CHECKPOINTS = 5.0  # or more:
+TIMES_ITS_COST = 20.0  # a large one waits this many times as long as it took
 
 
 @dataclass
@@ -222,7 +223,8 @@ def rounds(
         state = algorithm.start(federation, settings)
     else:
         book, state = _restored(experiment, checkpoint), checkpoint.get("state", {})
-    began, saved, first = time.perf_counter() - book.seconds, time.perf_counter(), book.round
+    began, first = time.perf_counter() - book.seconds, book.round
+    wait = time.perf_counter() + SECONDS_BETWEEN_CHECKPOINTS
     while not book.over(run.rounds, run.patience, run.target):
         book.round += 1
         federation.begin(book.round)
@@ -240,10 +242,11 @@ def rounds(
         if folder:
             folder.append(row)
             now = time.perf_counter()
-            due = book.round % run.checkpoint_every == 0 if run.checkpoint_every else now - saved > SECONDS_BETWEEN_CHECKPOINTS
+            due = book.round % run.checkpoint_every == 0 if run.checkpoint_every else now > wait
             if due or book.over(run.rounds, run.patience, run.target):
                 folder.save(_checkpoint(book, state, experiment))
-                saved = now
+                saved = time.perf_counter()
+                wait = saved + max(SECONDS_BETWEEN_CHECKPOINTS, TIMES_ITS_COST * (saved - now))
         if watch:
             watch(row, run.rounds)
     result = _result(experiment, book, rows, state)

@@ -81,6 +81,10 @@ def markdown(exhibits: Sequence[tuple[Exhibit, Sequence[Line]]], pictures: Mappi
         if exhibit.missing:
             text += [f"Not run: {exhibit.missing}", ""]
             continue
+        if exhibit.runnable and not any(line.ours for line in lines):
+            count = len(exhibit.runnable)
+            text += [f"Not run yet: {count} line{'s' if count > 1 else ''}.", ""]
+            continue
         if pictures and exhibit.name in pictures:
             text += [f"![{exhibit.title}]({pictures[exhibit.name]})", ""]
         columns = header(exhibit)
