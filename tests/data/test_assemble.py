@@ -41,7 +41,7 @@ def test_compact_keeps_values_and_chooses_by_density(kind: type) -> None:
 def arrays() -> dict[str, object]:
     """A graph that nothing is wrong with."""
     masks = (np.array([1, 0, 0], bool), np.array([0, 1, 0], bool), np.array([0, 0, 1], bool))
-    return {"x": np.eye(3), "edges": np.array([[0, 1], [1, 2]]), "y": np.array([0, 1, 0]), "masks": masks, "where": "here"}
+    return {"x": np.eye(3), "edges": np.array([[0, 1], [1, 2]]), "y": np.array([0, 1, -1]), "masks": masks, "where": "here"}
 
 
 def spoilt(name: str) -> dict[str, object]:

@@ -273,7 +273,6 @@ def test_npz(tmp_path: Path) -> None:
         ({"y": np.array(1)}, "one whole number a node"),
         ({"y": np.array([0, np.inf, 1])}, "label inf of node 1"),
         ({"y": np.array([0, 10**6, 1])}, "label 1000000 of node 1"),
-        ({"y": np.array([0, -1, 1]), "train": np.array([True, True, False])}, "node 1 is in train, val or test but has no label"),
         ({"num_classes": np.array([2, 2])}, "give one whole number"),
         ({"num_classes": np.nan}, "give one whole number"),
         ({"num_classes": -1}, "must be between 0 and"),

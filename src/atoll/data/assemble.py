@@ -104,11 +104,6 @@ def assemble(
     if (train & val | train & test | val & test).any():
         node = int(np.flatnonzero(train & val | train & test | val & test)[0])
         raise AtollError(f"{where}: node {node} is in two of train, val and test; put it in one.")
-    unlabelled = np.flatnonzero((train | val | test) & (y < 0))
-    if len(unlabelled):
-        raise AtollError(
-            f"{where}: node {unlabelled[0]} is in train, val or test but has no label; give it one or take it out of the split."
-        )
     return Graph(
         x=compact(x),
         edge_index=torch.from_numpy(tidy_edges(edges, nodes, directed)),

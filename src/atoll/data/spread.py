@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from atoll.data.datasets import CATALOGUE, DataSettings, load, row_normalise
 from atoll.data.partition import SETTING, partition, setting_of
 from atoll.data.splits import SplitSettings, split
-from atoll.errors import AtollError, AtollWarning
+from atoll.errors import AtollError
 from atoll.graph import Graph
 from atoll.metrics import majority
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 SETTINGS = ("horizontal", "overlapping", "vertical", "node")
+
+log = logging.getLogger("atoll.data")
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,10 @@ def _own_parties(config: Config, spreads: Sequence[str]) -> Spread:
 def _mind_own_split(graph: Graph, config: Config) -> None:
     """Say so where the split that a person wrote into their data is not the one that is used."""
     if config.split.split not in ("auto", "public", "geom") and bool((graph.train | graph.val | graph.test).any()):
-        warnings.warn(
-            f"{config.dataset} brings a split of its own, which split={config.split.split!r} replaces; "
-            "to use it, say --set split=auto.",
-            AtollWarning,
-            stacklevel=3,
+        log.warning(
+            "atoll: %s brings a split of its own, which split=%r replaces; to use it, say --set split=auto.",
+            config.dataset,
+            config.split.split,
         )
 
 
