@@ -38,7 +38,7 @@ def row(exhibit: Exhibit, line: Line) -> list[str]:
         ours = line.ours.get(metric)
         mark = " ‼" if metric in line.outside() else ""
         difference = f"{ours[0] - theirs[0]:+.{2 if abs(theirs[0]) >= 1 else 3}f}" if ours and theirs else ""
-        cells.append(_pair(*ours) + mark if ours else "–" if line.cell.missing else "not run")
+        cells.append(_pair(*ours) + mark if ours else "–" if line.cell.missing or line.ours else "not run")
         cells += [_pair(*theirs) if theirs else "–", difference] if exhibit.printed(metric) else []
     return cells
 
