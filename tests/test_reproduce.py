@@ -111,6 +111,18 @@ def test_a_table_of_which_nothing_was_run_is_one_sentence() -> None:
     assert "|" not in page
 
 
+def test_a_figure_that_was_hardly_run_shows_what_was() -> None:
+    """A line that has neither a result nor a figure of the paper's is only counted, and a few points are no picture."""
+    cells = tuple(Cell(f"x = {x}", run=SMALL, series="ours", x=x) for x in range(5))
+    exhibit = Exhibit("p/figure1", "A paper", "A figure", cells, kind="figure")
+    lines = [Line(cell, {"accuracy": (80.0, 1.0)} if cell.x == 2 else {}, 2) for cell in cells]
+    page = pages.markdown([(exhibit, lines)])
+    assert "x = 2" in page
+    assert "x = 3" not in page
+    assert "Not run yet: 4 more lines." in page
+    assert pictures.draw(exhibit, lines, {}, Path()) is None
+
+
 def test_several_at_a_time_give_the_same(tmp_path: Path) -> None:
     """Two processes give what one gives."""
     exhibit = example()

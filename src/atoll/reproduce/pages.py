@@ -89,8 +89,11 @@ def markdown(exhibits: Sequence[tuple[Exhibit, Sequence[Line]]], pictures: Mappi
             text += [f"![{exhibit.title}]({pictures[exhibit.name]})", ""]
         columns = header(exhibit)
         text += ["| " + " | ".join(columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
-        text += ["| " + " | ".join(row(exhibit, line)) + " |" for line in lines]
-        notes = [f"- **{line.cell.row}**: {line.cell.note}" for line in lines if line.cell.note]
+        shown = [line for line in lines if line.ours or line.cell.paper or line.cell.missing]
+        text += ["| " + " | ".join(row(exhibit, line)) + " |" for line in shown]
+        notes = [f"- **{line.cell.row}**: {line.cell.note}" for line in shown if line.cell.note]
         notes += [f"- {reason}" for reason in reasons(lines)]
+        if hidden := len(lines) - len(shown):
+            notes.append(f"- Not run yet: {hidden} more line{'s' if hidden > 1 else ''}.")
         text += ["", *notes, ""] if notes else [""]
     return "\n".join(text).rstrip() + "\n"

@@ -66,6 +66,8 @@ def draw(exhibit: Exhibit, lines: Sequence[Line], jobs: Jobs, root: Path) -> Pic
 def means(exhibit: Exhibit, lines: Sequence[Line]) -> tuple[list[Figure], int]:
     """Mean and standard deviation over the seeds: over a number, joined; over words or over the metrics, bars."""
     shown = [line for line in lines if line.ours]
+    if 2 * len(shown) < len(exhibit.runnable):
+        return [], 0  # a few points are no curve
     colours = _colours(exhibit)
     figures = []
     for panel in exhibit.panels or ("",):
