@@ -13,8 +13,8 @@ TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4  # of mallopt(3)
 def keep() -> None:
     """Have the C library keep what is freed, for the next step: it asks for the same again.
 
-    By default glibc maps every large block anew and gives it back at once, and the system clears its pages each time; on wide
-    features that takes longer than the arithmetic. Other C libraries are left as they are.
+    By default glibc maps every large block anew and gives it back at once, and the system clears its pages each time, which on
+    wide features can take a third of a round. Other C libraries are left as they are.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
