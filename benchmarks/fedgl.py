@@ -7,7 +7,6 @@ and tells that process's peak memory: python -m benchmarks.fedgl round NODES exa
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from atoll import config, pseudograph, runner
+from benchmarks import peak
 
 
 def whole(embeddings: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -70,13 +70,13 @@ def one_round(nodes: int, search: str) -> None:
         "val": 0.05,
     }
     experiment = runner.prepare(config.resolve("fedgl", dataset="csbm", values=values))
-    ready = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    ready = peak()
     result = runner.rounds(experiment)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    held = peak()
     rows = experiment.spread.parts.num_nodes
     times = [row["seconds"] for row in result.rows]
     print(f"{nodes} nodes in 6 parties ({rows} rows), {search}: first round {times[0]:.0f} s, second {times[1] - times[0]:.0f} s")
-    print(f"peak memory of the process {peak:.2f} GB, {ready:.2f} GB of it with the parties standing and before the first round")
+    print(f"peak memory of the process {held:.2f} GB, {ready:.2f} GB of it with the parties standing and before the first round")
 
 
 def main() -> None:

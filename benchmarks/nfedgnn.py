@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from atoll import config, runner
 from atoll.algorithms import nfedgnn
 from atoll.data.assemble import assemble
 from atoll.graph import Graph
+from benchmarks import peak
 
 warnings.filterwarnings("ignore")
 
@@ -130,10 +130,10 @@ def measure(users: int) -> dict[str, Any]:
     with federation.evaluating():
         nfedgnn.evaluate(federation, state, settings)
     evaluation = time.perf_counter() - began
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    held = peak()
     usual = float(np.median(rounds[1:]))
     note = f"{np.median(work[1:]):.3g} s of processor time; to stand up {ready:.1f} s, an evaluation {evaluation:.2f} s"
-    return row(f"{users:,} users", users, usual, peak, note)
+    return row(f"{users:,} users", users, usual, held, note)
 
 
 def main() -> list[dict[str, Any]]:
