@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from atoll import cli, reproduce, runner
+from atoll.config import Config
 from atoll.errors import AtollError
 from atoll.folder import Folder
 from atoll.reproduce import Cell, Exhibit, Line, execute, pages, pictures, record, states
@@ -189,40 +190,68 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 def test_what_was_measured_is_data_of_the_package(
     book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Recorded lines are shown where there are no runs, to the digits shown; a page can be made of them alone."""
+    """Recorded runs are shown where there are none at hand, to the digits shown; a page can be made of them alone."""
     assert call(monkeypatch, "book/table", "--out", book, "--only", "ours", "--record", "--page", book / "with.md") == 0
-    assert (book.parent / "measured" / "book.toml").read_text().count("seeds = 2") == 1
-    told = reproduce.measured("book")["table"]["ours"]
-    assert 0 < told.ours["accuracy"][0] <= 100
+    told = reproduce.recorded("book")
+    assert len(told) == 2
+    assert all(0 < run["metrics"]["accuracy"] <= 1 and run["bytes"]["up"] > 0 for run in told.values())
     assert "recorded" not in capsys.readouterr().out
     assert call(monkeypatch, "book/table", "--out", book / "elsewhere", "--no-run", "--page", book / "without.md") == 0
     assert "1 of 3 lines are our recorded results" in " ".join(capsys.readouterr().out.split())
     assert (book / "with.md").read_text() == (book / "without.md").read_text()
 
 
-def test_a_record_is_merged_line_by_line(book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """As many seeds or more replace a line, fewer do not; a run of one's own that was asked for comes first all the same."""
-    cell = reproduce.exhibits("book")[0].cells[0]
+def test_seeds_are_recorded_one_by_one(book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second seed joins the first, whichever folder it was run in; `--new` runs what is not recorded and nothing else."""
+    exhibit = reproduce.exhibits("book")[0]
+    assert call(monkeypatch, "book/table", "--out", book / "a", "--only", "ours", "--seeds", "1", "--record") == 0
+    assert call(monkeypatch, "book/table", "--out", book / "b", "--new", "--record") == 0
+    assert call(monkeypatch, "book/table", "--out", book / "a", "--only", "ours", "--seeds", "1", "--record") == 0
+    assert len(list((book / "b").iterdir())) == 3  # the other seed, and both of the other line
+    assert states.state(exhibit, book / "c", {}) == "done"
+    capsys.readouterr()
+    assert call(monkeypatch, "book/table", "--out", book / "c", "--no-run", "--page", book / "apart.md") == 0
+    assert call(monkeypatch, "book/table", "--out", book / "d", "--page", book / "again.md") == 0
+    assert (book / "apart.md").read_text() == (book / "again.md").read_text()
+    assert call(monkeypatch, "book/table", "--out", book / "e", "--new") == 0
+    assert not (book / "e").exists()
 
-    def recorded(seeds: int, accuracy: float) -> int:
-        record.ready()
-        record.write("book", {"book/table": [Line(cell, {"accuracy": (accuracy, 1.0)}, seeds)]})
-        return round(reproduce.measured("book")["table"]["ours"].ours["accuracy"][0])
 
-    assert [recorded(2, 10.0), recorded(1, 20.0), recorded(2, 30.0), recorded(3, 40.0)] == [10, 10, 30, 40]
-    assert call(monkeypatch, "book/table", "--out", book, "--only", "ours", "--seeds", "1") == 0
-    assert "40" not in capsys.readouterr().out.split("ours")[-1]
+def test_a_mean_without_its_runs_stays_until_runs_make_up_for_it(
+    book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A recorded line is shown where there are fewer runs, spares them under `--new`, and goes once as many are recorded."""
+    means_of_old(book, {"ours": (2, 40.0)})
+    assert call(monkeypatch, "book/table", "--out", book, "--only", "ours", "--seeds", "1", "--record") == 0
+    assert "40" not in capsys.readouterr().out.split("ours")[-1]  # a run of one's own that was asked for comes first
     assert call(monkeypatch, "book/table", "--out", book, "--no-run") == 0
     assert "40 ± 1.00" in capsys.readouterr().out
+    assert call(monkeypatch, "book/table", "--out", book / "new", "--only", "ours", "--new") == 0
+    assert not (book / "new").exists()
+    assert "40 ± 1.00" in capsys.readouterr().out
+    assert list(reproduce.measured("book")["table"]) == ["ours"]
+    assert call(monkeypatch, "book/table", "--out", book, "--only", "ours", "--record") == 0
+    assert "40 ± 1.00" not in capsys.readouterr().out
+    assert reproduce.measured("book") == {}
+
+
+def means_of_old(book: Path, lines: dict[str, tuple[int, float]]) -> None:
+    """A record of means alone: seeds and accuracy by row."""
+    cells = {cell.row: cell for cell in reproduce.exhibits("book")[0].cells}
+    text = ["[table]"]
+    for row, (seeds, accuracy) in lines.items():
+        digest = record.digest(cells[row].configs(1, {})[0])
+        text.append(f'"{row}" = {{ seeds = {seeds}, config = "{digest}", ours = {{ accuracy = [{accuracy}, 1.0] }} }}')
+    record.ready()
+    (book.parent / "measured" / "book.toml").write_text("\n".join(text) + "\n")
 
 
 def test_a_changed_configuration_is_not_shown_as_measured(
     book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The line is passed over, the list does not count it, and the next record drops it with a word."""
-    lines = [Line(cell, {"accuracy": (50.0, 1.0)}, 2) for cell in reproduce.exhibits("book")[0].cells[:2]]
-    record.ready()
-    assert record.write("book", {"book/table": lines}) == []
+    """The line is passed over, the list does not count it, and the next record drops it with a word; runs likewise."""
+    means_of_old(book, {"ours": (2, 50.0), "other, λ = 0.1": (2, 50.0)})
+    (book.parent / "measured" / "book.jsonl").write_text('{"run": "fedavg-csbm-0-0123456789ab", "metrics": {"accuracy": 0.5}}\n')
     exhibit = reproduce.exhibits("book")[0]
     assert states.state(exhibit, book, reproduce.measured("book")["table"]) == "done"
     (book.parent / "book.toml").write_text(BOOK.replace("lr = 0.1", "lr = 0.2"))
@@ -232,7 +261,9 @@ def test_a_changed_configuration_is_not_shown_as_measured(
     assert [line.recorded for line in told] == [True, False, False]
     assert states.state(exhibit, book, reproduce.measured("book")["table"]) == "partly (1 of 2)"
     assert call(monkeypatch, "book", "--no-run", "--record", "--out", book) == 0
-    assert "book/table, other, λ = 0.1: dropped" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "book/table, other, λ = 0.1: dropped" in told
+    assert "book: 1 recorded runs dropped" in told
     assert list(reproduce.measured("book")["table"]) == ["ours"]
 
 
@@ -276,7 +307,13 @@ def test_every_recorded_line_is_of_a_table() -> None:
         for table, lines in reproduce.measured(paper).items():
             assert lines.keys() <= cells[f"{paper}/{table}"]
             assert all(line.seeds > 0 and line.ours for line in lines.values())
-    assert {path.stem for path in reproduce.MEASURED.glob("*.toml")} <= set(reproduce.papers())
+        names = {execute.folder_of(config, Path()).name for each in _jobs(paper).values() for config in each}
+        assert reproduce.recorded(paper).keys() <= names
+    assert {path.stem for path in reproduce.MEASURED.iterdir()} <= set(reproduce.papers())
+
+
+def _jobs(paper: str) -> dict[tuple[str, str], list[Config]]:
+    return execute.jobs_of(reproduce.exhibits(paper), quick=False, seeds=None)
 
 
 def test_the_list_waits_with_torch() -> None:
@@ -361,7 +398,7 @@ def test_boxes_are_over_the_seeds(tmp_path: Path) -> None:
     assert pictures.draw(exhibit, [], jobs, tmp_path) is None
     execute.execute(jobs[exhibit.name, "ours"], tmp_path, 1, lambda *_: None)
     ((drawn,), runs) = pictures.boxes(exhibit, jobs, tmp_path)
-    found = [100 * result["metrics"]["accuracy"] for result in execute.results(jobs[exhibit.name, "ours"], tmp_path)]
+    found = [100 * result["metrics"]["accuracy"] for result in execute.results(jobs[exhibit.name, "ours"], tmp_path, {})]
     assert (drawn.kind, list(drawn.series[0].y), runs) == ("boxes", found, 3)
     picture = pictures.draw(exhibit, [], jobs, tmp_path)
     assert picture is not None

@@ -185,6 +185,7 @@ def reproduce(
         Path | None, typer.Option(help="Write a page of results to this file, with pictures in img beside it.")
     ] = None,
     rerun: Annotated[bool, typer.Option("--run/--no-run", help="Run what is missing, or only show what is there.")] = True,
+    new: Annotated[bool, typer.Option("--new", help="Run only what our record does not have.")] = False,
     keep: Annotated[
         bool, typer.Option("--record", help="Keep what came out as data of the package (for a source checkout).")
     ] = False,
@@ -214,11 +215,12 @@ def reproduce(
         raise AtollError(f"No line of {what} has {only!r} in its label; `atoll reproduce {what} --no-run` shows all lines.")
     work = execute.jobs_of(chosen, quick, seeds)
     if rerun:
-        configs = [config for (_, row), each in work.items() if only is None or only in row for config in each]
+        some = {(name, row): each for (name, row), each in work.items() if only is None or only in row}
+        configs = record.unrecorded(chosen, some) if new else [config for each in some.values() for config in each]
         execute.execute(configs, out, jobs, lambda name, done, of: print(f"{done}/{of} {name}", file=sys.stderr, flush=True))
     told = [(exhibit, execute.lines(exhibit, work, out)) for exhibit in chosen]
     if keep:
-        for word in record.write(what.partition("/")[0], {exhibit.name: lines for exhibit, lines in told}):
+        for word in record.write(what.partition("/")[0], {exhibit.name: lines for exhibit, lines in told}, work, out):
             print(word, file=sys.stderr)
     told = [(exhibit, record.filled(exhibit, lines, work)) for exhibit, lines in told]
     for exhibit, lines in told:

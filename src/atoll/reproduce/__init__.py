@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -110,7 +111,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Measured:
-    """A line of `measured/`: what came out of so many seeds of a configuration."""
+    """A line of `measured/PAPER.toml`: what came out of so many seeds of a configuration."""
 
     seeds: int
     config: str  # its digest; that of the first seed, which tells those of the others
@@ -132,10 +133,17 @@ def exhibits(paper: str) -> list[Exhibit]:
 
 
 def measured(paper: str) -> dict[str, dict[str, Measured]]:
-    """What was recorded, by table and row; whether its configuration is still the same is for `record` to tell."""
+    """The lines that were recorded, by table and row; whether their configurations are still the same is for `record` to tell."""
     file = MEASURED / f"{paper}.toml"
     document = tomllib.loads(file.read_text()) if file.exists() else {}
     return {table: {row: _measured(line) for row, line in lines.items()} for table, lines in document.items()}
+
+
+def recorded(paper: str) -> dict[str, dict[str, Any]]:
+    """The runs that were recorded, by the names of their folders: as much of result.json as the paper's tables show."""
+    file = MEASURED / f"{paper}.jsonl"
+    runs = map(json.loads, file.read_text().splitlines()) if file.exists() else ()
+    return {run.pop("run"): run for run in runs}
 
 
 def _measured(line: dict[str, Any]) -> Measured:

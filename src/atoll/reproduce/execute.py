@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from typing import Any
 from atoll import runner
 from atoll.config import Config
 from atoll.errors import AtollError
-from atoll.reproduce import Cell, Exhibit, Line, summarise
+from atoll.reproduce import Cell, Exhibit, Line, recorded, summarise
 
+Runs = Mapping[str, Mapping[str, Any]]  # results by the names of the runs' folders
 Tell = Callable[[str, int, int], None]  # what was run, how many are done, of how many
 
 
@@ -68,12 +70,23 @@ def lines(exhibit: Exhibit, jobs: Mapping[tuple[str, str], Sequence[Config]], ro
         return [_facts(exhibit, cell) for cell in exhibit.cells]
     if exhibit.kind == "embeddings":
         return [_embedded(exhibit, cell, jobs.get((exhibit.name, cell.row), ()), root) for cell in exhibit.cells]
-    return [summarise(exhibit, cell, results(jobs.get((exhibit.name, cell.row), ()), root)) for cell in exhibit.cells]
+    known = recorded(exhibit.name.partition("/")[0])
+    return [_line(exhibit, cell, jobs.get((exhibit.name, cell.row), ()), root, known) for cell in exhibit.cells]
 
 
-def results(configs: Sequence[Config], root: Path) -> list[dict[str, Any]]:
-    """What the runs that are over came to."""
-    return [_read(folder) for folder in finished(configs, root)]
+def _line(exhibit: Exhibit, cell: Cell, configs: Sequence[Config], root: Path, known: Runs) -> Line:
+    there = results(configs, root, known)
+    return replace(summarise(exhibit, cell, there), recorded=len(there) > len(finished(configs, root)))
+
+
+def results(configs: Sequence[Config], root: Path, known: Runs) -> list[dict[str, Any]]:
+    """What the runs that are over came to; of those that are not at hand, what was recorded."""
+    folders = [folder_of(config, root) for config in configs]
+    return [
+        _read(folder) if (folder / "result.json").exists() else dict(known[folder.name])
+        for folder in folders
+        if (folder / "result.json").exists() or folder.name in known
+    ]
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from atoll.errors import AtollError
 from atoll.report import paper
 from atoll.report.figures import Figure, Series, thin
 from atoll.report.runs import Row, read
-from atoll.reproduce import Cell, Exhibit, Line
+from atoll.reproduce import Cell, Exhibit, Line, recorded
 from atoll.reproduce.execute import finished, results
 from atoll.reproduce.pages import name_of
 
@@ -131,7 +131,8 @@ def curves(exhibit: Exhibit, jobs: Jobs, root: Path) -> tuple[list[Figure], int]
 def boxes(exhibit: Exhibit, jobs: Jobs, root: Path) -> tuple[list[Figure], int]:
     """A box a row, over its seeds."""
     figures, runs = [], 0
-    found = {cell.row: results(jobs.get((exhibit.name, cell.row), ()), root) for cell in exhibit.runnable}
+    known = recorded(exhibit.name.partition("/")[0])
+    found = {cell.row: results(jobs.get((exhibit.name, cell.row), ()), root, known) for cell in exhibit.runnable}
     for metric in exhibit.metrics:
         series = []
         for place, (row, each) in enumerate(found.items()):

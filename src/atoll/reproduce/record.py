@@ -1,7 +1,9 @@
-"""Our results as data of the package: `measured/PAPER.toml`, so that who has only the package sees our numbers too.
+"""Our results as data of the package, so that who has only the package sees our numbers too: `measured/PAPER.jsonl` and `.toml`.
 
-A line holds for one configuration. It carries the digest that ends the name of its first run's folder; once settings or defaults
-have changed the digest is another one, and the line is no longer shown.
+The first holds runs, one a line, under the names of their folders: whichever table asks for a run finds it, and seeds can be
+added one by one. The second holds lines that are no means of runs' results (facts of a partition, silhouettes) and means whose
+runs were not kept, each with the digest of its configuration. Once settings or defaults have changed the digest, which ends a
+folder's name too, is another one, and what was recorded is no longer shown.
 """
 
 from __future__ import annotations
@@ -11,14 +13,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from atoll import reproduce
 from atoll.config import Config
 from atoll.errors import AtollError
-from atoll.reproduce import Cell, Exhibit, Line, Measured
-from atoll.reproduce.execute import folder_of
+from atoll.reproduce import Exhibit, Line, Measured
+from atoll.reproduce.execute import folder_of, jobs_of, results
 
 Jobs = Mapping[tuple[str, str], Sequence[Config]]
+COMPUTED = ("facts", "embeddings")  # kinds of exhibits whose lines are no means of runs' results
 
 
 def digest(config: Config) -> str:
@@ -53,28 +57,75 @@ def ready() -> None:
         ) from error
 
 
-def write(paper: str, told: Mapping[str, Sequence[Line]]) -> list[str]:
-    """Merge lines from runs, by exhibit, into the paper's file; what was dropped from it, in words.
+def unrecorded(chosen: Sequence[Exhibit], jobs: Jobs) -> list[Config]:
+    """The runs that no record spares: neither theirs nor that of a line with as many seeds."""
+    runs: dict[str, Any] = {}
+    lines: dict[str, dict[str, Measured]] = {}
+    for paper in {exhibit.name.partition("/")[0] for exhibit in chosen}:
+        runs |= reproduce.recorded(paper)
+        lines |= {f"{paper}/{table}": known for table, known in reproduce.measured(paper).items()}
+    left = []
+    for (name, row), configs in jobs.items():
+        line = lines.get(name, {}).get(row)
+        if line is None or line.seeds < len(configs) or line.config != digest(configs[0]):
+            left += [config for config in configs if folder_of(config, Path()).name not in runs]
+    return left
 
-    A line replaces one of as many seeds or fewer. What the file has of configurations that have changed since is dropped.
-    """
-    known = reproduce.measured(paper)
+
+def write(paper: str, told: Mapping[str, Sequence[Line]], jobs: Jobs, root: Path) -> list[str]:
+    """Add the runs at hand and the computed lines to the paper's record; what was dropped from it, in words."""
+    exhibits = reproduce.exhibits(paper)
+    wanted = jobs_of(exhibits, False, None)
+    configs = [config for asked in (wanted, jobs) for each in asked.values() for config in each]
+    return _write_runs(paper, exhibits, configs, root) + _write_lines(paper, exhibits, told, wanted)
+
+
+def _write_runs(paper: str, exhibits: Sequence[Exhibit], configs: Sequence[Config], root: Path) -> list[str]:
+    """The runs that some line asks for: those at hand, then those recorded before."""
+    before = reproduce.recorded(paper)
+    names = {metric.partition(".")[0] for exhibit in exhibits for metric in exhibit.metrics}
+    runs = {folder_of(config, root).name: result for config in configs for result in results([config], root, before)}
+    lines = [json.dumps({"run": name, **_pruned(runs[name], names)}, ensure_ascii=False) for name in sorted(runs)]
+    if lines:
+        (reproduce.MEASURED / f"{paper}.jsonl").write_text("\n".join(lines) + "\n")
+    dropped = len(before.keys() - runs.keys())
+    return [f"{paper}: {dropped} recorded runs dropped, no line asks for them any more."] if dropped else []
+
+
+def _pruned(result: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+    """Of a result what tables show."""
+    outside = {name: result[name] for name in sorted(names) if name in result}
+    return {"metrics": {name: _short(result["metrics"][name]) for name in sorted(names) if name in result["metrics"]}, **outside}
+
+
+def _short(value: Any) -> Any:
+    """Six digits of every number."""
+    if isinstance(value, list):
+        return [_short(each) for each in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _write_lines(paper: str, exhibits: Sequence[Exhibit], told: Mapping[str, Sequence[Line]], jobs: Jobs) -> list[str]:
+    """Computed lines, new ones in the place of old ones; of the rest those that recorded runs do not make up for."""
+    known, runs = reproduce.measured(paper), reproduce.recorded(paper)
     text, words = [HEADER.format(paper=paper)], []
-    for exhibit in reproduce.exhibits(paper):
+    for exhibit in exhibits:
         table = exhibit.name.partition("/")[2]
         before, kept = known.pop(table, {}), {}
-        fresh = {line.cell.row: line for line in told.get(exhibit.name, ()) if line.ours and not line.recorded}
-        for cell in exhibit.cells:
+        computed = told.get(exhibit.name, ()) if exhibit.kind in COMPUTED else ()
+        fresh = {line.cell.row: line for line in computed if line.ours and not line.recorded}
+        for cell in exhibit.runnable:
             line, old = fresh.get(cell.row), before.pop(cell.row, None)
-            if cell.missing or exhibit.missing or (line is None and old is None):
+            if line is None and old is None:
                 continue
-            now = _digest(cell)
+            now = digest(cell.configs(1, {})[0])
             if old is not None and old.config != now:
                 words.append(f"{exhibit.name}, {cell.row}: dropped, its configuration has changed since it was recorded.")
                 old = None
             if line is not None and (old is None or line.seeds >= old.seeds):
                 old = Measured(line.seeds, now, line.ours)
-            if old is not None:
+            configs = jobs.get((exhibit.name, cell.row), ()) if exhibit.kind not in COMPUTED else ()
+            if old is not None and sum(folder_of(config, Path()).name in runs for config in configs) < old.seeds:
                 kept[cell.row] = old
         words += [f"{exhibit.name}, {row}: dropped, there is no such line." for row in before]
         if kept:
@@ -82,10 +133,6 @@ def write(paper: str, told: Mapping[str, Sequence[Line]]) -> list[str]:
     words += [f"{paper}/{table}: dropped, there is no such table." for table in known]
     (reproduce.MEASURED / f"{paper}.toml").write_text("\n".join(text) + "\n")
     return words
-
-
-def _digest(cell: Cell) -> str:
-    return digest(cell.configs(1, {})[0])
 
 
 HEADER = """\

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from atoll.reproduce import Cell, Exhibit, Measured, measured
+from atoll.reproduce import Cell, Exhibit, Measured, measured, recorded
 
 LEGEND = """\
 done: every line that can be run has all its seeds; partly (n of m): n lines of m have them.
@@ -34,14 +35,15 @@ def listing(exhibits: Iterable[Exhibit], root: Path) -> Group:
     return Group(table, *(Text(line) for line in LEGEND.format(root=root).splitlines()))
 
 
-def state(exhibit: Exhibit, root: Path, recorded: Mapping[str, Measured]) -> str:
+def state(exhibit: Exhibit, root: Path, lines: Mapping[str, Measured]) -> str:
     """`done`, `partly (n of m)` lines, `not run`, `data missing here: …` or `not applicable: …`."""
     if exhibit.missing:
         return f"not applicable: {exhibit.missing}"
     cells = exhibit.runnable
     if not cells:
         return "data missing here: " + "; ".join(sorted({cell.missing.rstrip(".") for cell in exhibit.cells}))
-    seeds = [_seeds(exhibit, cell, root, recorded.get(cell.row)) for cell in cells]
+    known = recorded(exhibit.name.partition("/")[0])
+    seeds = [_seeds(exhibit, cell, root, lines.get(cell.row), known) for cell in cells]
     full = sum(count >= exhibit.wanted for count in seeds)
     if full == len(cells):
         return "done"
@@ -53,15 +55,15 @@ def state(exhibit: Exhibit, root: Path, recorded: Mapping[str, Measured]) -> str
     return "not run"
 
 
-def _seeds(exhibit: Exhibit, cell: Cell, root: Path, kept: Measured | None) -> int:
+def _seeds(exhibit: Exhibit, cell: Cell, root: Path, kept: Measured | None, known: Mapping[str, Mapping[str, Any]]) -> int:
     """Seeds with a result: in the folder of runs, or recorded for the configuration as it is now."""
-    if kept is None and (exhibit.kind == "facts" or not root.is_dir()):
+    if kept is None and (exhibit.kind == "facts" or not (known or root.is_dir())):
         return 0
-    from atoll.reproduce.execute import finished
+    from atoll.reproduce.execute import results
     from atoll.reproduce.record import digest
 
     configs = cell.configs(exhibit.wanted, {})
-    there = len(finished(configs, root)) if exhibit.kind != "facts" else 0
+    there = len(results(configs, root, known)) if exhibit.kind != "facts" else 0
     return max(there, kept.seeds if kept is not None and kept.config == digest(configs[0]) else 0)
 
 
