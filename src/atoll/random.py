@@ -40,9 +40,10 @@ class Draws:
         return [np.random.SFC64(g.initial_seed()) for g in self.generators]
 
     def repeated(self, times: int) -> Draws:
-        """The same parties, `times` over: party p goes on with the same numbers at p, P + p, 2·P + p, …"""
+        """Every party `times` over, side by side: party p goes on with the same numbers at p·times, p·times + 1, …"""
         result = object.__new__(Draws)
-        result.generators, result.bits = self.generators * times, self.bits * times
+        result.generators = [one for one in self.generators for _ in range(times)]
+        result.bits = [one for one in self.bits for _ in range(times)]
         return result
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:

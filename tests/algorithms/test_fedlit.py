@@ -113,12 +113,15 @@ def test_every_link_is_in_one_channel() -> None:
     """The typed graph has every edge once, both directions in the channel of their link, and leaves parties apart."""
     experiment = runner.prepare(small("fedlit", types=3))
     cohort = experiment.engine.cohorts[0]  # type: ignore[attr-defined]
-    graph, nodes = cohort.graph, cohort.graph.num_nodes
+    graph = cohort.graph
     types = torch.arange(cohort.links.ends.shape[1]) % 3
-    edges = cohort.by_type(types).edge_index
-    assert torch.equal(edges % nodes, graph.edge_index)
-    assert torch.equal(edges[0] // nodes, edges[1] // nodes)
-    channel = {(int(u), int(v)): int(c) for (u, v), c in zip(graph.edge_index.t(), edges[0] // nodes, strict=True)}
+    typed = cohort.by_type(types)
+    edges = typed.edge_index
+    assert torch.equal(typed.ids[edges], graph.ids[graph.edge_index])
+    blocks = typed.party[edges]
+    assert torch.equal(blocks[0], blocks[1])
+    assert torch.equal(blocks // 3, graph.party[graph.edge_index])
+    channel = {(int(u), int(v)): int(c) for (u, v), c in zip(graph.edge_index.t(), blocks[0] % 3, strict=True)}
     assert all(channel[u, v] == channel[v, u] for u, v in channel)
     assert cohort.links.ends.shape[1] * 2 == graph.edge_index.shape[1]
     assert (cohort.links.party.diff() >= 0).all()

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+import scipy.sparse as sp
 import torch
 import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
@@ -25,7 +27,7 @@ from atoll.algorithms import State
 from atoll.cohort import Fields, backbone, first_model, verb
 from atoll.federation import Federation
 from atoll.graph import Graph, stack
-from atoll.kernels import Blocks
+from atoll.kernels import Blocks, Sparse
 from atoll.losses import cross_entropy
 from atoll.models import load, read
 from atoll.parameters import Parameters
@@ -33,6 +35,7 @@ from atoll.random import SERVER, Draws
 from atoll.settings import Training, setting
 
 SPREADS = ("horizontal", "overlapping")
+CHUNK = 4096  # links represented at a time
 
 
 @dataclass(frozen=True)
@@ -54,13 +57,15 @@ class Cohort(atoll.cohort.Cohort):
     def setup(self) -> None:
         """Channels, the links, and the nodes once for every channel."""
         s, parties = self.settings, self.graph.parties
-        self.model = backbone(s, self.schema, s.types * parties, None)  # a block for each channel and party, channel by channel
+        self.model = backbone(s, self.schema, parties * s.types, None)  # a block for each party and channel, party by party
         shapes = {name: value.shape[1:] for name, value in read(self.model).items()}
         self.channels = {name: nn.Parameter(torch.zeros(parties, s.types, *shape)) for name, shape in shapes.items()}
         self.optimizer = optim.make(s.optimizer, self.channels, s.lr, s.weight_decay)
         self.links = Links(self.graph)
-        self.copies = stack([self.graph] * s.types) if s.types > 1 else self.graph
+        self.copies = stack([self.graph.select([p]) for p in range(parties) for _ in range(s.types)])
         self.alone = rewired(self.copies, torch.zeros(2, 0, dtype=torch.int64))
+        self.places = places(self.graph, s.types)
+        self.added = summing(self.places)
         self.typed: tuple[Tensor, Graph] | None = None  # the last types and their graph: they seldom change
 
     @verb
@@ -112,8 +117,8 @@ class Cohort(atoll.cohort.Cohort):
 
     def logits(self, graph: Graph, draws: Draws | None = None) -> Tensor:
         """(N, C): the sum of the channels' outputs, each channel on the links of its type."""
-        stacked: Tensor = functional_call(self.model, self.by_channel(), (graph, draws))  # (K·N, C)
-        return stacked.view(self.settings.types, self.graph.num_nodes, -1).sum(0)
+        stacked: Tensor = functional_call(self.model, self.by_channel(), (graph, draws))  # (N·K, C)
+        return self.added @ stacked
 
     @torch.no_grad()
     def represent(self) -> Tensor:
@@ -122,18 +127,16 @@ class Cohort(atoll.cohort.Cohort):
         An end's representation is what the channels' hidden layers make of the node alone, without any links.
         """
         load(self.model, self.by_channel())
-        nodes = self.model.embed(self.alone).view(self.settings.types, self.graph.num_nodes, -1).sum(0)
-        one, other = nodes[self.links.ends]
-        return F.normalize(torch.cat([one + other, (one - other).abs()], 1))
+        return self.links.represent(self.added @ self.model.embed(self.alone))
 
     def by_channel(self) -> Parameters:
-        """(P, K, …) → (K·P, …)."""
-        return {name: value.transpose(0, 1).flatten(0, 1) for name, value in self.channels.items()}
+        """(P, K, …) → (P·K, …)."""
+        return {name: value.flatten(0, 1) for name, value in self.channels.items()}
 
     def by_type(self, types: Tensor) -> Graph:
         """The nodes once for every channel, with the links of its type."""
         if self.typed is None or not torch.equal(types, self.typed[0]):
-            edges = self.graph.edge_index + self.graph.num_nodes * types[self.links.of_edge]
+            edges = self.places[types[self.links.of_edge], self.graph.edge_index]
             self.typed = types, rewired(self.copies, edges, symmetric=self.graph.symmetric)
         return self.typed[1]
 
@@ -147,6 +150,23 @@ class Links:
         self.ends = torch.stack([pairs // graph.num_nodes, pairs % graph.num_nodes])  # (2, L)
         self.party = graph.party[self.ends[0]]
         self.blocks = Blocks(torch.bincount(self.party, minlength=graph.parties).tolist())
+
+    def represent(self, nodes: Tensor) -> Tensor:
+        """(N, h) → (L, 2·h): [a + b ‖ |a − b|] of a link's ends as a unit vector; its length is √(2·(‖a‖² + ‖b‖²)).
+
+        Some links at a time, which stay in the cache.
+        """
+        width = nodes.shape[1]
+        squares = nodes.square().sum(1)[self.ends].sum(0)
+        scale = (2 * squares).sqrt_().clamp_(min=1e-12).reciprocal_()[:, None]
+        links = nodes.new_empty(len(scale), 2 * width)
+        for start in range(0, len(scale), CHUNK):
+            rows = slice(start, start + CHUNK)
+            one, other = (nodes.index_select(0, end[rows]) for end in self.ends)
+            torch.sub(one, other, out=links[rows, width:]).abs_()
+            torch.add(one, other, out=links[rows, :width])
+            links[rows] *= scale[rows]
+        return links
 
     def nearest(self, links: Tensor, centres: Tensor) -> Tensor:
         """(L,): of each link the type whose centre, among its party's (P, K, r), has the greatest cosine."""
@@ -163,6 +183,19 @@ class Links:
         """(P, K) links of each type."""
         parties = len(self.blocks.sizes)
         return torch.bincount(self.party * count + types, minlength=parties * count).view(parties, count)
+
+
+def places(graph: Graph, types: int) -> Tensor:
+    """(K, N): where each node stands among the copies, a party's channels one after the other."""
+    start, size = graph.ptr[graph.party], graph.ptr.diff()[graph.party]
+    return types * start + torch.arange(types)[:, None] * size + torch.arange(graph.num_nodes) - start
+
+
+def summing(places: Tensor) -> Sparse:
+    """(N, N·K): adds up a node's copies."""
+    types, nodes = places.shape
+    starts = np.arange(0, types * nodes + 1, types)
+    return Sparse(sp.csr_array((np.ones(types * nodes), places.t().flatten().numpy(), starts), shape=(nodes, types * nodes)))
 
 
 def rewired(graph: Graph, edge_index: Tensor, *, symmetric: bool = True) -> Graph:
