@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -123,3 +125,21 @@ def test_pooled_is_one_block() -> None:
     weight = torch.randn(1, 5, 4)
     torch.testing.assert_close(whole.pooled.features @ weight, whole.features @ weight.expand(2, 5, 4).contiguous())
     assert torch.equal(whole.pooled.edge_index, whole.edge_index)
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_the_digest_tells_other_data(sparse: bool) -> None:
+    """Every single number counts, in features of either kind; a copy has the same."""
+    graph = make_graph(20, 0)
+    assert not isinstance(graph.x, Tensor)
+    dense = torch.from_numpy(graph.x.toarray())
+    graph = replace(graph, x=sp.csr_array(dense.numpy()) if sparse else dense)
+    others = {name: getattr(graph, name).clone() for name in ("edge_index", "y", "train", "val", "test", "ids")}
+    for tensor in others.values():
+        tensor[..., 7] = ~tensor[..., 7]
+    changed = dense.clone()
+    changed[5, 3] += 1e-3
+    others["x"] = sp.csr_array(changed.numpy()) if sparse else changed
+    digests = [replace(graph, **{name: value}).digest for name, value in others.items()]
+    assert len({graph.digest, *digests}) == 8
+    assert replace(graph).digest == graph.digest

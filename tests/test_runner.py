@@ -198,6 +198,8 @@ def edited(name: str, path: Path) -> None:
         checkpoint.write_bytes(wire.encode({"model": torch.zeros(3)}))
     elif name == "book":
         checkpoint.write_bytes(wire.encode(saved | {"book": {"rounds": 3}}))
+    elif name == "no state":
+        checkpoint.write_bytes(wire.encode({field: value for field, value in saved.items() if field != "state"}))
     elif name == "directory":
         checkpoint.unlink()
         checkpoint.mkdir()
@@ -218,6 +220,7 @@ def edited(name: str, path: Path) -> None:
     [
         ("foreign", "is no checkpoint of a run; delete it"),
         ("book", "does not fit the run's config.toml or data"),
+        ("no state", r"does not fit the run's config.toml or data \(its state has lost model\)"),
         ("directory", "is damaged; delete it"),
         ("cut history", "is shorter than when checkpoint.safetensors was written; restore it"),
         ("no history", "is shorter than when checkpoint.safetensors was written; restore it"),
@@ -247,6 +250,19 @@ def test_a_run_is_not_resumed_on_other_data(tmp_path: Path) -> None:
     (tmp_path / "50").rename(tmp_path / "graph")
     with pytest.raises(AtollError, match=r"config\.toml or data \(the data has 50 nodes where there were 60, .* edges"):
         atoll.resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize("changed", ["x", "y"])
+def test_a_run_is_not_resumed_on_other_values(changed: str, tmp_path: Path) -> None:
+    """Data of the same size with one other feature or label is other data; the same data is not."""
+    graph = atoll.load("csbm", nodes=60)
+    dataset = {"partition": "random", "parties": 2}
+    atoll.run("fedavg", dataset=graph, **dataset, rounds=2, out=tmp_path / "run")
+    assert atoll.resume(tmp_path / "run", dataset=graph).rounds == 2
+    other = getattr(graph, changed).clone()
+    other[0] = other[0] + 1 if changed == "x" else 1 - other[0]
+    with pytest.raises(AtollError, match="the data has as many nodes and edges as before, but other values"):
+        atoll.resume(tmp_path / "run", dataset=replace(graph, **{changed: other}))
 
 
 def test_resuming_mends_a_damaged_result(tmp_path: Path) -> None:

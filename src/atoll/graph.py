@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -71,6 +72,16 @@ class Graph:
     def stored(self) -> sp.csr_array:
         """(N, d) the features as CSR, without the zeros."""
         return sp.csr_array(self.x.numpy()) if isinstance(self.x, Tensor) else self.x
+
+    @property
+    def digest(self) -> int:
+        """A number that other features, edges, labels or splits would change."""
+        x = [self.x.numpy()] if isinstance(self.x, Tensor) else [self.x.data, self.x.indices, self.x.indptr]
+        rest = (self.edge_index, self.y, self.train, self.val, self.test, self.ids, self.ptr)
+        total = hashlib.blake2b(digest_size=7)
+        for array in [*x, *(tensor.numpy() for tensor in rest)]:
+            total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return int.from_bytes(total.digest(), "little")
 
     @cached_property
     def adjacency(self) -> sp.csr_array:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +117,21 @@ class Experiment:
         if self.data is None:
             raise AtollError("The parties' data is not here: it is at their sites.")
         return self.data
+
+    @cached_property
+    def extent(self) -> dict[str, int]:
+        """The size and a digest of the parties' data, to tell on resume whether it is the same; nothing where it is not here."""
+        if self.data is None:
+            return {}
+        parts = self.data.parts
+        return {
+            "parties": parts.parties,
+            "nodes": parts.num_nodes,
+            "edges": parts.edge_index.shape[1],
+            "features": parts.num_features,
+            "classes": parts.num_classes,
+            "digest": parts.digest,
+        }
 
 
 def prepare(config: Config, graph: Graph | None = None, *, engine: Callable[[Engine], Engine] | None = None) -> Experiment:
@@ -258,10 +274,9 @@ def rounds(
 def _restored(experiment: Experiment, checkpoint: dict[str, Any]) -> Book:
     """Give the ledger and the parties back what a checkpoint kept; it must be one of this very run."""
     try:
-        before, now = checkpoint.get("data"), _extent(experiment)
-        if before and now and before != now:
-            differing = [f"{now[name]} {name} where there were {count}" for name, count in before.items() if now[name] != count]
-            raise ValueError(f"the data has {', '.join(differing)}")
+        _same_data(checkpoint.get("data", {}), experiment.extent)
+        if lost := set(checkpoint.get("holds", ())) - checkpoint.get("state", {}).keys():
+            raise ValueError(f"its state has lost {', '.join(sorted(lost))}")
         experiment.federation.ledger.restore(checkpoint["ledger"])
         experiment.engine.remember(checkpoint.get("memory", {}))
         return Book(**checkpoint["book"])
@@ -270,6 +285,14 @@ def _restored(experiment: Experiment, checkpoint: dict[str, Any]) -> Book:
             f"The checkpoint does not fit the run's config.toml or data ({str(error).rstrip('.')}); "
             "restore what was changed, or start a new run."
         ) from error
+
+
+def _same_data(before: dict[str, int], now: dict[str, int]) -> None:
+    """Refuse data that is not what it was; where it is not here, before or now, nobody can tell."""
+    differing = {name: count for name, count in before.items() if now and now[name] != count}
+    if differing.pop("digest", None) is not None or differing:
+        words = [f"{now[name]} {name} where there were {count}" for name, count in differing.items()]
+        raise ValueError(f"the data has {', '.join(words) or 'as many nodes and edges as before, but other values'}")
 
 
 def _row(book: Book, federation: Federation, metrics: dict[str, Any]) -> dict[str, Any]:
@@ -292,23 +315,10 @@ def _checkpoint(book: Book, state: dict[str, Any], experiment: Experiment) -> di
     return {
         "book": vars(book),
         "state": state,
+        "holds": sorted(state),
         "memory": experiment.engine.recall(),
         "ledger": experiment.federation.ledger.state(),
-        "data": _extent(experiment),
-    }
-
-
-def _extent(experiment: Experiment) -> dict[str, int]:
-    """How large the parties' data is, to tell on resume whether it is still the same; nothing where it is not here."""
-    if experiment.data is None:
-        return {}
-    parts = experiment.data.parts
-    return {
-        "parties": parts.parties,
-        "nodes": parts.num_nodes,
-        "edges": parts.edge_index.shape[1],
-        "features": parts.num_features,
-        "classes": parts.num_classes,
+        "data": experiment.extent,
     }
 
 
