@@ -73,13 +73,17 @@ def test_symmetric_matrix_is_stored_once() -> None:
 
 
 def test_masked_entries_reach_both_directions() -> None:
-    """A mask clears and scales the stored values of the matrix and, in the right places, of its transpose."""
+    """A mask clears and scales the stored values of the matrix and, in the right places, of its transpose; twice, two masks."""
     matrix = random_matrix(12, 7)
     ones = (torch.rand(matrix.nnz) < 0.5).to(torch.uint8)
     changed = sp.csr_array((matrix.data * ones.numpy() * 2.0, matrix.indices, matrix.indptr), shape=matrix.shape).toarray()
-    masked = Sparse(matrix).masked(ones, 2.0)
-    np.testing.assert_array_equal(masked.forward.to_dense().numpy(), changed)
+    whole = Sparse(matrix)
+    masked, other = whole.masked(ones, 2.0), whole.masked(1 - ones, 2.0)
+    rows, columns = torch.eye(12), torch.eye(7)
+    np.testing.assert_array_equal((masked @ columns).numpy(), changed)
+    np.testing.assert_array_equal(masked.back(rows).numpy(), changed.T)
     np.testing.assert_array_equal(masked.transposed.to_dense().numpy(), changed.T)
+    torch.testing.assert_close(masked.back(rows) + other.back(rows), 2 * whole.back(rows))
 
 
 @pytest.mark.parametrize("fan_out", [3, 20])

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atoll import models
+from atoll.attention import elu
 from atoll.errors import AtollError
 from atoll.graph import Graph, stack
 from atoll.losses import cross_entropy
@@ -338,3 +339,21 @@ def test_bad_models_are_errors_with_advice() -> None:
         models.build("gat", parties=1, features=2, classes=2, hidden=20, heads=8)
     with pytest.raises(AtollError, match="layers"):
         models.build("gcn", parties=1, features=2, classes=2, layers=0)
+
+
+def test_elu_is_the_same_wherever_a_number_stands() -> None:
+    """Values and gradients of a piece are those of the whole, bit for bit, and torch's to rounding; at 0 the slope is 1."""
+    x = torch.cat([torch.zeros(1), torch.randn(203, generator=torch.Generator().manual_seed(0))]).requires_grad_()
+
+    def both(rows: Tensor) -> tuple[Tensor, Tensor]:
+        out = elu(rows)
+        return out, torch.autograd.grad(out.sum(), rows)[0]
+
+    out, slope = both(x)
+    torch.testing.assert_close(out, torch.nn.functional.elu(x))
+    torch.testing.assert_close(slope, torch.autograd.grad(torch.nn.functional.elu(x).sum(), x)[0])
+    assert slope[0] == 1
+    for start, end in ((0, 3), (5, 36), (17, 18), (100, 204)):
+        piece = both(x[start:end].detach().clone().requires_grad_())
+        assert torch.equal(piece[0], out[start:end])
+        assert torch.equal(piece[1], slope[start:end])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -46,18 +47,41 @@ class Sparse:
         columns, starts = self.forward.col_indices().numpy(), self.forward.crow_indices().numpy()
         return sp.csr_array(sp.csr_array((values, columns, starts), shape=self.shape).T.tocsr())
 
-    def masked(self, ones: Tensor, scale: float) -> Sparse:
+    @cached_property
+    def turned(self) -> sp.csc_array:
+        """Mᵀ column by column: the rows of M as they are stored."""
+        forward = self.forward
+        arrays = (forward.values().numpy(), forward.col_indices().numpy(), forward.crow_indices().numpy())
+        return sp.csc_array(arrays, shape=self.shape[::-1])
+
+    def masked(self, ones: Tensor, scale: float) -> Masked:
         """The same pattern with every stored value where there is a one (of a byte), times `scale`, and zero elsewhere."""
-        result = object.__new__(Sparse)
-        result.shape, result.symmetric = self.shape, False
-        result.forward = like(self.forward, ones.float().mul_(scale).mul_(self.forward.values()))
-        turned = ones.index_select(0, self.order).float().mul_(scale)
-        result.transposed = like(self.transposed, turned.mul_(self.transposed.values()))
-        return result
+        return Masked(self, ones.float().mul_(scale).mul_(self.forward.values()))
+
+    def back(self, dense: Tensor) -> Tensor:
+        """Mᵀ·X, without gradients."""
+        return multiply(self.transposed, dense)
 
     def __matmul__(self, dense: Tensor) -> Tensor:
         result: Tensor = _Product.apply(self, dense)  # type: ignore[no-untyped-call]
         return result
+
+
+class Masked(Sparse):
+    """Other values at the places of a sparse matrix, for a single step.
+
+    Mᵀ·X goes through the rows of M as they are: to bring every value to its place in Mᵀ would take longer than the product.
+    """
+
+    def __init__(self, pattern: Sparse, values: Tensor) -> None:
+        self.shape, self.symmetric = pattern.shape, False
+        self.forward = like(pattern.forward, values)
+        self.turned = copy(pattern.turned)
+        self.turned.data = values.numpy()
+
+    def back(self, dense: Tensor) -> Tensor:
+        """Mᵀ·X, without gradients."""
+        return torch.from_numpy(self.turned @ dense.numpy())
 
 
 class _Product(torch.autograd.Function):
@@ -70,7 +94,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
-        return None, multiply(ctx.matrix.transposed, gradients[0])
+        return None, ctx.matrix.back(gradients[0])
 
 
 def multiply(matrix: Tensor, dense: Tensor) -> Tensor:
@@ -193,7 +217,7 @@ class Features:
         """(N, h) → (P, d, h): the gradient of the weight."""
         if isinstance(self.values, Tensor):
             return self.blocks.gram(self.values, gradient)
-        return multiply(self.values.transposed, gradient).view(len(self.blocks.sizes), -1, gradient.shape[1])
+        return self.values.back(gradient).view(len(self.blocks.sizes), -1, gradient.shape[1])
 
     def dropped(self, probability: float, draws: Draws) -> Features:
         """The features after dropout: each party draws for its own values, stored ones only where they are sparse."""
@@ -271,7 +295,7 @@ class _Layer(torch.autograd.Function):
         of_bias = blocks.sum(gradient) if need_bias else None
         if through is not None:
             for _ in range(hops):
-                gradient = multiply(through.transposed, gradient)
+                gradient = through.back(gradient)
         of_rows = blocks.product(gradient, weight.transpose(1, 2)) if need_rows else None
         of_weight = None
         if need_weight:

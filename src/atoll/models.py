@@ -9,10 +9,9 @@ from difflib import get_close_matches
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import attend
+from .attention import attend, elu
 from .errors import AtollError
 from .graph import Graph
 from .kernels import Blocks, Features, Sparse, diffuse, spread, transform
@@ -247,7 +246,7 @@ class GAT(Chain):
     def layer(self, place: int, x: Features | Tensor, graph: Graph, draws: Draws | None) -> Tensor:
         """Activated between layers."""
         out: Tensor = self.layers[place](x, graph, draws, self.shape.dropout)
-        return F.elu(out) if place < self.last else out
+        return elu(out) if place < self.last else out
 
 
 class Initial(nn.Module):

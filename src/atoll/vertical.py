@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atoll.attention import attend
+from atoll.attention import attend, elu
 from atoll.errors import AtollError
 from atoll.kernels import Blocks, spread, transform
 from atoll.models import Dense, parameter
@@ -168,7 +168,7 @@ class GAT(Split):
         by_head = rows.view(-1, heads, width).transpose(0, 1).reshape(-1, width)  # (H·n, C)
         seen = attend(by_head, source, target, batch.attention(place, heads))
         out = seen.view(heads, -1, width).transpose(0, 1).reshape(rows.shape)
-        return F.elu(batch.take(out, place, place + 1) + spread(own.bias, batch.blocks(place + 1)))
+        return elu(batch.take(out, place, place + 1) + spread(own.bias, batch.blocks(place + 1)))
 
 
 class Normed(nn.Module):

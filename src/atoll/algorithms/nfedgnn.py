@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import atoll.cohort
 from atoll import metrics, optim
 from atoll.algorithms import State
+from atoll.attention import elu
 from atoll.cohort import Fields, verb
 from atoll.federation import Federation, Replies
 from atoll.graph import Graph
@@ -112,7 +112,7 @@ class Server(nn.Module):
     def forward(self, latent: Tensor, graph: Graph, draws: Draws | None = None) -> Tensor:
         """Logits (N, C): Â·relu(Â·X̄)·W⁽¹⁾ (Eq. 5), or two layers of attention (Eq. 9)."""
         if self.settings.model == "gat":
-            hidden = self._drop(F.elu(self.first(latent, graph, draws, self.settings.dropout)), draws)
+            hidden = self._drop(elu(self.first(latent, graph, draws, self.settings.dropout)), draws)
             return self.second(hidden, graph, draws, self.settings.dropout)  # type: ignore[no-any-return]
         hidden = self._drop((graph.propagate @ latent).relu(), draws)
         return self.second(hidden, graph.blocks, graph.propagate)  # type: ignore[no-any-return]
