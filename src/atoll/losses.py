@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .errors import AtollError
@@ -23,7 +22,7 @@ def cross_entropy(logits: Tensor, graph: Graph, mask: Mask = "train") -> Tensor:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Σ_i w_i·log Σ_c exp z_ic − Σ_ic T_ic·z_ic with T the one-hot labels times w; torch's softmax is slow on few columns."""
+    """Σ_i w_i·log Σ_c exp z_ic − Σ_ic T_ic·z_ic, the rows of T summing to w; torch's softmax is slow on few columns."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
@@ -42,8 +41,11 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def kl(targets: Tensor, logits: Tensor, graph: Graph, mask: Mask | None = None) -> Tensor:
-    """Σ_p mean_{i ∈ mask_p} KL(targets_i ∥ softmax(logits_i)), over all nodes without a mask."""
-    return F.kl_div(logits.log_softmax(1), targets, reduction="none").sum(1) @ node_weights(graph, mask)
+    """Σ_p mean_{i ∈ mask_p} KL(targets_i ∥ softmax(logits_i)), over all nodes without a mask; targets are constant, of sum 1."""
+    weights = node_weights(graph, mask)
+    certainty = torch.xlogy(targets, targets).sum(1) @ weights
+    cross: Tensor = _CrossEntropy.apply(logits, targets * weights[:, None], weights)  # type: ignore[no-untyped-call]
+    return cross + certainty
 
 
 def smoothness(rows: Tensor, graph: Graph) -> Tensor:
