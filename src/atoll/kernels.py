@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .random import Draws
@@ -55,8 +56,8 @@ class Sparse:
         return sp.csc_array(arrays, shape=self.shape[::-1])
 
     def masked(self, ones: Tensor, scale: float) -> Masked:
-        """The same pattern with every stored value where there is a one (of a byte), times `scale`, and zero elsewhere."""
-        return Masked(self, ones.float().mul_(scale).mul_(self.forward.values()))
+        """The stored values at the ones (bytes), times `scale`; the others are gone."""
+        return Masked(self, np.flatnonzero(ones.numpy().view(bool)), scale)
 
     def back(self, dense: Tensor) -> Tensor:
         """Mᵀ·X, without gradients."""
@@ -68,16 +69,23 @@ class Sparse:
 
 
 class Masked(Sparse):
-    """Other values at the places of a sparse matrix, for a single step.
+    """Some of the values of a sparse matrix, scaled, for a single step.
 
     Mᵀ·X goes through the rows of M as they are: to bring every value to its place in Mᵀ would take longer than the product.
     """
 
-    def __init__(self, pattern: Sparse, values: Tensor) -> None:
-        self.shape, self.symmetric = pattern.shape, False
-        self.forward = like(pattern.forward, values)
-        self.turned = copy(pattern.turned)
-        self.turned.data = values.numpy()
+    def __init__(self, whole: Sparse, places: NDArray[np.intp], scale: float) -> None:
+        self.shape, self.symmetric = whole.shape, False
+        starts, columns, values = whole.forward.crow_indices(), whole.forward.col_indices(), whole.forward.values()
+        chosen = torch.from_numpy(places)
+        arrays = (
+            torch.from_numpy(np.searchsorted(places, starts.long().numpy())).int(),  # of one type: no copy of `places`
+            columns.index_select(0, chosen),
+            values.index_select(0, chosen).mul_(scale),
+        )
+        self.forward = torch.sparse_csr_tensor(*arrays, size=self.shape, check_invariants=False)
+        self.turned = copy(whole.turned)  # sp.csc_array(…) would look at every index
+        self.turned.indptr, self.turned.indices, self.turned.data = (array.numpy() for array in arrays)
 
     def back(self, dense: Tensor) -> Tensor:
         """Mᵀ·X, without gradients."""
