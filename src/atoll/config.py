@@ -6,7 +6,7 @@ import dataclasses
 import importlib.resources
 import operator
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -113,14 +113,32 @@ def resolve(
         chosen["partition"] = partition
     if parties is not None:
         chosen["parties"] = parties
-    groups = groups_of(algorithm, dataset)
     partition, parties = str(chosen.pop("partition", "louvain")), chosen.pop("parties", None)
-    sorted_values: dict[str, dict[str, Any]] = {name: {} for name in groups}
+    groups = groups_of(algorithm, dataset)
+    by_group = _sorted(algorithm, groups, chosen, values or {}, selectors, optional=optional)
+    if parties is not None:
+        parties = _whole("parties", parties, 1)
+    built = {name: build(group, by_group[name], f"{algorithm} {name}") for name, group in groups.items()}
+    _check(algorithm, built)
+    built["partition_settings"] = built.pop("partition")
+    return Config(algorithm=algorithm, dataset=dataset, partition=partition, parties=parties, seed=seed, engine=engine, **built)
+
+
+def _sorted(
+    algorithm: str,
+    groups: Mapping[str, type],
+    chosen: Mapping[str, Any],
+    values: Mapping[str, Any],
+    selectors: Collection[str],
+    *,
+    optional: bool,
+) -> dict[str, dict[str, Any]]:
+    """The values of every group: `chosen` by the paper as far as there are such settings, then those asked for."""
+    result: dict[str, dict[str, Any]] = {name: {} for name in groups}
     for name, value in chosen.items():
-        place = _place(name, groups)
-        if place is not None:
-            sorted_values[place[0]][place[1]] = value
-    for name, value in (values or {}).items():
+        if place := _place(name, groups):
+            result[place[0]][place[1]] = value
+    for name, value in values.items():
         owner, _, rest = name.partition(".")
         if rest and owner in algorithms.names():
             if owner != algorithm and optional:
@@ -130,33 +148,20 @@ def resolve(
                     f"{name!r} is a setting of {owner}, but {algorithm} is run; leave it out or name {rest!r} alone."
                 )
             name = rest
-        place = _place(name, groups)
-        if place is not None:
-            sorted_values[place[0]][place[1]] = value
+        if place := _place(name, groups):
+            result[place[0]][place[1]] = value
         elif not optional and name not in selectors:
             raise AtollError(_unknown(algorithm, name, groups))
-    if parties is not None:
-        parties = _whole("parties", parties, 1)
-    built = {name: build(group, sorted_values[name], f"{algorithm} {name}") for name, group in groups.items()}
-    verbs = algorithms.find(algorithm).Cohort.verbs()
-    if built["dp"].verb and built["dp"].verb not in verbs:
-        raise AtollError(f"dp.verb is {built['dp'].verb!r}, which {algorithm} does not have{suggest(built['dp'].verb, verbs)}")
+    return result
+
+
+def _check(algorithm: str, built: Mapping[str, Any]) -> None:
+    """Refuse values that are fine by themselves but mean nothing to a run."""
+    verb, verbs = built["dp"].verb, algorithms.find(algorithm).Cohort.verbs()
+    if verb and verb not in verbs:
+        raise AtollError(f"dp.verb is {verb!r}, which {algorithm} does not have{suggest(verb, verbs)}")
     if built["run"].participation <= 0:
         raise AtollError("participation is 0 but must be above 0: at least one party takes part in a round.")
-    return Config(
-        algorithm,
-        dataset,
-        partition,
-        parties,
-        seed,
-        built["settings"],
-        engine,
-        built["run"],
-        built["partition"],
-        built["split"],
-        built["data"],
-        built["dp"],
-    )
 
 
 def groups_of(algorithm: str, dataset: str) -> dict[str, type]:
