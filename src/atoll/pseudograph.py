@@ -94,22 +94,21 @@ def _faiss() -> Any:
 def project(graph: Graph, columns: Tensor, weights: Tensor) -> sp.csr_array:
     """Ā⁽ᵏ⁾, Fig. 4, of every party: the pseudo graph's entries between nodes that the party holds, block-diagonal (N, N)."""
     counts, places, values = [], [], []
-    row_of = torch.full((columns.shape[0],), -1, dtype=torch.int32)
+    entries, scores = columns.numpy(), weights.numpy()
+    row_of = np.full(len(entries), -1, np.int32)
     for start, end in graph.blocks.ranges:
-        ids = graph.ids[start:end]
-        row_of[ids] = torch.arange(start, end, dtype=torch.int32)
-        local, own = row_of[columns[ids]], weights[ids]
+        ids = graph.ids[start:end].numpy()
+        row_of[ids] = np.arange(start, end, dtype=np.int32)
+        local, own = row_of[entries[ids]], scores[ids]
         kept = (local >= 0) & (own > 0)
+        chosen = np.flatnonzero(kept)
         counts.append(kept.sum(1))
-        places.append(local[kept])
-        values.append(own[kept])
+        places.append(local.ravel()[chosen])
+        values.append(own.ravel()[chosen])
         row_of[ids] = -1
-    starts = F.pad(torch.cat(counts).cumsum(0), (1, 0)).int()
-    matrix = sp.csr_array(
-        (torch.cat(values).numpy(), torch.cat(places).numpy(), starts.numpy()), shape=(graph.num_nodes, graph.num_nodes)
-    )
-    matrix.sort_indices()
-    return matrix
+    starts = np.concatenate([[0], np.concatenate(counts).cumsum()]).astype(np.int32)
+    matrix = sp.csr_array((np.concatenate(values), np.concatenate(places), starts), shape=(graph.num_nodes, graph.num_nodes))
+    return sp.csr_array(matrix.T.tocsr().T.tocsr())  # sorts every row, in a third of the time of `sort_indices`
 
 
 def normalise(matrix: sp.csr_array, form: str) -> sp.csr_array:
