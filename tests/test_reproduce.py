@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import subprocess
 import sys
@@ -329,7 +330,7 @@ def test_the_list_waits_with_torch() -> None:
 def test_every_figure_can_be_drawn(exhibit: Exhibit) -> None:
     """Every line that can be run stands in exactly one panel, and the picture of numbers like ours is small."""
     for cell in exhibit.runnable:
-        assert len([panel for panel in exhibit.panels if pictures._within(cell, panel)]) == (1 if exhibit.panels else 0)
+        assert len([panel for panel in exhibit.panels if cell.within(panel)]) == (1 if exhibit.panels else 0)
     if exhibit.curves:
         return
     lines = [Line(cell, dict.fromkeys(exhibit.metrics, (50.0, 1.0)), 5) for cell in exhibit.runnable]
@@ -363,6 +364,23 @@ def test_numbers_are_joined_and_words_are_bars() -> None:
         alone, [Line(cell, {"accuracy": (50.0, 1.0), "party_accuracy.3": (60.0, 1.0)}, 5) for cell in alone.cells]
     )
     assert [(each.kind, [series.x for series in each.series]) for each in drawn] == [("bars", [["all", "party 3"]] * 2)]
+
+
+def test_a_figure_compares_lines_of_the_same_seeds(tmp_path: Path) -> None:
+    """In a panel only the seeds count that all its lines have; a line without runs, and other panels, do not matter."""
+    rows = {"A low": [0, 2], "A high": [0, 1, 2], "A idle": [], "B low": [1]}
+    run = {"algorithm": "fedavg", "dataset": "csbm"}
+    cells = [Cell(row, run={**run, "rounds": place + 1}, x=place) for place, row in enumerate(rows)]
+    exhibit = figure(cells, panels=["A", "B"], seeds=3)
+    jobs = execute.jobs_of([exhibit], quick=False, seeds=None)
+    for row, seeds in rows.items():
+        for seed in seeds:
+            folder = execute.folder_of(jobs[exhibit.name, row][seed], tmp_path)
+            folder.mkdir()
+            (folder / "result.json").write_text(json.dumps({"metrics": {"accuracy": 0.5 + seed}}))
+    lines = execute.lines(exhibit, jobs, tmp_path)
+    assert [(line.cell.row, line.seeds) for line in lines] == [("A low", 2), ("A high", 2), ("A idle", 0), ("B low", 1)]
+    assert lines[0].ours == lines[1].ours
 
 
 def test_curves_are_those_of_the_histories(tmp_path: Path) -> None:

@@ -45,6 +45,10 @@ class Cell:
         first = config.resolve(self.run.get("algorithm", "local"), seed=self.run.get("seed", 0), values=values, **named)
         return [replace(first, seed=first.seed + place) for place in range(seeds)]
 
+    def within(self, panel: str) -> bool:
+        """Whether a part of a figure shows it."""
+        return not panel or self.row == panel or self.row.startswith(f"{panel} ")
+
 
 @dataclass(frozen=True)
 class Exhibit:
@@ -76,6 +80,10 @@ class Exhibit:
     def wanted(self) -> int:
         """Results that make a cell complete: one a seed; facts are no matter of seeds."""
         return 1 if self.kind == "facts" else self.seeds
+
+    def panel(self, cell: Cell) -> str:
+        """The part of the figure that shows a cell."""
+        return next((panel for panel in self.panels if cell.within(panel)), "")
 
     def printed(self, metric: str) -> bool:
         """Whether the paper prints values of a metric."""

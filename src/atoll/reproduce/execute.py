@@ -71,7 +71,25 @@ def lines(exhibit: Exhibit, jobs: Mapping[tuple[str, str], Sequence[Config]], ro
     if exhibit.kind == "embeddings":
         return [_embedded(exhibit, cell, jobs.get((exhibit.name, cell.row), ()), root) for cell in exhibit.cells]
     known = recorded(exhibit.name.partition("/")[0])
+    if exhibit.kind == "figure":
+        jobs = _comparable(exhibit, jobs, root, known)
     return [_line(exhibit, cell, jobs.get((exhibit.name, cell.row), ()), root, known) for cell in exhibit.cells]
+
+
+def _comparable(
+    exhibit: Exhibit, jobs: Mapping[tuple[str, str], Sequence[Config]], root: Path, known: Runs
+) -> dict[tuple[str, str], list[Config]]:
+    """Of a figure's runs those with the seeds that all lines of their panel have: no curve bends because a seed is missing."""
+    chosen: dict[tuple[str, str], list[Config]] = {}
+    for panel in {exhibit.panel(cell): None for cell in exhibit.runnable}:
+        names = [(exhibit.name, cell.row) for cell in exhibit.runnable if exhibit.panel(cell) == panel]
+        places = {
+            name: {place for place, config in enumerate(jobs.get(name, ())) if results([config], root, known)} for name in names
+        }
+        run = [there for there in places.values() if there]
+        common = sorted(set.intersection(*run)) if run else []
+        chosen |= {name: [jobs[name][place] for place in common if places[name]] for name in names}
+    return chosen
 
 
 def _line(exhibit: Exhibit, cell: Cell, configs: Sequence[Config], root: Path, known: Runs) -> Line:

@@ -71,7 +71,7 @@ def means(exhibit: Exhibit, lines: Sequence[Line]) -> tuple[list[Figure], int]:
     colours = _colours(exhibit)
     figures = []
     for panel in exhibit.panels or ("",):
-        inside = [line for line in shown if _within(line.cell, panel)]
+        inside = [line for line in shown if line.cell.within(panel)]
         kind = "dots" if all(isinstance(line.cell.x, (int, float)) for line in inside) else "bars"
         if kind == "bars" and len({line.cell.x for line in inside}) < 2:
             figures += _over_metrics(exhibit, inside, panel, colours)
@@ -116,7 +116,7 @@ def curves(exhibit: Exhibit, jobs: Jobs, root: Path) -> tuple[list[Figure], int]
         for metric in exhibit.curves:
             series = []
             for cell, row in rows:
-                points = thin(row.curve(metric, "round"), most, log) if _within(cell, panel) else []
+                points = thin(row.curve(metric, "round"), most, log) if cell.within(panel) else []
                 if points:
                     x, y, spread = zip(*points, strict=True)
                     name = _name(cell, panel, whole=True)
@@ -174,10 +174,6 @@ def _shown(file: Path) -> int:
     return int(found[1]) if found else 0
 
 
-def _within(cell: Cell, panel: str) -> bool:
-    return not panel or cell.row == panel or cell.row.startswith(f"{panel} ")
-
-
 def _name(cell: Cell, panel: str, whole: bool = False) -> str:
     """A series' name in its panel: the row's (`whole`) or the series', without the words that the panel's title says."""
     name = cell.row if whole else cell.series or cell.row
@@ -188,8 +184,7 @@ def _colours(exhibit: Exhibit) -> dict[str, int]:
     """The same name has the same colour in every panel."""
     names = []
     for cell in exhibit.cells:
-        panel = next((panel for panel in exhibit.panels if _within(cell, panel)), "")
-        names += [_name(cell, panel, whole=bool(exhibit.curves))]
+        names += [_name(cell, exhibit.panel(cell), whole=bool(exhibit.curves))]
     return {name: place for place, name in enumerate(dict.fromkeys(names))}
 
 
