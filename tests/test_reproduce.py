@@ -366,6 +366,15 @@ def test_numbers_are_joined_and_words_are_bars() -> None:
     assert [(each.kind, [series.x for series in each.series]) for each in drawn] == [("bars", [["all", "party 3"]] * 2)]
 
 
+def test_a_panel_that_was_hardly_run_is_not_drawn() -> None:
+    """One point of three is no curve; the panel beside it, of which all was run, is drawn."""
+    cells = [Cell(f"{panel} {x}", series=panel, x=x) for panel in ("A", "B") for x in (1, 2, 3)]
+    exhibit = figure(cells, panels=["A", "B"])
+    lines = [Line(cell, {"accuracy": (50.0, 1.0)} if cell.row != "B 2" and cell.row != "B 3" else {}, 2) for cell in cells]
+    drawn, runs = pictures.means(exhibit, lines)
+    assert ([each.title for each in drawn], runs) == (["A"], 6)
+
+
 def test_a_figure_compares_lines_of_the_same_seeds(tmp_path: Path) -> None:
     """In a panel only the seeds count that all its lines have; a line without runs, and other panels, do not matter."""
     rows = {"A low": [0, 2], "A high": [0, 1, 2], "A idle": [], "B low": [1]}

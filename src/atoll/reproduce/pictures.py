@@ -65,13 +65,13 @@ def draw(exhibit: Exhibit, lines: Sequence[Line], jobs: Jobs, root: Path) -> Pic
 
 def means(exhibit: Exhibit, lines: Sequence[Line]) -> tuple[list[Figure], int]:
     """Mean and standard deviation over the seeds: over a number, joined; over words or over the metrics, bars."""
-    shown = [line for line in lines if line.ours]
-    if 2 * len(shown) < len(exhibit.runnable):
-        return [], 0  # a few points are no curve
     colours = _colours(exhibit)
-    figures = []
+    figures, runs = [], 0
     for panel in exhibit.panels or ("",):
-        inside = [line for line in shown if line.cell.within(panel)]
+        inside = [line for line in lines if line.ours and line.cell.within(panel)]
+        if 2 * len(inside) < sum(cell.within(panel) for cell in exhibit.runnable):
+            continue  # a few points are no curve
+        runs += sum(line.seeds for line in inside)
         kind = "dots" if all(isinstance(line.cell.x, (int, float)) for line in inside) else "bars"
         if kind == "bars" and len({line.cell.x for line in inside}) < 2:
             figures += _over_metrics(exhibit, inside, panel, colours)
@@ -86,7 +86,7 @@ def means(exhibit: Exhibit, lines: Sequence[Line]) -> tuple[list[Figure], int]:
                 series.append(Series(name, x, [pair[0] for pair in pairs], colours[name], _spread(pairs)))
             if series:
                 figures.append(Figure("", "", _title(exhibit, panel, metric), kind, exhibit.axis, _unit(exhibit, metric), series))
-    return figures, sum(line.seeds for line in shown)
+    return figures, runs
 
 
 def _over_metrics(exhibit: Exhibit, lines: Sequence[Line], panel: str, colours: Mapping[str, int]) -> list[Figure]:
