@@ -72,13 +72,14 @@ def test_symmetric_matrix_is_stored_once() -> None:
     np.testing.assert_array_equal(Sparse(matrix).transposed.to_dense().numpy(), matrix.toarray().T)
 
 
-def test_masked_entries_reach_both_directions() -> None:
-    """A mask clears and scales the stored values of the matrix and, in the right places, of its transpose; twice, two masks."""
+@pytest.mark.parametrize("cuts", [[], [0, 5, 5], [11]], ids=str)
+def test_masked_entries_reach_both_directions(cuts: list[int]) -> None:
+    """A mask clears and scales the stored values of the matrix and, in the right places, of its transpose, told in parts."""
     matrix = random_matrix(12, 7)
-    ones = (torch.rand(matrix.nnz) < 0.5).to(torch.uint8)
-    changed = sp.csr_array((matrix.data * ones.numpy() * 2.0, matrix.indices, matrix.indptr), shape=matrix.shape).toarray()
+    ones = np.random.default_rng(0).random(matrix.nnz) < 0.5
+    changed = sp.csr_array((matrix.data * ones * 2.0, matrix.indices, matrix.indptr), shape=matrix.shape).toarray()
     whole = Sparse(matrix)
-    masked, other = whole.masked(ones, 2.0), whole.masked(1 - ones, 2.0)
+    masked, other = whole.masked(np.split(ones, cuts), 2.0), whole.masked(np.split(~ones, cuts), 2.0)
     rows, columns = torch.eye(12), torch.eye(7)
     np.testing.assert_array_equal((masked @ columns).numpy(), changed)
     np.testing.assert_array_equal(masked.back(rows).numpy(), changed.T)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from functools import cached_property
 from itertools import pairwise
@@ -55,9 +55,9 @@ class Sparse:
         arrays = (forward.values().numpy(), forward.col_indices().numpy(), forward.crow_indices().numpy())
         return sp.csc_array(arrays, shape=self.shape[::-1])
 
-    def masked(self, ones: Tensor, scale: float) -> Masked:
-        """The stored values at the ones (bytes), times `scale`; the others are gone."""
-        return Masked(self, np.flatnonzero(ones.numpy().view(bool)), scale)
+    def masked(self, kept: Iterable[NDArray[np.bool_]], scale: float) -> Masked:
+        """The stored values that are kept, times `scale`; the others are gone. `kept` says it of all of them, part by part."""
+        return Masked(self, kept, scale)
 
     def back(self, dense: Tensor) -> Tensor:
         """Mᵀ·X, without gradients."""
@@ -74,18 +74,26 @@ class Masked(Sparse):
     Mᵀ·X goes through the rows of M as they are: to bring every value to its place in Mᵀ would take longer than the product.
     """
 
-    def __init__(self, whole: Sparse, places: NDArray[np.intp], scale: float) -> None:
+    def __init__(self, whole: Sparse, kept: Iterable[NDArray[np.bool_]], scale: float) -> None:
         self.shape, self.symmetric = whole.shape, False
-        starts, columns, values = whole.forward.crow_indices(), whole.forward.col_indices(), whole.forward.values()
-        chosen = torch.from_numpy(places)
-        arrays = (
-            torch.from_numpy(np.searchsorted(places, starts.long().numpy())).int(),  # of one type: no copy of `places`
-            columns.index_select(0, chosen),
-            values.index_select(0, chosen).mul_(scale),
-        )
-        self.forward = torch.sparse_csr_tensor(*arrays, size=self.shape, check_invariants=False)
-        self.turned = copy(whole.turned)  # sp.csc_array(…) would look at every index
-        self.turned.indptr, self.turned.indices, self.turned.data = (array.numpy() for array in arrays)
+        before = whole.turned
+        starts, columns, values = (np.empty_like(array) for array in (before.indptr, before.indices, before.data))
+        row = first = count = 0
+        for part in kept:  # one after the other: what is made on the way stays in the cache
+            last = first + len(part)
+            places = np.flatnonzero(part)
+            rows = slice(row, int(np.searchsorted(before.indptr, last, side="right")))
+            starts[rows] = np.searchsorted(places, before.indptr[rows].astype(np.int64) - first) + count
+            end = count + len(places)
+            np.take(before.indices[first:last], places, out=columns[count:end], mode="clip")
+            np.take(before.data[first:last], places, out=values[count:end], mode="clip")
+            row, first, count = rows.stop, last, end
+        values = values[:count]
+        values *= np.float32(scale)
+        self.turned = copy(before)  # sp.csc_array(…) would look at every index
+        self.turned.indptr, self.turned.indices, self.turned.data = starts, columns[:count], values
+        arrays = [torch.from_numpy(array) for array in (starts, columns[:count], values)]
+        self.forward = torch.sparse_csr_tensor(arrays[0], arrays[1], arrays[2], size=self.shape, check_invariants=False)
 
     def back(self, dense: Tensor) -> Tensor:
         """Mᵀ·X, without gradients."""
@@ -230,11 +238,10 @@ class Features:
     def dropped(self, probability: float, draws: Draws) -> Features:
         """The features after dropout: each party draws for its own values, stored ones only where they are sparse."""
         if isinstance(self.values, Tensor):
-            kept = draws.keep(1 - probability, self.blocks.sizes, self.values.shape[1])
-            return Features(self.values * kept, self.blocks)
+            return Features(self.values * draws.keep(1 - probability, self.blocks.sizes, self.values.shape[1]), self.blocks)
         starts = self.values.forward.crow_indices()[[0, *(end for _, end in self.blocks.ranges)]]
-        ones, scale = draws.mask(1 - probability, starts.diff().tolist(), 1)
-        return Features(self.values.masked(ones.flatten(), scale), self.blocks)
+        kept, scale = draws.parts(1 - probability, starts.diff().tolist())
+        return Features(self.values.masked(kept, scale), self.blocks)
 
     def __matmul__(self, weight: Tensor) -> Tensor:
         return transform(self, weight, self.blocks)

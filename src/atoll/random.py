@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -54,22 +54,21 @@ class Draws:
         """(P, *shape) standard normal numbers."""
         return torch.stack([torch.randn(shape, generator=g) for g in self.generators])
 
-    def mask(self, probability: float, sizes: Sequence[int], width: int) -> tuple[Tensor, float]:
-        """(N, width) ones with this probability, to 16 bits, and zeros; and what scales their mean to 1.
-
-        The rows of party p are drawn by party p.
-        """
+    def parts(self, probability: float, sizes: Sequence[int]) -> tuple[Iterator[NDArray[np.bool_]], float]:
+        """What each party keeps of so many values, with this probability to 16 bits; and what scales the mean of ones to 1."""
         threshold = max(1, round(probability * 2**16))
-        parts = []
-        for size, bits in zip(sizes, self.bits, strict=True):
-            lanes: NDArray[np.uint16] = bits.random_raw(-(-size * width // 4)).view(np.uint16)
-            parts.append(lanes[: size * width] < threshold if threshold < 2**16 else np.ones(size * width, bool))
-        return torch.from_numpy(np.concatenate(parts).view(np.uint8)).view(-1, width), 2**16 / threshold
+        return (_chosen(bits, size, threshold) for size, bits in zip(sizes, self.bits, strict=True)), 2**16 / threshold
 
     def keep(self, probability: float, sizes: Sequence[int], width: int) -> Tensor:
-        """(N, width) dropout masks, kept entries scaled by 1 / probability."""
-        ones, scale = self.mask(probability, sizes, width)
-        return ones.float().mul_(scale)
+        """(N, width) dropout masks, kept entries scaled by 1 / probability; the rows of party p are drawn by party p."""
+        kept, scale = self.parts(probability, [size * width for size in sizes])
+        return torch.from_numpy(np.concatenate(list(kept)).view(np.uint8)).float().mul_(scale).view(-1, width)
+
+
+def _chosen(bits: np.random.SFC64, size: int, threshold: int) -> NDArray[np.bool_]:
+    """So many draws of 16 bits each: whether they lie below the threshold."""
+    lanes: NDArray[np.uint16] = bits.random_raw(-(-size // 4)).view(np.uint16)
+    return lanes[:size] < threshold if threshold < 2**16 else np.ones(size, bool)
 
 
 class Streams:
