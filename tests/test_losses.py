@@ -49,25 +49,31 @@ def blocks(tensor: Tensor) -> tuple[Tensor, ...]:
     return tensor.split(SIZES)
 
 
-def naive_cross_entropy(logits: Tensor, graph: Graph, mask: Tensor) -> Tensor:
-    """A loop over the parties with torch's own loss."""
+def naive_cross_entropy(logits: Tensor, graph: Graph, mask: Tensor, balance: bool = False) -> Tensor:
+    """A loop over the parties, and over the classes of each to balance them, with torch's own loss."""
     terms = []
     for own, y, chosen in zip(blocks(logits), blocks(graph.y), blocks(mask), strict=True):
         counted = chosen & (y >= 0)
         if counted.any():
-            terms.append(F.cross_entropy(own[counted], y[counted]))
+            groups = [counted & (y == place) for place in y[counted].unique()] if balance else [counted]
+            terms.append(torch.stack([F.cross_entropy(own[group], y[group]) for group in groups]).mean())
     return torch.stack(terms).sum()
 
 
 @pytest.mark.parametrize("mask", ["train", "val", "test"])
 @pytest.mark.parametrize("form", ["name", "own", "other"])
-def test_cross_entropy_is_a_sum_of_means(graph: Graph, logits: Tensor, mask: str, form: str) -> None:
-    """Each party's mean over its labelled masked nodes, summed; a mask by name, the graph's own tensor or another one."""
+@pytest.mark.parametrize("balance", [False, True])
+def test_cross_entropy_is_a_sum_of_means(graph: Graph, logits: Tensor, mask: str, form: str, balance: bool) -> None:
+    """Each party's mean over its labelled masked nodes, or over its classes, summed; a mask by name, the graph's own or another.
+
+    One form of the loss does not remember for the other.
+    """
+    losses.cross_entropy(logits, graph, mask, balance=not balance)
     chosen: Tensor = getattr(graph, mask)
     given = {"name": mask, "own": chosen, "other": chosen.clone()}[form]
-    expected = naive_cross_entropy(logits, graph, chosen)
+    expected = naive_cross_entropy(logits, graph, chosen, balance)
     for _ in range(2):  # computed, then remembered
-        loss = losses.cross_entropy(logits, graph, given)
+        loss = losses.cross_entropy(logits, graph, given, balance=balance)
         torch.testing.assert_close(loss, expected)
         ours, wanted = (torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (3 * loss, 3 * expected))
         torch.testing.assert_close(ours, wanted)
@@ -84,7 +90,8 @@ def test_other_masks_are_not_remembered(graph: Graph, logits: Tensor) -> None:
 def test_parties_without_nodes_count_nothing(graph: Graph, logits: Tensor) -> None:
     """An empty mask gives loss 0 and gradient 0, not NaN."""
     empty = torch.zeros_like(graph.train)
-    loss = losses.cross_entropy(logits, graph, empty) + losses.kl(logits.detach().softmax(1), logits, graph, empty)
+    loss = losses.cross_entropy(logits, graph, empty) + losses.cross_entropy(logits, graph, empty, balance=True)
+    loss = loss + losses.kl(logits.detach().softmax(1), logits, graph, empty)
     assert loss.item() == 0
     assert torch.equal(torch.autograd.grad(loss, logits)[0], torch.zeros_like(logits))
 

@@ -392,6 +392,19 @@ def test_a_figure_compares_lines_of_the_same_seeds(tmp_path: Path) -> None:
     assert lines[0].ours == lines[1].ours
 
 
+@pytest.mark.parametrize(("kind", "shown"), [("figure", [1, 1, 3, 3]), ("table", [1, 3, 3, 3])])
+def test_a_figure_compares_runs_with_runs(kind: str, shown: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recorded mean of more seeds replaces a line's own runs, but not where the panel has lines of just as many runs only."""
+    rows = ["A runs only", "A runs and mean", "A mean", "B runs and mean"]
+    cells = tuple(Cell(row, run={"algorithm": "fedavg", "dataset": "csbm"}, x=place) for place, row in enumerate(rows))
+    exhibit = Exhibit("p/figure", "A paper", "A figure", cells, kind=kind, panels=["A", "B"], seeds=3)
+    jobs = execute.jobs_of([exhibit], quick=False, seeds=None)
+    mean = reproduce.Measured(3, record.digest(jobs[exhibit.name, rows[0]][0]), {"accuracy": (50.0, 1.0)})
+    monkeypatch.setattr(reproduce, "measured", lambda paper: {"figure": dict.fromkeys(rows[1:], mean)})
+    lines = [Line(cell, {"accuracy": (40.0, math.nan)} if "runs" in cell.row else {}, "runs" in cell.row) for cell in cells]
+    assert [line.seeds for line in record.filled(exhibit, lines, jobs)] == shown
+
+
 def test_curves_are_those_of_the_histories(tmp_path: Path) -> None:
     """A curve a row, its mean over the seeds; a page shows the picture; what shows more runs than there are stays."""
     cell = Cell("Cora ours", run=SMALL | {"rounds": 3})

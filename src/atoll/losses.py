@@ -15,9 +15,12 @@ from .random import Draws
 Mask = str | Tensor  # "train", "val", "test", or (N,) bool
 
 
-def cross_entropy(logits: Tensor, graph: Graph, mask: Mask = "train") -> Tensor:
-    """Σ_p mean_{i ∈ mask_p} −log softmax(logits_i)[y_i]; unlabelled nodes are left out, a party without any counts 0."""
-    result: Tensor = _CrossEntropy.apply(logits, *_labelled(graph, mask))  # type: ignore[no-untyped-call]
+def cross_entropy(logits: Tensor, graph: Graph, mask: Mask = "train", *, balance: bool = False) -> Tensor:
+    """Σ_p mean_{i ∈ mask_p} −log softmax(logits_i)[y_i]; unlabelled nodes are left out, a party without any counts 0.
+
+    With `balance` each party's mean is one over its classes, of every class's mean.
+    """
+    result: Tensor = _CrossEntropy.apply(logits, *_labelled(graph, mask, balance))  # type: ignore[no-untyped-call]
     return result
 
 
@@ -115,16 +118,17 @@ def resolve(graph: Graph, mask: Mask | None) -> Tensor:
     return chosen
 
 
-def _labelled(graph: Graph, mask: Mask) -> tuple[Tensor, Tensor]:
+def _labelled(graph: Graph, mask: Mask, balance: bool) -> tuple[Tensor, Tensor]:
     """Weighted one-hot targets (N, C) and weights (N,) of the labelled nodes in the mask, 0 elsewhere."""
     name = _name(graph, mask)
-    if name is not None and f"targets.{name}" in graph.derived:
-        return graph.derived[f"targets.{name}"], graph.derived[f"labelled.{name}"]
+    keys = f"targets.{name}.{balance}", f"labelled.{name}.{balance}"
+    if name is not None and keys[0] in graph.derived:
+        return graph.derived[keys[0]], graph.derived[keys[1]]
     chosen = resolve(graph, mask) & (graph.y >= 0)
-    weights = _shares(graph, chosen)
+    weights = _class_shares(graph, chosen) if balance else _shares(graph, chosen)
     targets = torch.zeros(graph.num_nodes, graph.num_classes).scatter_(1, graph.y.clamp(min=0)[:, None], weights[:, None])
     if name is not None:
-        graph.derived[f"targets.{name}"], graph.derived[f"labelled.{name}"] = targets, weights
+        graph.derived[keys[0]], graph.derived[keys[1]] = targets, weights
     return targets, weights
 
 
@@ -138,3 +142,11 @@ def _name(graph: Graph, mask: Mask | None) -> str | None:
 def _shares(graph: Graph, chosen: Tensor) -> Tensor:
     counts = graph.blocks.sum(chosen.to(torch.float64))
     return (chosen / counts.clamp(min=1)[graph.party]).to(torch.float32)
+
+
+def _class_shares(graph: Graph, chosen: Tensor) -> Tensor:
+    """(N,) shares that sum to the same for every class that a party has chosen nodes of, and to 1 for the party."""
+    cells = graph.party * graph.num_classes + graph.y.clamp(min=0)
+    counts = torch.bincount(cells[chosen], minlength=graph.parties * graph.num_classes)
+    classes = (counts.view(graph.parties, -1) > 0).sum(1)
+    return (chosen / (counts[cells] * classes[graph.party]).clamp(min=1).double()).to(torch.float32)

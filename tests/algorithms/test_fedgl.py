@@ -67,7 +67,9 @@ def naive(settings: dict[str, Any], rounds: int) -> tuple[dict[str, Tensor], Ten
                 hidden = through @ (through @ party.x @ w["layers.0.weight"]).relu() @ w["layers.1.weight"]  # Eq. 2
                 loss = party.loss(hidden)
                 if bool((pseudo >= 0).any()):
-                    loss = loss + s.alpha * F.cross_entropy(hidden[pseudo >= 0], pseudo[pseudo >= 0])  # Eq. 8
+                    groups = [pseudo == place for place in pseudo.unique() if place >= 0] if s.balance else [pseudo >= 0]
+                    terms = [F.cross_entropy(hidden[group], pseudo[group]) for group in groups]
+                    loss = loss + s.alpha * torch.stack(terms).mean()  # Eq. 8
                 adam.zero_grad()
                 loss.backward()
                 adam.step()
@@ -107,6 +109,15 @@ def test_literal_fusion_by_a_plain_loop(upload: str) -> None:
     assert fedgl.pseudo_labels(result.state["predictions"], 0.2).tolist() == labels.tolist()
     fused = run(rounds=3, **{**settings, "fusion": "holders"})
     assert int((labels >= 0).sum()) < int((fedgl.pseudo_labels(fused.state["predictions"], 0.2) >= 0).sum())
+
+
+def test_balanced_pseudo_labels_by_a_plain_loop() -> None:
+    """`balance`: the loss on pseudo labels is a mean over the classes of every class's mean; the model is another one for it."""
+    settings = {**PLAIN, "balance": True}
+    model, _ = naive(settings, 3)
+    plain.close(run(rounds=3, **settings).state["model"], model, 1e-4)
+    other = run(rounds=3, **PLAIN).state["model"]
+    assert any(not torch.allclose(value, other[name], atol=1e-3) for name, value in model.items())
 
 
 @pytest.mark.parametrize("upload", ["sum", "rows"])

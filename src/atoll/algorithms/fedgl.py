@@ -37,6 +37,10 @@ class Settings(fedavg.Settings):
 
     alpha: float = setting(0.2, "α, the weight of the loss on pseudo labels; 0 goes without them.", low=0)
     beta: float = setting(1.0, "β, the weight of the pseudo graph; 0 goes without it.", low=0)
+    balance: bool = setting(
+        False,
+        "Whether every class of pseudo labels weighs the same; in the paper every pseudo label does. For few labels a class.",
+    )
     threshold: float = setting(0.5, "λ, the confidence above which a fused prediction becomes a pseudo label.", low=0, high=1)
     neighbours: int = setting(10, "s, the neighbours of a node in the pseudo graph; the paper has 100.", low=1)
     pseudo_graph: str = setting("joint", "How the pseudo graph is weighted.", choices=pseudograph.FORMS)
@@ -77,7 +81,7 @@ class Cohort(fedavg.Cohort):
             logits = self.model(local, draws)
             loss = cross_entropy(logits, self.graph, "train")  # L_GCN, Eq. 4
             if pseudo is not None:
-                loss = loss + s.alpha * cross_entropy(logits, pseudo, "train")  # + α·L_SSL, Eqs. 7 and 8
+                loss = loss + s.alpha * cross_entropy(logits, pseudo, "train", balance=s.balance)  # + α·L_SSL, Eqs. 7, 8
             optim.descend(self.optimizer, loss)
         reply = {"model": weighted(self.model, self.weights), "n": self.weights}
         with torch.no_grad():

@@ -31,10 +31,20 @@ def digest(config: Config) -> str:
 
 
 def filled(exhibit: Exhibit, lines: Sequence[Line], jobs: Jobs) -> list[Line]:
-    """The lines, and for those with fewer runs at hand than were asked for and recorded, what was recorded."""
+    """The lines, and for those with fewer runs at hand than were asked for and recorded, what was recorded.
+
+    A figure's line keeps its runs beside others of its panel that have no more than as many: curves are compared.
+    """
     paper, _, table = exhibit.name.partition("/")
     known = reproduce.measured(paper).get(table, {})
-    return [_better(line, known.get(line.cell.row), jobs.get((exhibit.name, line.cell.row), ())) for line in lines]
+    alone = {(exhibit.panel(line.cell), line.seeds) for line in lines if line.seeds and line.cell.row not in known}
+    compared = alone if exhibit.kind == "figure" else set()
+    return [
+        line
+        if (exhibit.panel(line.cell), line.seeds) in compared
+        else _better(line, known.get(line.cell.row), jobs.get((exhibit.name, line.cell.row), ()))
+        for line in lines
+    ]
 
 
 def _better(line: Line, kept: Measured | None, configs: Sequence[Config]) -> Line:
