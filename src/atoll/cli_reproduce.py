@@ -83,7 +83,9 @@ def _show(told: list[tuple[Exhibit, list[Line]]], only: str | None) -> None:
     from atoll.reproduce import pages
 
     for exhibit, lines in told:
-        show(pages.terminal(exhibit, [line for line in lines if only is None or only in line.cell.row]))
+        chosen = [line for line in lines if only is None or only in line.cell.row]
+        if chosen:
+            show(pages.terminal(exhibit, chosen))
 
 
 def _write(told: list[tuple[Exhibit, list[Line]]], work: Jobs, out: Path, page: Path) -> None:
