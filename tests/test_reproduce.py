@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -375,12 +376,13 @@ def test_a_panel_that_was_hardly_run_is_not_drawn() -> None:
     assert ([each.title for each in drawn], runs) == (["A"], 6)
 
 
-def test_a_figure_compares_lines_of_the_same_seeds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["figure", "table"])
+def test_panels_compare_lines_of_the_same_seeds(kind: str, tmp_path: Path) -> None:
     """In a panel only the seeds count that all its lines have; a line without runs, and other panels, do not matter."""
     rows = {"A low": [0, 2], "A high": [0, 1, 2], "A idle": [], "B low": [1]}
     run = {"algorithm": "fedavg", "dataset": "csbm"}
     cells = [Cell(row, run={**run, "rounds": place + 1}, x=place) for place, row in enumerate(rows)]
-    exhibit = figure(cells, panels=["A", "B"], seeds=3)
+    exhibit = replace(figure(cells, panels=["A", "B"], seeds=3), kind=kind)
     jobs = execute.jobs_of([exhibit], quick=False, seeds=None)
     for row, seeds in rows.items():
         for seed in seeds:

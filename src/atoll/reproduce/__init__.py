@@ -62,7 +62,7 @@ class Exhibit:
     kind: str = "table"  # or figure, boxes (over the seeds), embeddings, facts (of a partition; nothing is trained)
     axis: str = ""  # of a figure: what x is
     curves: Sequence[str] = ()  # of a figure over the rounds: what of the histories is drawn
-    panels: Sequence[str] = ()  # of a figure in parts: the first words of their rows
+    panels: Sequence[str] = ()  # parts whose lines are compared, seed by seed: the first words of their rows
     percent: bool = False
     seeds: int = 5
     quick: Mapping[str, Any] = field(default_factory=dict)

@@ -71,7 +71,7 @@ def lines(exhibit: Exhibit, jobs: Mapping[tuple[str, str], Sequence[Config]], ro
     if exhibit.kind == "embeddings":
         return [_embedded(exhibit, cell, jobs.get((exhibit.name, cell.row), ()), root) for cell in exhibit.cells]
     known = recorded(exhibit.name.partition("/")[0])
-    if exhibit.kind == "figure":
+    if exhibit.kind == "figure" or exhibit.panels:
         jobs = _comparable(exhibit, jobs, root, known)
     return [_line(exhibit, cell, jobs.get((exhibit.name, cell.row), ()), root, known) for cell in exhibit.cells]
 
@@ -79,7 +79,7 @@ def lines(exhibit: Exhibit, jobs: Mapping[tuple[str, str], Sequence[Config]], ro
 def _comparable(
     exhibit: Exhibit, jobs: Mapping[tuple[str, str], Sequence[Config]], root: Path, known: Runs
 ) -> dict[tuple[str, str], list[Config]]:
-    """Of a figure's runs those with the seeds that all lines of their panel have: no curve bends because a seed is missing."""
+    """The runs with the seeds that all lines of their panel have: no curve bends because a seed is missing."""
     chosen: dict[tuple[str, str], list[Config]] = {}
     for panel in {exhibit.panel(cell): None for cell in exhibit.runnable}:
         names = [(exhibit.name, cell.row) for cell in exhibit.runnable if exhibit.panel(cell) == panel]
