@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from atoll import config, pseudograph, runner
 from atoll.algorithms import fedgl
 from atoll.graph import Graph
-from benchmarks import peak
+from benchmarks import Ours, peak
 
 with warnings.catch_warnings():  # torch deprecates what PyG still uses
     warnings.simplefilter("ignore")
@@ -127,19 +127,6 @@ class Plain:
         for party in self.parties:
             party.hits(self.model)
         return self.union.hits(self.model)[0] / int(self.union.graph.test.sum())
-
-
-class Ours:
-    def __init__(self, experiment: runner.Experiment, state: dict[str, Any]) -> None:
-        self.experiment, self.state, self.rounds = experiment, state, 0
-
-    def round(self) -> float:
-        federation, settings = self.experiment.federation, self.experiment.config.settings
-        self.rounds += 1
-        federation.begin(self.rounds)
-        self.state = fedgl.step(federation, self.state, settings)
-        with federation.evaluating():
-            return float(fedgl.evaluate(federation, self.state, settings)["accuracy"])  # type: ignore[arg-type]
 
 
 def contestants(dataset: str, **values: Any) -> dict[str, Plain | Ours]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from atoll import config, runner
 from atoll.algorithms import fedspray
+from benchmarks import Ours
 
 with warnings.catch_warnings():  # torch deprecates what PyG still uses
     warnings.simplefilter("ignore")
@@ -124,19 +125,6 @@ class Plain:
         self.proxies = sum(reply[1] for reply in replies) / sum(reply[2] for reply in replies)[:, None]
         scores = [party.evaluate() for party in self.parties]
         return sum(hits for _, hits in scores) / sum(len(party.test) for party in self.parties)
-
-
-class Ours:
-    def __init__(self, experiment: runner.Experiment, state: dict[str, Any]) -> None:
-        self.experiment, self.state, self.rounds = experiment, state, 0
-
-    def round(self) -> float:
-        federation, settings = self.experiment.federation, self.experiment.config.settings
-        self.rounds += 1
-        federation.begin(self.rounds)
-        self.state = fedspray.step(federation, self.state, settings)
-        with federation.evaluating():
-            return float(fedspray.evaluate(federation, self.state, settings)["accuracy"])  # type: ignore[arg-type]
 
 
 def main(turns: int = 10, variant: str = "default") -> list[dict[str, object]]:
