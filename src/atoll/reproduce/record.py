@@ -33,7 +33,7 @@ def digest(config: Config) -> str:
 def filled(exhibit: Exhibit, lines: Sequence[Line], jobs: Jobs) -> list[Line]:
     """The lines, and for those with fewer runs at hand than were asked for and recorded, what was recorded.
 
-    A figure's line keeps its runs beside others of its panel that have no more than as many: curves are compared.
+    A figure's line keeps its runs where its panel has lines of just as many runs and no recorded mean: curves are compared.
     """
     paper, _, table = exhibit.name.partition("/")
     known = reproduce.measured(paper).get(table, {})
