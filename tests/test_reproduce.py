@@ -87,7 +87,7 @@ def test_runs_are_made_once_and_told(tmp_path: Path) -> None:
     assert lines[0].ours["bytes.up"][0] > 1000
     page = pages.markdown([(exhibit, lines)])
     assert "| ours | 2 |" in page
-    assert "50 ± 1.00" in page
+    assert "50.00 ± 1.00" in page
     assert "- 1 line cannot be run: no data." in page
     assert "as expected" in page
     broken = execute.finished(next(iter(jobs.values())), tmp_path)[1] / "result.json"
@@ -217,6 +217,20 @@ def test_seeds_are_recorded_one_by_one(book: Path, monkeypatch: pytest.MonkeyPat
     assert (book / "apart.md").read_text() == (book / "again.md").read_text()
     assert call(monkeypatch, "book/table", "--out", book / "e", "--new") == 0
     assert not (book / "e").exists()
+
+
+def test_only_some_lines_are_run_and_shown(
+    book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other lines are neither run nor shown, a table without such a line not even by its title; an unknown label is refused."""
+    assert call(monkeypatch, "book", "--out", book, "--only", "ours") == 0
+    assert len(list(book.iterdir())) == 2
+    shown = capsys.readouterr().out
+    assert "book/table: A table" in shown
+    assert "other" not in shown
+    assert "without data" not in shown
+    assert call(monkeypatch, "book", "--out", book, "--only", "nobody") == 2
+    assert "No line of book has 'nobody' in its label" in capsys.readouterr().err
 
 
 def test_a_mean_without_its_runs_stays_until_runs_make_up_for_it(

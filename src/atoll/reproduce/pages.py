@@ -50,8 +50,10 @@ def reasons(lines: Sequence[Line]) -> list[str]:
 
 
 def _pair(value: float, spread: float = math.nan) -> str:
-    digits = 0 if float(value).is_integer() and abs(value) < 1e9 else 2 if abs(value) >= 1 else 3
-    return f"{value:.{digits}f}" + ("" if math.isnan(spread) else f" ± {spread:.{max(digits, 2)}f}")
+    """A mean and its spread to as many digits, a count as it is."""
+    count = math.isnan(spread) and float(value).is_integer() and abs(value) < 1e9
+    digits = 0 if count else 2 if abs(value) >= 1 else 3
+    return f"{value:.{digits}f}" + ("" if math.isnan(spread) else f" ± {spread:.{digits}f}")
 
 
 def terminal(exhibit: Exhibit, lines: Sequence[Line]) -> Group:
