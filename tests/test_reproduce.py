@@ -241,13 +241,13 @@ def test_a_mean_without_its_runs_stays_until_runs_make_up_for_it(
     assert call(monkeypatch, "book/table", "--out", book, "--only", "ours", "--seeds", "1", "--record") == 0
     assert "40" not in capsys.readouterr().out.split("ours")[-1]  # a run of one's own that was asked for comes first
     assert call(monkeypatch, "book/table", "--out", book, "--no-run") == 0
-    assert "40 ± 1.00" in capsys.readouterr().out
+    assert "40.00 ± 1.00" in capsys.readouterr().out
     assert call(monkeypatch, "book/table", "--out", book / "new", "--only", "ours", "--new") == 0
     assert not (book / "new").exists()
-    assert "40 ± 1.00" in capsys.readouterr().out
+    assert "40.00 ± 1.00" in capsys.readouterr().out
     assert list(reproduce.measured("book")["table"]) == ["ours"]
     assert call(monkeypatch, "book/table", "--out", book, "--only", "ours", "--record") == 0
-    assert "40 ± 1.00" not in capsys.readouterr().out
+    assert "40.00 ± 1.00" not in capsys.readouterr().out
     assert reproduce.measured("book") == {}
 
 
