@@ -32,10 +32,11 @@ from atoll.cohort import Message, Schema
 from atoll.config import Config
 from atoll.data import files
 from atoll.data.spread import spread
-from atoll.engines import nvflare, nvflare_site
+from atoll.engines import nvflare, site
 from atoll.engines.nvflare import Nvflare, agreed, misfit, opened
 from atoll.engines.nvflare_server import Auxiliary, Run
-from atoll.engines.nvflare_site import Host
+from atoll.engines.site import Site
+from atoll.engines.terms import Terms
 from atoll.errors import AtollError
 from atoll.federation import Answer, Failure
 from atoll.folder import Folder
@@ -53,7 +54,7 @@ ACROSS = [name for name in ("fedavg", "fedspray", "fedgl", "glasu", "gfl_appnp",
 class Wire:
     """A carrier that calls the hosts directly; a test may put other answers in the place of a site's."""
 
-    def __init__(self, hosts: Mapping[str, Host]) -> None:
+    def __init__(self, hosts: Mapping[str, Site]) -> None:
         self.hosts = dict(hosts)
         self.instead: dict[str, Callable[[bytes], bytes | str]] = {}
 
@@ -62,9 +63,9 @@ class Wire:
         return {site: self.instead.get(site, self.hosts[site].handle)(data) for site, data in requests.items()}
 
 
-def hosts(folder: Path) -> dict[str, Host]:
+def hosts(folder: Path) -> dict[str, Site]:
     """Three simulated sites."""
-    return {f"site-{place}": Host(folder / f"site-{place}") for place in range(3)}
+    return {f"site-{place}": Site(folder / f"site-{place}") for place in range(3)}
 
 
 def engine(config: Config, carrier: Wire, *, exact: bool = False) -> Nvflare:
@@ -141,8 +142,8 @@ def test_an_oversize_message_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(nvflare, "LARGEST", 10)
     assert "more than the 10 that are taken" in str(opened(answer({})))
     monkeypatch.undo()
-    monkeypatch.setattr(nvflare_site, "LARGEST", 10)
-    assert "refused: the message has 11 bytes, more than the 10" in str(opened(Host(tmp_path).handle(b"x" * 11)))
+    monkeypatch.setattr(site, "LARGEST", 10)
+    assert "refused: the message has 11 bytes, more than the 10" in str(opened(Site(tmp_path).handle(b"x" * 11)))
 
 
 def test_an_answer_that_breaks_nvflare_is_a_failure_of_its_site(caplog: pytest.LogCaptureFixture) -> None:
@@ -233,12 +234,12 @@ def test_not_a_number_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_site_never_raises_and_never_tells_why_it_broke(tmp_path: Path) -> None:
     """Garbage, other versions, unknown kinds, verbs and runs, foreign parties: an answer with a reason, and no data in it."""
     config = small("fedavg")
-    host = Host(tmp_path)
+    host = Site(tmp_path)
     assert "could not be read" in str(opened(host.handle(b"garbage")))
     assert "this site runs" in str(opened(host.handle(wire.encode({"atoll": "9.9", "kind": "ask"}))))
     version = nvflare.__version__
     assert opened(host.handle(wire.encode({"atoll": version, "kind": "ask", "run": "x"}))) == "does not know the run"
-    carrier = Wire({"site-0": host, "site-1": Host(tmp_path / "1"), "site-2": Host(tmp_path / "2")})
+    carrier = Wire({"site-0": host, "site-1": Site(tmp_path / "1"), "site-2": Site(tmp_path / "2")})
     server = engine(config, carrier)
     server.deliver(question(model=model(config)))
     about = {"atoll": version, "run": server.run}
@@ -262,7 +263,7 @@ def test_a_restarted_site_goes_on_from_its_own_save(tmp_path: Path) -> None:
     def restart(data: bytes) -> bytes:
         request = wire.decode(data)
         if request["kind"] == "ask" and request["round"] == 3 and not said:  # after the save of round 2, before anything of 3
-            carrier.hosts["site-1"] = Host(tmp_path / "sites" / "site-1", None, said.append)
+            carrier.hosts["site-1"] = Site(tmp_path / "sites" / "site-1", None, said.append)
         return carrier.hosts["site-1"].handle(data)
 
     carrier.instead["site-1"] = restart
@@ -302,7 +303,7 @@ def test_a_site_without_its_save(tmp_path: Path) -> None:
     checkpoint = folder.load()
     assert checkpoint is not None
     said: list[str] = []
-    fresh = hosts(tmp_path / "sites") | {"site-1": Host(tmp_path / "elsewhere", None, said.append)}
+    fresh = hosts(tmp_path / "sites") | {"site-1": Site(tmp_path / "elsewhere", None, said.append)}
     with pytest.raises(AtollError, match="site-1 refused: the save of round 2 is not here"):
         engine(config, Wire(fresh), exact=True).remember(checkpoint["memory"])
     engine(config, Wire(fresh)).remember(checkpoint["memory"])
@@ -370,12 +371,12 @@ def test_a_run_without_its_model_is_not_over(tmp_path: Path, monkeypatch: pytest
     assert told == [True, ("bank-a",)]
 
 
-def own(tmp_path: Path, config: Config) -> dict[str, Host]:
+def own(tmp_path: Path, config: Config) -> dict[str, Site]:
     """Three sites with folders of their own, saved from a partition of the test's graph."""
     parts = spread(config, None, ("horizontal",)).parts
     for party in range(3):
         files.save(parts.select([party]), tmp_path / "data" / f"bank-{party}")
-    return {f"site-{party}": Host(tmp_path / f"site-{party}", tmp_path / "data" / f"bank-{party}") for party in range(3)}
+    return {f"site-{party}": Site(tmp_path / f"site-{party}", tmp_path / "data" / f"bank-{party}") for party in range(3)}
 
 
 def test_own_folders_give_the_numbers_of_the_simulation(tmp_path: Path) -> None:
@@ -404,7 +405,7 @@ def test_sites_must_agree_on_the_form_of_the_data(tmp_path: Path) -> None:
         agreed(about | {"site-2": {**about["site-2"], "names": ["fraud", "fine", "new"]}}, "horizontal")  # type: ignore[dict-item]
     with pytest.raises(AtollError, match="site site-1 cannot take part: it timed out"):
         agreed(about | {"site-1": "timed out"}, "horizontal")
-    assert "no data of its own" in str(opened(Host(tmp_path).handle(ask)))
+    assert "no data of its own" in str(opened(Site(tmp_path).handle(ask)))
 
 
 def test_what_is_wrong_with_a_sites_data_stays_there(tmp_path: Path) -> None:
@@ -415,7 +416,7 @@ def test_what_is_wrong_with_a_sites_data_stays_there(tmp_path: Path) -> None:
     (folder / "edges.csv").write_text("source,target\n0,1\n")
     deployed = deploy.deployed({"algorithm": "fedavg"}, "run.toml", ["a"])
     ask = wire.encode({"atoll": nvflare.__version__, "run": "", "kind": "describe", "config": [deployed.to_dict()]})
-    told = str(opened(Host(tmp_path, folder, said.append).handle(ask)))
+    told = str(opened(Site(tmp_path, folder, said.append).handle(ask)))
     assert told == "refused: its graph could not be read; its log says why."
     assert "nodes.csv" in said[0]
 
@@ -435,8 +436,8 @@ def test_a_site_may_insist(tmp_path: Path) -> None:
     """A site takes part only in what its owner agreed to."""
     config = small("fedavg")
     for host, reason in (
-        (Host(tmp_path, only=["fedspray"]), "takes part in fedspray only, not in fedavg"),
-        (Host(tmp_path, secure=True), "insists on secure aggregation"),
+        (Site(tmp_path, terms=Terms(only=("fedspray",))), "takes part in fedspray only, not in fedavg"),
+        (Site(tmp_path, terms=Terms(secure=True)), "insists on secure aggregation"),
     ):
         carrier = Wire(hosts(tmp_path) | {"site-1": host})
         results = engine(config, carrier).deliver(question(model=model(config)))
@@ -454,7 +455,7 @@ def test_vertical_parties_with_folders_of_their_own(tmp_path: Path) -> None:
         graph = parts.select([party])
         narrow = graph.x[:, :width] if isinstance(graph.x, torch.Tensor) else graph.x.tocsc()[:, :width].tocsr()
         files.save(dataclasses.replace(graph, x=narrow, widths=None), tmp_path / f"data-{party}")
-    sites = {f"site-{party}": Host(tmp_path / f"site-{party}", tmp_path / f"data-{party}") for party in range(3)}
+    sites = {f"site-{party}": Site(tmp_path / f"site-{party}", tmp_path / f"data-{party}") for party in range(3)}
     deployed = deploy.deployed({"algorithm": "standalone", "seed": 3}, "run.toml", ["a", "b", "c"])
     deployed = dataclasses.replace(deployed, settings=config.settings, run=config.run)
     ask = wire.encode({"atoll": nvflare.__version__, "run": "", "kind": "describe", "config": [deployed.to_dict()]})
@@ -703,7 +704,7 @@ def test_the_tutorial_and_a_server_that_is_killed(tmp_path: Path) -> None:
             process.wait()
     chosen = deploy.deployed({"algorithm": "fedspray", "seed": 3, "run": {"rounds": 60}}, "run.toml", ["bank-a", "bank-b"])
     here = Nvflare(
-        Wire({f"bank-{x}": Host(tmp_path / "here" / x, tmp_path / f"bank-{x}") for x in "ab"}),
+        Wire({f"bank-{x}": Site(tmp_path / "here" / x, tmp_path / f"bank-{x}") for x in "ab"}),
         {"bank-a": [0], "bank-b": [1]},
         chosen.to_dict(),
         Schema(12, 3, 2),

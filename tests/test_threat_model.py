@@ -255,7 +255,7 @@ def test_what_a_site_says_of_its_data_is_on_the_page(tmp_path: Path) -> None:
     from atoll import deploy
     from atoll.data import files
     from atoll.data.csbm import csbm
-    from atoll.engines.nvflare_site import Host
+    from atoll.engines.site import Site
 
     files.save(csbm(20, 3, 1, 1, 4), tmp_path)
     text = PAGE.read_text().split("## Across machines")[1]
@@ -263,4 +263,4 @@ def test_what_a_site_says_of_its_data_is_on_the_page(tmp_path: Path) -> None:
     usual, _, vertical = told.partition("if vertical")
     for algorithm, expected in (("fedavg", named(usual)), ("glasu", named(usual) | named(vertical))):
         config = deploy.deployed({"algorithm": algorithm}, "run.toml", ["a", "b"])
-        assert Host(tmp_path, tmp_path)._describe(config).keys() == expected
+        assert Site(tmp_path, tmp_path)._describe(config).keys() == expected

@@ -61,8 +61,10 @@ def join(
     """Be a site of a federation, until the run is over. Started again, it goes on from what it saved."""
     _threads(threads)
     from atoll import deploy
+    from atoll.engines.terms import Terms
 
-    deploy.join(kit, data, only=[name.strip() for name in only.split(",") if name.strip()], secure=secure)
+    names = tuple(name.strip() for name in only.split(",") if name.strip())
+    deploy.join(kit, data, Terms(only=names, secure=secure))
 
 
 def check_threads(threads: int) -> None:

@@ -22,6 +22,7 @@ from atoll.data import files
 from atoll.data.partition import SETTING
 from atoll.data.spread import spread
 from atoll.ends import Guest, Servant, local, named, read_result
+from atoll.engines.terms import Terms
 from atoll.errors import AtollError
 from atoll.folder import MODEL, Folder
 from atoll.graph import Graph
@@ -107,18 +108,19 @@ def deployed(document: Mapping[str, Any], where: str, sites: Sequence[str]) -> C
     return replace(config, partition=setting, parties=len(sites), engine="nvflare")
 
 
-def join(kit_path: str | Path, data: Path, *, only: Sequence[str] = (), secure: bool = False) -> None:
-    """Be a site of a federation, until the server says that it is over; `only` and `secure` are what the site insists on."""
+def join(kit_path: str | Path, data: Path, terms: Terms | None = None) -> None:
+    """Be a site of a federation, until the server says that it is over; `terms` are what the site insists on."""
     need_nvflare()
-    for name in only:
+    terms = terms or Terms()
+    for name in terms.only:
         algorithms.find(name)
     kit = Kit.open(kit_path, server=False)
     say = named(str(kit.site), _warn)
     graph = files.read(data)  # what is wrong with it is said here and now
     place = f"{kit.host}:{kit.port}"
     say(f"{graph.num_nodes} nodes, {graph.num_features} features, {graph.num_classes} classes; joining {place}")
-    terms = {"ATOLL_SITE_ONLY": ",".join(only), "ATOLL_SITE_SECURE": "1" if secure else ""}
-    guest, began, told = Guest(kit, kit.path / "runs", data, say, say, terms), time.monotonic(), False
+    env = {"ATOLL_SITE_TERMS": terms.to_json()}
+    guest, began, told = Guest(kit, kit.path / "runs", data, say, say, env), time.monotonic(), False
     try:
         while not guest.left:
             guest.mind(0.5)

@@ -1,0 +1,242 @@
+"""The engine across machines, at a site: bytes in, bytes out. The graph and the parties' memory never leave.
+
+It knows nothing of NVFlare; `nvflare_site` passes it the server's messages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor, nn
+
+from atoll import __version__, algorithms, wire
+from atoll import config as configuration
+from atoll.cohort import Cohort, Fields, Message, Schema
+from atoll.config import Config
+from atoll.data import files
+from atoll.data.datasets import row_normalise
+from atoll.data.splits import split
+from atoll.data.spread import spread
+from atoll.engines.nvflare import LARGEST
+from atoll.engines.terms import Terms
+from atoll.errors import AtollError, PartyFailure
+from atoll.graph import Graph
+from atoll.models import read
+from atoll.parties import Parties
+from atoll.runner import stand
+
+SAVES = 3  # so many of the last saves are kept: the server's checkpoint may be one behind
+log = logging.getLogger("atoll.site")
+
+
+class Site:
+    """The parties of one site and their memory on disk. It answers whatever comes, and never raises.
+
+    `data` is the site's own graph folder; without one the site is simulated, and loads its part of the configured dataset.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        data: Path | None = None,
+        say: Callable[[str], None] = log.info,
+        terms: Terms | None = None,
+    ) -> None:
+        """`folder` takes what the site saves; `terms` are what it insists on."""
+        self.folder = folder
+        self.data = data
+        self.say = say
+        self.terms = terms or Terms()
+        self.run = ""
+        self.cohort: Cohort | None = None
+        self.lock = threading.Lock()
+
+    def handle(self, data: bytes) -> bytes:
+        """The answer to the server's bytes."""
+        with self.lock:
+            try:
+                if len(data) > LARGEST:
+                    raise AtollError(f"the message has {len(data)} bytes, more than the {LARGEST} that are taken.")
+                answer: Fields = {"status": "ok", "fields": self._answer(wire.decode(data))}
+            except (PartyFailure, AtollError) as error:
+                log.warning("refused: %s", error)
+                answer = {"status": "failed", "reason": f"refused: {error}" if isinstance(error, AtollError) else error.reason}
+            except Exception as error:  # its text may hold data of the site: only its kind is told
+                log.exception("a message could not be answered")
+                answer = {"status": "failed", "reason": f"failed ({type(error).__name__}; its log says more)"}
+            return wire.encode({"atoll": __version__, **answer})
+
+    def _answer(self, request: Fields) -> Fields:
+        if request.get("atoll") != __version__:
+            raise AtollError(
+                f"this site runs atoll {__version__}, the server {request.get('atoll')}; use the same version everywhere."
+            )
+        kind = request.get("kind")
+        if kind == "echo":
+            return dict(request.get("common", {}))
+        if kind == "describe":
+            return self._describe(self._config(request))
+        if kind == "begin":
+            return self._begin(request)
+        if request.get("run") != self.run or self.cohort is None:
+            raise PartyFailure("does not know the run")
+        if kind == "ask":
+            return self._ask(request, self.cohort)
+        if kind == "save":
+            return self._save(int(request["round"]), self.cohort)
+        if kind == "finish":
+            return self._finish(self.cohort)
+        raise AtollError(f"there is no message {kind!r}.")
+
+    def _ask(self, request: Fields, cohort: Cohort) -> Fields:
+        parties = Parties(_numbers(request))
+        message = Message(
+            str(request["verb"]),
+            int(request["round"]),
+            int(request["call"]),
+            bool(request["training"]),
+            parties,
+            request.get("common", {}),
+            request.get("each", {}),
+        )
+        if not np.isin(parties.numbers, cohort.parties.numbers).all():
+            raise AtollError("the message is for parties that do not live here.")
+        return cohort.answer(message)
+
+    def _describe(self, config: Config) -> Fields:
+        """What the server must know of a graph to fit the model to it: numbers of columns and classes, and the classes' names."""
+        graph = self._own(config)
+        about: Fields = {"features": graph.num_features, "classes": graph.num_classes, "names": list(graph.class_names or ())}
+        if config.partition == "vertical":  # the parties hold the same nodes: compare without showing them
+            about |= {"nodes": graph.num_nodes, "ids": hashlib.sha256(graph.ids.numpy().tobytes()).hexdigest()}
+        return about
+
+    def _begin(self, request: Fields) -> Fields:
+        config, schema = self._config(request), Schema(**request["schema"])
+        parties, token = Parties(_numbers(request)), int(request["token"])
+        algorithm = algorithms.find(config.algorithm)
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", str(request["run"])):
+            raise AtollError("the run's name is not of letters and digits.")
+        self.cohort, self.run = None, str(request["run"])
+        if self.data is None:
+            graph = spread(config, None, algorithm.SPREADS).parts.select(parties)
+        else:
+            graph = self._part(self._own(config), config, schema, parties)
+        saved = self._saved(token, bool(request["exact"])) if token >= 0 else None
+        cohort = stand(config, graph, schema, parties, blank=saved is not None)
+        if saved is not None:
+            cohort.remember(wire.decode(saved.read_bytes()).get("memory", {}))
+        self.cohort = cohort
+        self.say(f"{config.algorithm}: {'going on from round ' + saved.stem if saved else 'ready'}, {graph.num_nodes} nodes")
+        return {}
+
+    def _config(self, request: Fields) -> Config:
+        (document,) = request["config"]
+        config = configuration.from_dict(document, "The server's configuration")
+        self.terms.check(config)
+        if self.data is not None and config.dp.verb and config.dp.source == "seed":
+            raise AtollError("noise from the run's seed is no secret from the server; set dp.source to system.")
+        return config
+
+    def _own(self, config: Config) -> Graph:
+        if self.data is None:
+            raise AtollError("this site has no data of its own.")
+        try:
+            graph = files.read(self.data, directed=config.data.directed)
+        except AtollError as error:  # its text may hold data of the site
+            self.say(str(error))
+            raise AtollError("its graph could not be read; its log says why.") from error
+        return row_normalise(graph) if config.data.normalize_features else graph
+
+    def _part(self, graph: Graph, config: Config, schema: Schema, parties: Parties) -> Graph:
+        """The site's own graph as its party: split, and with the columns the federation has."""
+        if len(parties) != 1:
+            raise AtollError("a site with data of its own is one party.")
+        if config.partition == "vertical":
+            graph = replace(graph, x=_widened(graph.x, schema.features), widths=(graph.num_features,))
+        elif config.partition == "overlapping" and not bool((graph.train | graph.val | graph.test).any()):
+            raise AtollError(
+                "parties that share nodes must agree on their roles: say in the data which train, validate and test."
+            )
+        graph = split(graph, config.split, config.seed, parties)
+        if config.partition != "vertical" and int(graph.train.sum()) == 0:
+            raise AtollError("none of its nodes trains; label some, or choose another split.")
+        return graph
+
+    def _save(self, round: int, cohort: Cohort) -> Fields:
+        folder = self._runs()
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / f"{round}.safetensors", {"memory": cohort.recall()})
+        kept = self._rounds()
+        for old in [other for other in kept if other > round] + [other for other in kept if other <= round][:-SAVES]:
+            (folder / f"{old}.safetensors").unlink()
+        return {}
+
+    def _saved(self, round: int, exact: bool) -> Path | None:
+        """The save of a round or, unless `exact`, the last one before it."""
+        found = [other for other in self._rounds() if other <= round]
+        if found and found[-1] == round:
+            return self._runs() / f"{round}.safetensors"
+        if exact:
+            raise AtollError(f"the save of round {round} is not here.")
+        self.say(f"the save of round {round} is not here; going on from {f'round {found[-1]}' if found else 'the beginning'}")
+        return self._runs() / f"{found[-1]}.safetensors" if found else None
+
+    def _rounds(self) -> list[int]:
+        return sorted(int(path.stem) for path in self._runs().glob("*.safetensors") if path.stem.isdigit())
+
+    def _runs(self) -> Path:
+        return self.folder / self.run
+
+    def _finish(self, cohort: Cohort) -> Fields:
+        """Write the parties' own models and numbers, where the algorithm has models; of the saves, the last is enough now."""
+        kept = {name: getattr(cohort, name) for name in cohort.memory}
+        models = {name: _alone(read(value)) for name, value in kept.items() if isinstance(value, nn.Module)}
+        if models:
+            self._runs().mkdir(parents=True, exist_ok=True)
+            numbers = _alone({name: value for name, value in kept.items() if isinstance(value, Tensor)})  # APFL's α
+            _write(self._runs() / "personal.safetensors", models | numbers)
+            self.say(f"personal models: {self._runs() / 'personal.safetensors'}")
+        for old in self._rounds()[:-1]:
+            (self._runs() / f"{old}.safetensors").unlink()
+        return {}
+
+
+def _numbers(request: Fields) -> np.ndarray[Any, np.dtype[np.int64]]:
+    parties = request.get("parties")
+    if not isinstance(parties, Tensor) or parties.dtype != torch.int64 or parties.dim() != 1:
+        raise AtollError("the message does not say for which parties it is.")
+    return parties.numpy()
+
+
+def _alone(model: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The model of a single party without the party axis."""
+    return {name: value[0] if len(value) == 1 else value for name, value in model.items()}
+
+
+def _widened(x: Any, columns: int) -> Any:
+    """The features with zero columns on the right, as the widest party of a vertical federation has."""
+    if isinstance(x, Tensor):
+        return nn.functional.pad(x, (0, columns - x.shape[1]))
+    return sp.csr_array((x.data, x.indices, x.indptr), shape=(x.shape[0], columns))
+
+
+def _write(path: Path, payload: Fields) -> None:
+    """A file that is there whole or not at all, whenever the process or the machine stops."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(wire.encode(payload))
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
