@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo demo-deploy test lint bench docs clean
+.PHONY: demo demo-deploy test test-full lint bench docs clean
 
 demo: $(VENV)/.run
 	rm -rf runs/demo
@@ -15,6 +15,9 @@ demo-deploy: $(VENV)/.dev
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist loadgroup
+
+test-full: $(VENV)/.dev
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m full
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
