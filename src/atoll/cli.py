@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 
-from atoll import __version__, cli_reproduce
+from atoll import __version__, cli_journal, cli_reproduce
 from atoll import cli_deploy as deployment
 from atoll.errors import AtollError, AtollWarning
 
@@ -200,7 +200,7 @@ def report(
         console.print(f"Written to {path}", soft_wrap=True)
 
 
-for command in (cli_reproduce.reproduce, deployment.provision, deployment.serve, deployment.join):
+for command in (cli_reproduce.reproduce, deployment.provision, deployment.serve, deployment.join, cli_journal.journal):
     app.command()(command)
 
 

@@ -21,7 +21,8 @@ import torch
 from atoll.config import Config
 from atoll.errors import AtollError
 from atoll.folder import Folder
-from atoll.kits import Kit, provision
+from atoll.journal import FILE
+from atoll.kits import IDENTITY, Kit, provision
 from atoll.ledger import Ledger
 from atoll.processes import Child
 from atoll.runner import Book, Result, Watch
@@ -144,6 +145,7 @@ class Guest:
         self.warn = warn
         self.heard: queue.Queue[dict[str, Any]] = queue.Queue()
         self.env = {"ATOLL_SITE_FOLDER": str(folder.resolve()), "PYTHONUNBUFFERED": "1", **(env or {})}
+        self.env |= {"ATOLL_SITE_JOURNAL": str(kit.path / FILE), "ATOLL_SITE_SERVER": f"{IDENTITY} at {kit.host}:{kit.port}"}
         if data is not None:
             self.env["ATOLL_SITE_DATA"] = str(data.resolve())
         self.deaths = 0

@@ -149,6 +149,8 @@ def opened(data: bytes) -> Fields | str:
     """The fields of a site's answer, or a few words on what is wrong with it."""
     if len(data) > LARGEST:
         return f"sent {len(data)} bytes, more than the {LARGEST} that are taken"
+    if not data:
+        return "sent an empty answer, which could not be read; its log says why"
     try:
         answer = wire.decode(data)
     except Exception:  # whatever a stranger's bytes bring about, the answer is the same

@@ -16,6 +16,7 @@ from nvflare.apis.shareable import make_reply
 from atoll.engines.nvflare import TOPIC
 from atoll.engines.site import Site
 from atoll.engines.terms import Terms
+from atoll.journal import Journal
 from atoll.processes import leave, orders, report
 
 
@@ -27,7 +28,8 @@ class SiteComponent(FLComponent):  # type: ignore[misc]
         given = os.environ
         data = Path(given["ATOLL_SITE_DATA"]) if given.get("ATOLL_SITE_DATA") else None
         terms = Terms.from_json(given.get("ATOLL_SITE_TERMS", "{}"))
-        self.site = Site(Path(given["ATOLL_SITE_FOLDER"]), data, lambda text: report(say=text), terms)
+        journal = Journal(Path(given["ATOLL_SITE_JOURNAL"]), given["ATOLL_SITE_SERVER"])
+        self.site = Site(Path(given["ATOLL_SITE_FOLDER"]), data, lambda text: report(say=text), terms, journal)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
         threading.Thread(target=self._listen, daemon=True).start()
 

@@ -32,6 +32,7 @@ from atoll.engines.nvflare import LARGEST
 from atoll.engines.terms import Terms
 from atoll.errors import AtollError, PartyFailure
 from atoll.graph import Graph
+from atoll.journal import FILE, Journal, Watched
 from atoll.models import read
 from atoll.parties import Parties
 from atoll.runner import stand
@@ -52,30 +53,47 @@ class Site:
         data: Path | None = None,
         say: Callable[[str], None] = log.info,
         terms: Terms | None = None,
+        journal: Journal | None = None,
     ) -> None:
-        """`folder` takes what the site saves; `terms` are what it insists on."""
+        """`folder` takes what the site saves; `terms` are what it insists on; `journal` is in `folder` unless given."""
         self.folder = folder
         self.data = data
         self.say = say
         self.terms = terms or Terms()
+        self.journal = journal or Journal(folder / FILE)
         self.run = ""
         self.cohort: Cohort | None = None
         self.lock = threading.Lock()
 
     def handle(self, data: bytes) -> bytes:
-        """The answer to the server's bytes."""
+        """The answer to the server's bytes; an empty one where the journal cannot take it: nothing leaves that is not in it."""
         with self.lock:
+            request: Fields = {}
             try:
                 if len(data) > LARGEST:
                     raise AtollError(f"the message has {len(data)} bytes, more than the {LARGEST} that are taken.")
-                answer: Fields = {"status": "ok", "fields": self._answer(wire.decode(data))}
+                request = wire.decode(data)
+                answer: Fields = {"status": "ok", "fields": self._answer(request)}
             except (PartyFailure, AtollError) as error:
                 log.warning("refused: %s", error)
                 answer = {"status": "failed", "reason": f"refused: {error}" if isinstance(error, AtollError) else error.reason}
             except Exception as error:  # its text may hold data of the site: only its kind is told
                 log.exception("a message could not be answered")
                 answer = {"status": "failed", "reason": f"failed ({type(error).__name__}; its log says more)"}
-            return wire.encode({"atoll": __version__, **answer})
+            return self._noted(request, answer, wire.encode({"atoll": __version__, **answer}))
+
+    def _noted(self, request: Fields, answer: Fields, data: bytes) -> bytes:
+        """The answer's bytes once the journal tells of them."""
+        guards = self.cohort.guards if self.cohort is not None and answer["status"] == "ok" and request["kind"] == "ask" else ()
+        noised = [name for guard in guards if isinstance(guard, Watched) for name in guard.changed]
+        try:
+            self.journal.record(request, answer, data, noised=noised)
+        except Exception as error:  # whatever it is, the answer stays here
+            log.exception("the journal could not be written")
+            reason = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+            self.say(f"{self.journal.path} cannot be written ({reason}); nothing is answered until it can")
+            return b""
+        return data
 
     def _answer(self, request: Fields) -> Fields:
         if request.get("atoll") != __version__:
@@ -135,6 +153,7 @@ class Site:
             graph = self._part(self._own(config), config, schema, parties)
         saved = self._saved(token, bool(request["exact"])) if token >= 0 else None
         cohort = stand(config, graph, schema, parties, blank=saved is not None)
+        cohort.guards = tuple(Watched(guard) for guard in cohort.guards)
         if saved is not None:
             cohort.remember(wire.decode(saved.read_bytes()).get("memory", {}))
         self.cohort = cohort

@@ -1,0 +1,172 @@
+"""Reading a site's journal for an auditor: its lines, whether its chain is whole, and what left in each run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import AtollError
+
+NEEDED: Mapping[str, type | tuple[type, ...]] = {
+    "line": int,
+    "time": str,
+    "to": str,
+    "run": str,
+    "kind": str,
+    "status": str,
+    "fields": list,
+    "bytes": int,
+    "sha256": str,
+    "masked": bool,
+    "noised": list,
+    "previous": str,
+}  # what every line holds, and of which type
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line as it stands in a journal: what it says or, where that cannot be read, what is wrong with it."""
+
+    number: int
+    digest: str
+    entry: dict[str, Any] | None
+    problem: str = ""
+
+
+def read(path: Path) -> Iterator[Line]:
+    """The lines of a journal, also while its site writes; the end of a line that is being written is passed over."""
+    try:
+        with path.open("rb") as file:
+            for number, raw in enumerate(file, 1):
+                if raw.endswith(b"\n"):
+                    yield _line(number, raw[:-1])
+    except OSError as error:
+        raise AtollError(f"{path} cannot be read ({error.strerror}); check the path and the rights to it.") from error
+
+
+def _line(number: int, raw: bytes) -> Line:
+    digest = hashlib.sha256(raw).hexdigest()
+    try:
+        entry = json.loads(raw)
+    except (ValueError, RecursionError):
+        return Line(number, digest, None, "is not JSON: cut off by a crash, or overwritten")
+    if not isinstance(entry, dict):
+        return Line(number, digest, None, "is not a JSON object")
+    wrong = [
+        name
+        for name, kind in NEEDED.items()
+        if not isinstance(entry.get(name), kind) or isinstance(entry[name], bool) != (kind is bool)
+    ]
+    if wrong:
+        return Line(number, digest, None, f"says nothing readable of {', '.join(wrong)}")
+    if not all(isinstance(field, dict) and isinstance(field.get("name"), str) for field in entry["fields"]):
+        return Line(number, digest, None, "lists fields that cannot be read")
+    return Line(number, digest, entry)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What `verify` found: the number of lines, the SHA-256 of the last one, breaks of the chain and damaged lines."""
+
+    lines: int
+    head: str
+    broken: tuple[str, ...]
+    damaged: tuple[str, ...]  # within a whole chain these were cut off by a crash, before their answer could leave
+
+
+def verify(path: Path, head: str = "") -> Chain:
+    """Follow the chain; where `head` is given, that of an earlier look must still be part of it."""
+    before, lines, known = "", 0, not head
+    broken: list[str] = []
+    damaged: list[str] = []
+    for line in read(path):
+        lines = line.number
+        if line.entry is None:
+            damaged.append(f"line {line.number} {line.problem}")
+        else:
+            numbered = line.entry["line"]
+            if lines == 1 and (numbered, line.entry["previous"]) != (1, ""):
+                broken.append(f"the journal begins with line {numbered}: what was before it is not here")
+            elif lines > 1 and line.entry["previous"] != before:
+                broken.append(f"line {lines} does not follow line {lines - 1}: one of them, or one between them, was changed")
+        before = line.digest
+        known = known or before == head
+    if not known:
+        broken.append(f"no line has the head {head}: the journal was cut or rewritten since")
+    return Chain(lines, before, tuple(broken), tuple(damaged))
+
+
+@dataclass
+class Kind:
+    """The answers of one kind in one run: same message, purpose, outcome and fields."""
+
+    what: str  # a verb, or a message that is not one
+    purpose: str  # training, evaluation or, of other messages, empty
+    outcome: str  # ok, or why it was refused
+    fields: tuple[str, ...]  # each with its type and shape
+    masked: bool
+    noised: tuple[str, ...]
+    rounds: tuple[int, int] | None = None  # first and last
+    times: int = 0
+    bytes: int = 0
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        """Count one more."""
+        self.times, self.bytes = self.times + 1, self.bytes + entry["bytes"]
+        if isinstance(number := entry.get("round"), int):
+            first, last = self.rounds or (number, number)
+            self.rounds = min(first, number), max(last, number)
+
+
+@dataclass
+class Summary:
+    """What left in one run."""
+
+    run: str
+    first: str
+    last: str
+    to: set[str] = field(default_factory=set)
+    epsilon: float | None = None
+    kinds: dict[tuple[Any, ...], Kind] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """All bytes of the run."""
+        return sum(kind.bytes for kind in self.kinds.values())
+
+
+def summaries(entries: Iterable[Mapping[str, Any]]) -> list[Summary]:
+    """One summary per run, in the order in which they began."""
+    found: dict[str, Summary] = {}
+    for entry in entries:
+        summary = found.setdefault(entry["run"], Summary(entry["run"], entry["time"], entry["time"]))
+        summary.last = entry["time"]
+        summary.to.add(entry["to"])
+        if isinstance(epsilon := entry.get("epsilon"), (int, float)):
+            summary.epsilon = float(epsilon)
+        what, purpose = str(entry.get("verb") or entry["kind"]), str(entry.get("purpose") or "")
+        outcome = "ok" if entry["status"] == "ok" else str(entry.get("reason", entry["status"]))
+        key = (what, purpose, outcome, shapes(entry), entry["masked"], tuple(map(str, entry["noised"])))
+        summary.kinds.setdefault(key, Kind(*key)).add(entry)
+    return list(found.values())
+
+
+def shapes(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields of a line in words: `model/layers.0.weight float32 1×1433×64`."""
+    words = []
+    for each in entry["fields"]:
+        shape = each.get("shape")
+        size = "×".join(map(str, shape)) if isinstance(shape, list) else f"{each.get('tensors', '')} tensors of several shapes"
+        words.append(" ".join(part for part in (each["name"], str(each.get("dtype", "")), size) if part))
+    if isinstance(more := entry.get("left_out"), dict):
+        words.append(f"and {more.get('fields')} more with {more.get('bytes')} bytes")
+    return tuple(words)
+
+
+def protection(masked: bool, noised: Sequence[str]) -> str:
+    """How the fields were protected, in words."""
+    return ", ".join([*(["masked"] if masked else []), *([f"noised: {', '.join(noised)}"] if noised else [])]) or "–"
