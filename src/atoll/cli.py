@@ -161,7 +161,7 @@ def partition(
 
     chosen = config.resolve("local", dataset=dataset, partition=partition, parties=parties, seed=seed, values=_values(sets))
     data = spread(chosen, None, SETTINGS)
-    console.print(render(facts(data.parts, data.source)))
+    console.print(render(facts(data.parts, data.source), names=data.names))
     if out is not None:
         from atoll.data.files import save
 

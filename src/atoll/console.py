@@ -29,6 +29,7 @@ def show(table: RenderableType) -> None:
         out.print(table)
 
 
+MAX_NAMES = 3  # missing parties in the progress line, one by one
 PLAIN_EVERY = 10.0  # seconds between progress lines where there is no terminal
 
 
@@ -82,7 +83,8 @@ def _score(row: Mapping[str, Any]) -> str:
     if "val_accuracy" in row:
         parts.append(f"val {100 * row['val_accuracy']:.1f} %")
     if "missing" in row:
-        parts.append(f"{len(row['missing'])} missing")
+        names = list(row.get("missing_names", {}).values())
+        parts.append(f"{', '.join(names) if 0 < len(names) <= MAX_NAMES else len(row['missing'])} missing")
     return "".join(f"  {part}" for part in parts)
 
 

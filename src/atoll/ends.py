@@ -277,6 +277,7 @@ def read_result(config: Config, folder: Folder, rows: Mapping[int, dict[str, Any
         rows=[rows[number] for number in sorted(rows) if number <= book.round],
         state=document.get("state", {}),
         memory=document.get("memory", {}),
+        names=tuple(written.get("names", ())),
     )
 
 

@@ -100,10 +100,12 @@ class Federation:
         whole: Graph | None = None,
         setting: str = "horizontal",
         link: Link | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         """`verbs`: name → public or private. `public`: what the setting lets the server know (the node setting's edges).
         `whole`: the union of the parties' graphs; only a simulation has it, and only `evaluate` may look at it.
         `setting`: how the graph is spread over the parties. `link`: a model of the network, for the seconds messages would take.
+        `names`: what the parties are called, where they are called anything; messages address them by number all the same.
         """
         self.engine = engine
         self.schema = schema
@@ -116,6 +118,7 @@ class Federation:
         self.whole = whole
         self.setting = setting
         self.link = link
+        self.names = tuple(names)
         self.derived: dict[str, Any] = {}  # what the server makes once of what it knows, by name
         self.ledger = Ledger(schema.parties)
         self.round = 0
@@ -135,6 +138,18 @@ class Federation:
         none = torch.zeros(len(y), dtype=torch.bool)
         ids, ptr = torch.arange(len(y)), torch.tensor([0, len(y)])
         return Graph(torch.empty(len(y), 0), self.public["edge_index"], y, y >= 0, none, none, self.schema.classes, ids, ptr)
+
+    def name_of(self, party: int) -> str:
+        """What a party is called: by its name, or else by its number."""
+        return self.names[party] if party < len(self.names) else str(party)
+
+    def reasons(self, missing: Mapping[int, str]) -> str:
+        """Why parties are missing, by name, in one line; of many the first few."""
+        told = [
+            f"party {self.name_of(party)}: {reason.removeprefix(f'{self.name_of(party)} ')}"
+            for party, reason in islice(missing.items(), TOLD)
+        ]
+        return "; ".join([*told, *([f"and {len(missing) - TOLD} more"] if len(missing) > TOLD else [])])
 
     def begin(self, round: int) -> None:
         """A new round: everybody who was missing is welcome again."""
@@ -191,7 +206,7 @@ class Federation:
         addressed = self.participants() if to is None else Parties(to)
         present = addressed.without(self.missing)
         if not present:
-            raise AtollError(f"Round {self.round}: no party is left to answer {verb!r} ({_reasons(self.missing)}).")
+            raise AtollError(f"Round {self.round}: no party is left to answer {verb!r} ({self.reasons(self.missing)}).")
         listed = self.parties if to is None else addressed
         each = each or {}
         return present, each if present == listed else pick(each, listed.places(present))
@@ -223,13 +238,13 @@ class Federation:
         self._note(message, failed)
         if not kept:
             raise AtollError(
-                f"Round {self.round}: no party answered {message.verb!r} ({_reasons(self.missing)}){_advice(failed)}."
+                f"Round {self.round}: no party answered {message.verb!r} ({self.reasons(self.missing)}){_advice(failed)}."
             )
         return Replies(kept, fields)
 
     def _note(self, message: Message, failed: Mapping[int, str]) -> None:
         if failed and self.missing_is_fatal:
-            raise AtollError(f"Round {self.round}: {message.verb!r} stopped the run ({_reasons(failed)}).")
+            raise AtollError(f"Round {self.round}: {message.verb!r} stopped the run ({self.reasons(failed)}).")
         self.missing |= dict(sorted(failed.items()))
 
     def _bill_down(self, message: Message) -> int | np.ndarray:
@@ -255,11 +270,6 @@ def _row(value: Any, place: int) -> Any:
 
 def _sum(fields: Mapping[str, Any]) -> Fields:
     return {name: _sum(value) if isinstance(value, Mapping) else value.sum(0) for name, value in fields.items()}
-
-
-def _reasons(missing: Mapping[int, str]) -> str:
-    told = [f"party {party}: {reason}" for party, reason in islice(missing.items(), TOLD)]
-    return "; ".join([*told, *([f"and {len(missing) - TOLD} more"] if len(missing) > TOLD else [])])
 
 
 def _advice(failed: Mapping[int, str]) -> str:

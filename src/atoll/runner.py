@@ -47,6 +47,7 @@ class Result:
     rows: list[dict[str, Any]] = field(repr=False)
     state: dict[str, Any] = field(repr=False)  # the server's state after the last round
     memory: dict[str, Any] = field(repr=False)  # what the parties keep, as far as this process holds them
+    names: tuple[str, ...] = ()  # what the parties are called, in party order; empty where they have only numbers
 
     @property
     def history(self) -> pd.DataFrame:
@@ -63,6 +64,7 @@ class Result:
             **{name: plain[name] for name in ("algorithm", "dataset", "partition", "seed")},
             "setting": self.setting,
             "parties": self.parties,
+            **({"names": list(self.names)} if self.names else {}),
             "settings": plain.get("settings", {}),
             "rounds": self.rounds,
             "best_round": self.best_round,
@@ -155,8 +157,10 @@ def stand(config: Config, graph: Graph, schema: Schema, parties: Sequence[int], 
     return cohort(graph, config.settings, schema, config.seed, parties, guards, secure=config.run.secure, blank=blank)
 
 
-def assemble(config: Config, engine: Engine, schema: Schema, data: Spread | None, setting: str) -> Experiment:
-    """The server's side of a run, over an engine that stands."""
+def assemble(
+    config: Config, engine: Engine, schema: Schema, data: Spread | None, setting: str, names: Sequence[str] = ()
+) -> Experiment:
+    """The server's side of a run, over an engine that stands; `names` are the parties', unless the data says them."""
     algorithm = algorithms.find(config.algorithm)
     federation = Federation(
         engine,
@@ -170,6 +174,7 @@ def assemble(config: Config, engine: Engine, schema: Schema, data: Spread | None
         whole=data.whole if data else None,
         setting=setting,
         link=Link.of(schema.parties, config.run.latency, config.run.bandwidth),
+        names=data.names if data else names,
     )
     return Experiment(config, algorithm, data, federation)
 
@@ -218,6 +223,7 @@ def read(path: str | Path) -> Result:
         rows=folder.rows(),
         state=checkpoint.get("state", {}),
         memory=checkpoint.get("memory", {}),
+        names=tuple(told.get("names", ())),
     )
 
 
@@ -300,6 +306,8 @@ def _row(book: Book, federation: Federation, metrics: dict[str, Any]) -> dict[st
     row = {"round": book.round, **metrics, "up": traffic["up"], "down": traffic["down"]}
     if federation.missing:
         row["missing"] = {str(party): reason for party, reason in federation.missing.items()}
+        if federation.names:
+            row["missing_names"] = {str(party): federation.name_of(party) for party in federation.missing}
     if federation.link is not None:
         row["simulated_seconds"] = federation.ledger.seconds.get(book.round, 0.0)
     return row | {"seconds": round(book.seconds, 6)}
@@ -336,4 +344,5 @@ def _result(experiment: Experiment, book: Book, rows: list[dict[str, Any]], stat
         rows=rows,
         state=state,
         memory=experiment.engine.recall(),
+        names=experiment.federation.names,
     )

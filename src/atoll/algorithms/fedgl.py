@@ -124,7 +124,9 @@ def start(federation: Federation, settings: Settings) -> State:
     if settings.alpha or settings.beta:
         state["nodes"] = federation.ask("count").stack("nodes").max()
         if federation.missing:
-            raise AtollError(f"FedGL must know how many nodes there are: party {min(federation.missing)} does not answer.")
+            raise AtollError(
+                f"FedGL must know how many nodes there are: party {federation.name_of(min(federation.missing))} does not answer."
+            )
     return state
 
 

@@ -378,7 +378,7 @@ def go_back(federation: Federation, settings: Settings, news: Fields) -> None:
 def complete(federation: Federation, replies: Reply) -> Reply:
     """The replies, if all parties are there: what the others hold cannot make up for a missing one."""
     if federation.missing:
-        missing = "; ".join(f"party {party}: {reason}" for party, reason in federation.missing.items())
+        missing = federation.reasons(federation.missing)
         raise AtollError(
             f"Round {federation.round}: parties that hold the same nodes are all needed, and some are missing ({missing})."
         )

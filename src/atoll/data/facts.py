@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from atoll.data.assemble import Ints, distinct
 from atoll.graph import Graph
@@ -93,14 +95,14 @@ def node_homophily(graph: Graph) -> tuple[NDArray[np.float64], NDArray[np.bool_]
     return same / np.maximum(degree, 1), degree > 0
 
 
-def render(found: Facts, most: int = 20) -> Table:
-    """A table for the terminal: a line a party, at most `most` of them; the bars are its labelled nodes by class."""
+def render(found: Facts, most: int = 20, names: Sequence[str] = ()) -> Table:
+    """A table for the terminal: a line per party, at most `most` of them, by name where they have names; bars are classes."""
     table = Table(caption=_caption(found), caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     for heading in ("party", "nodes", "edges", "train/val/test", "main", "main/other", "homophily", "classes"):
         table.add_column(heading, justify="left" if heading == "classes" else "right", no_wrap=True)
     for number, one in enumerate(found.parties[:most]):
         table.add_row(
-            str(number),
+            Text(names[number] if number < len(names) else str(number)),
             f"{one.nodes:,}",
             f"{one.edges:,}",
             f"{one.train}/{one.val}/{one.test}",

@@ -35,6 +35,7 @@ class Spread:
     whole: Graph  # the union of their nodes, with the edges between parties (overlapping: only those that some party holds)
     source: Graph  # the graph that was spread, with nodes that no party got
     public: Mapping[str, Any] = field(default_factory=dict)  # what the setting lets the server know
+    names: tuple[str, ...] = ()  # what the parties are called, where the data says so
 
 
 def spread(config: Config, graph: Graph | None, spreads: Sequence[str]) -> Spread:
@@ -75,7 +76,7 @@ def spread(config: Config, graph: Graph | None, spreads: Sequence[str]) -> Sprea
 
 def _own_parties(config: Config, spreads: Sequence[str]) -> Spread:
     """Vertical data as its owners have it: one folder a party."""
-    from atoll.data.vertical_files import joined, read_parties  # pandas takes a while to import
+    from atoll.data.vertical_files import joined, party_folders, read_parties  # pandas takes a while to import
 
     parts = read_parties(Path(config.dataset), directed=config.data.directed)
     if spreads != ("whole",):
@@ -88,7 +89,7 @@ def _own_parties(config: Config, spreads: Sequence[str]) -> Spread:
     whole = joined(parts)
     if spreads == ("whole",):
         return Spread("whole", whole, whole, whole)
-    return Spread("vertical", parts, whole, whole)
+    return Spread("vertical", parts, whole, whole, names=tuple(place.name for place in party_folders(Path(config.dataset))))
 
 
 def _mind_own_split(graph: Graph, config: Config) -> None:

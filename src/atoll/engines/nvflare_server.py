@@ -183,7 +183,8 @@ class Run:
         while True:
             checkpoint = self.folder.load() if self.resume else None
             engine = self._engine(schema)
-            experiment = runner.assemble(self.config, engine, schema, data, data.setting if data else self.config.partition)
+            setting = data.setting if data else self.config.partition
+            experiment = runner.assemble(self.config, engine, schema, data, setting, tuple(self.roster))
             try:
                 result = runner.rounds(experiment, self.folder, self._tell, checkpoint)
                 break

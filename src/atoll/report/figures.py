@@ -111,7 +111,7 @@ def parties(rows: Sequence[Row]) -> list[Figure]:
     for place, row in enumerate(rows):
         first = row.runs[0].metrics.get("party_accuracy") or []
         if 1 < len(first) <= MOST_PARTIES:
-            bars.append(Series(row.label, [str(party) for party in range(len(first))], first, place))
+            bars.append(Series(row.label, called(row.runs[0].names, len(first)), first, place))
         x: list[float] = []
         h: list[float] = []
         y: list[float] = []
@@ -157,6 +157,11 @@ def parties(rows: Sequence[Row]) -> list[Figure]:
             )
         )
     return figures
+
+
+def called(names: Sequence[str], parties: int) -> list[str]:
+    """What the parties are called: by their names where each has one, else by their numbers."""
+    return list(names) if len(names) == parties else [str(party) for party in range(parties)]
 
 
 def groups(rows: Sequence[Row], majority: Sequence[tuple[float, float | None] | None]) -> list[Figure]:
@@ -218,7 +223,7 @@ def partition(told: Partition, title: str, suffix: str) -> list[Figure]:
                 caption,
             )
         ]
-    names = [str(party) for party in range(len(listed))]
+    names = told.names
     roles = {
         "training": [one.train for one in listed],
         "validation": [one.val for one in listed],
@@ -274,7 +279,9 @@ def embeddings(row: Row, found: Embedding, method: str, class_names: Sequence[st
         for value, members in groupby(order.tolist(), key=lambda node: int(values[node])):
             points = found.points[list(members)]
             name = (
-                f"party {value}"
+                row.runs[0].names[value]
+                if what == "party" and value < len(row.runs[0].names)
+                else f"party {value}"
                 if what == "party"
                 else "no label"
                 if value < 0

@@ -38,6 +38,7 @@ class Partition:
     class_names: list[str]
     tested: int  # labelled test nodes
     minority: int  # those of another class than their party's most frequent training class
+    names: list[str]  # of the parties; their numbers where the data says none
 
 
 def partition_of(config: Config) -> Partition | str:
@@ -71,6 +72,7 @@ def _partition(document: str) -> Partition | str:
         class_names=list(graph.class_names or map(str, range(graph.num_classes))),
         tested=int(tested.sum()),
         minority=int((tested & (graph.y != metrics.majority(graph))).sum()),
+        names=list(data.names or map(str, range(graph.parties))),
     )
 
 

@@ -63,6 +63,11 @@ class Run:
         return self.result["rounds"] if self.result else self.book.round
 
     @property
+    def names(self) -> list[str]:
+        """What the parties are called, in party order; empty where they have only numbers, or while that is not known yet."""
+        return [str(name) for name in (self.result or {}).get("names") or []]
+
+    @property
     def seconds(self) -> float:
         """How long they took."""
         return float(self.result["seconds"].get("total", 0.0) if self.result else self.book.seconds)
