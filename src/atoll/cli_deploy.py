@@ -56,6 +56,7 @@ def join(
     data: Annotated[Path, typer.Option(help="The site's own graph: a folder or .npz. It never leaves.")],
     only: Annotated[str, typer.Option(help="Take part in these algorithms only, separated by commas.")] = "",
     secure: Annotated[bool, typer.Option("--secure", help="Take part under secure aggregation only.")] = False,
+    secure_min: Annotated[int, typer.Option(help="Take part in secure totals of at least so many parties.")] = 3,
     threads: Threads = None,
 ) -> None:
     """Be a site of a federation, until the run is over. Started again, it goes on from what it saved."""
@@ -64,7 +65,9 @@ def join(
     from atoll.engines.terms import Terms
 
     names = tuple(name.strip() for name in only.split(",") if name.strip())
-    deploy.join(kit, data, Terms(only=names, secure=secure))
+    if secure_min < 2:
+        raise AtollError(f"--secure-min is {secure_min} but must be at least 2: the sum of one party is its reply.")
+    deploy.join(kit, data, Terms(only=names, secure=secure, secure_min=secure_min))
 
 
 def check_threads(threads: int) -> None:

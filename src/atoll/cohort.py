@@ -15,13 +15,15 @@ from atoll.errors import AtollError
 from atoll.graph import Graph, spans
 from atoll.models import Model, build, load, read
 from atoll.parties import Parties
-from atoll.privacy.secure import Secrets
+from atoll.privacy.masking import Call
+from atoll.privacy.secrets import Secrets
 from atoll.random import SERVER, Draws, Word
 from atoll.settings import Training
 from atoll.wire import alike
 
 Fields = dict[str, Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
+SECURE_STEPS = ("secure_keys", "secure_shares", "secure_open", "secure_confirm", "secure_reveal")  # they need no memory
 
 
 @dataclass(frozen=True)
@@ -111,17 +113,18 @@ class Cohort:
         parties: Sequence[int],
         guards: Sequence[Guard] = (),
         *,
-        secure: bool = False,
+        secrets: Secrets | None = None,
         blank: bool = False,
     ) -> None:
-        """`secure` readies the parties for secure totals; `blank` leaves out first random values: the memory is about to come."""
+        """`secrets`: the host's, for secure totals; no part of the memory. `blank` leaves out first random values: the memory
+        is about to come."""
         self.graph = graph
         self.settings = settings
         self.schema = schema
         self.seed = seed
         self.parties = Parties(parties)
         self.guards = tuple(guards)
-        self.secrets = Secrets(self.parties) if secure else None
+        self.secrets = secrets
         self.blank = blank
         self.message: Message | None = None
         self.parts: dict[bytes, Graph] = {}
@@ -144,17 +147,18 @@ class Cohort:
     def answer(self, message: Message) -> Fields:
         """Call a verb for the addressed parties, all of which live here."""
         method = self.verb_named(message.verb)
-        if message.parties != self.parties:
+        if message.parties != self.parties and message.verb not in SECURE_STEPS:
             return self._answer_for_some(message)
         self.message = message
         common = dict(message.common)
         agreed = common.pop("secure", None)
+        sessions = self._secrets().enter(message.parties, self._call(message.verb), **agreed) if agreed is not None else []
         with torch.set_grad_enabled(message.training):
             fields = method(self, **common, **message.each) or {}
         for guard in self.guards:
             fields = guard(message, fields, Draws(self.seed, self.parties, "guard", message.verb, message.round, message.call))
         if agreed is not None:
-            return self._secrets().mask(fields, **agreed)
+            return self._secrets().mask(fields, message.parties, sessions)
         if self.secrets is not None and fields and self.verbs()[message.verb] == "private":
             raise AtollError(
                 f"Secure aggregation is on and {message.verb!r} is private: its reply does not leave the party unmasked."
@@ -162,24 +166,42 @@ class Cohort:
         return fields
 
     @verb(public=True)
-    def secure_keys(self, session: Tensor) -> Fields:
-        """The first step of a secure total."""
-        return {"keys": self._secrets().keys(session)}
+    def secure_keys(self, session: Tensor, total: str) -> Fields:
+        """The first step of a secure total of the verb `total`; the fourth is the verb itself, masked."""
+        return self._secrets().keys(self._addressed(), self._call(total), session)
 
     @verb(public=True)
-    def secure_shares(self, session: Tensor, users: Tensor, keys: Tensor) -> Fields:
-        """The second step; the third is the verb itself, masked."""
-        return {"shares": self._secrets().shares(session, users, keys)}
+    def secure_shares(self, session: Tensor, users: Tensor, keys: Tensor, signatures: Tensor) -> Fields:
+        """The second step: shares of the secrets for everybody."""
+        return self._secrets().shares(self._addressed(), self._call(), session, users, keys, signatures)
 
     @verb(public=True)
-    def secure_reveal(self, session: Tensor, users: Tensor, keys: Tensor, ciphertexts: Tensor, answered: Tensor) -> Fields:
-        """The last step."""
-        return {"shares": self._secrets().reveal(session, users, keys, ciphertexts, answered)}
+    def secure_open(self, session: Tensor, dealers: Tensor, shares: Tensor) -> Fields:
+        """The third step: take the others' shares."""
+        return self._secrets().open(self._addressed(), self._call(), session, dealers, shares)
+
+    @verb(public=True)
+    def secure_confirm(self, session: Tensor, answered: Tensor) -> Fields:
+        """The fifth step: sign who answered."""
+        return self._secrets().confirm(self._addressed(), self._call(), session, answered)
+
+    @verb(public=True)
+    def secure_reveal(self, session: Tensor, answered: Tensor, signatures: Tensor) -> Fields:
+        """The last step: one share of everybody's secrets."""
+        return self._secrets().reveal(self._addressed(), self._call(), session, answered, signatures)
 
     def _secrets(self) -> Secrets:
         if self.secrets is None:
             raise AtollError("The server asks for a secure total, but this party was started without secure aggregation.")
         return self.secrets
+
+    def _addressed(self) -> Parties:
+        return self.message.parties if self.message is not None else self.parties
+
+    def _call(self, total: str = "") -> Call:
+        """Where in the run we are; the verb that is totalled is named in the first and in the fourth step only."""
+        assert self.message is not None
+        return Call(self.message.round, self.message.call, str(total))
 
     def _answer_for_some(self, message: Message) -> Fields:
         """Stand up a cohort of the addressed parties alone, let it answer, and take its memory back."""
@@ -190,8 +212,9 @@ class Cohort:
                 self.parts.pop(next(iter(self.parts)))
             self.parts[key] = self.graph.select(places)
         graph = self.parts[key]
-        secure = self.secrets is not None
-        part = type(self)(graph, self.settings, self.schema, self.seed, message.parties, self.guards, secure=secure, blank=True)
+        part = type(self)(
+            graph, self.settings, self.schema, self.seed, message.parties, self.guards, secrets=self.secrets, blank=True
+        )
         whole = self.recall()
         places_of = {name: self._places(name, places) for name in whole}
         part.remember({name: _take(whole[name], places_of[name]) for name in whole})
@@ -204,7 +227,7 @@ class Cohort:
     def _places(self, name: str, parties: NDArray[np.int64]) -> Tensor:
         """The rows of some parties in a piece of memory: one a party, a node, a training node or a stored feature."""
         index = torch.from_numpy(parties)
-        if name in (*self.memory, "secrets"):
+        if name in self.memory:
             return index
         if name in self.feature_memory:
             starts = torch.from_numpy(self.graph.stored.indptr.astype(np.int64))[self.graph.ptr]
@@ -231,8 +254,7 @@ class Cohort:
     def recall(self) -> Fields:
         """The whole memory as tensors."""
         kept = {}
-        secrets = ("secrets",) if self.secrets is not None else ()
-        for name in self.memory + self.node_memory + self.train_memory + self.feature_memory + secrets:
+        for name in self.memory + self.node_memory + self.train_memory + self.feature_memory:
             value = getattr(self, name)
             kept[name] = read(value) if isinstance(value, nn.Module) else value.state() if isinstance(value, Stateful) else value
         return kept

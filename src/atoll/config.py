@@ -36,6 +36,7 @@ class RunSettings:
     participation: float = setting(1.0, "Share of the parties that take part in a round, chosen by seed.", low=0, high=1)
     missing: str = setting("continue", "What a party that does not answer does to the round.", choices=("continue", "stop"))
     secure: bool = setting(False, "Secure aggregation: the server sees sums only, and may ask private verbs for nothing else.")
+    secure_min: int = setting(0, "Fewest parties of a secure total; 0 means 3, or all where there are fewer.", low=0)
     latency: tuple[float, ...] = setting((), "Link model: seconds a message takes one way, one number or one a party.")
     bandwidth: tuple[float, ...] = setting((), "Link model: megabytes a second, one number or one a party; 0 has no limit.")
     placement: str = setting("together", "Parties in one cohort, or each at a site of its own.", choices=("together", "apart"))
@@ -162,6 +163,8 @@ def _check(algorithm: str, built: Mapping[str, Any]) -> None:
         raise AtollError(f"dp.verb is {verb!r}, which {algorithm} does not have{suggest(verb, verbs)}")
     if built["run"].participation <= 0:
         raise AtollError("participation is 0 but must be above 0: at least one party takes part in a round.")
+    if built["run"].secure_min == 1:
+        raise AtollError("secure_min is 1 but must be at least 2: the sum of one party is its reply.")
 
 
 def groups_of(algorithm: str, dataset: str) -> dict[str, type]:

@@ -24,6 +24,7 @@ from atoll.folder import Folder
 from atoll.journal import FILE
 from atoll.kits import IDENTITY, Kit, provision
 from atoll.ledger import Ledger
+from atoll.parties import divide
 from atoll.processes import Child
 from atoll.runner import Book, Result, Watch
 
@@ -63,7 +64,7 @@ class Servant:
     ) -> Result:
         """One run from beginning to end; `mind` is called again and again while it goes on."""
         order = {"config": config.to_dict(), "out": str(out.resolve()), "roster": dict(roster), "simulated": simulated}
-        order |= {"patience": patience, "resume": resume}
+        order |= {"patience": patience, "resume": resume, "kit": str(self.kit.path)}
         rows = {row["round"]: row for row in Folder(out).rows()} if resume else {}
         self._tell(order)
         deaths, looked = 0, time.monotonic()
@@ -146,6 +147,7 @@ class Guest:
         self.heard: queue.Queue[dict[str, Any]] = queue.Queue()
         self.env = {"ATOLL_SITE_FOLDER": str(folder.resolve()), "PYTHONUNBUFFERED": "1", **(env or {})}
         self.env |= {"ATOLL_SITE_JOURNAL": str(kit.path / FILE), "ATOLL_SITE_SERVER": f"{IDENTITY} at {kit.host}:{kit.port}"}
+        self.env["ATOLL_SITE_KIT"] = str(kit.path)
         if data is not None:
             self.env["ATOLL_SITE_DATA"] = str(data.resolve())
         self.deaths = 0
@@ -206,8 +208,8 @@ class Local:
     def run(self, config: Config, out: Path, parties: int, *, resume: bool = False, watch: Watch | None = None) -> Result:
         """One run of all parties, spread evenly over the sites."""
         names = [str(guest.kit.site) for guest in self.guests]
-        cuts = [round(parties * place / len(names)) for place in range(len(names) + 1)]
-        roster = {name: (first, end) for name, first, end in zip(names, cuts, cuts[1:], strict=False) if end > first}
+        seats = zip(names, divide(parties, len(names)), strict=True)
+        roster = {name: (seat.start, seat.stop) for name, seat in seats if len(seat)}
         return self.servant.run(
             config, out, roster, simulated=True, resume=resume, patience=JOINING, watch=watch, mind=self._mind
         )

@@ -23,6 +23,7 @@ from atoll.ledger import Ledger
 from atoll.link import Link
 from atoll.parties import Parties
 from atoll.privacy import secure
+from atoll.privacy.identities import Identities
 from atoll.random import generator
 
 
@@ -96,6 +97,8 @@ class Federation:
         participation: float = 1.0,
         missing_is_fatal: bool = False,
         secure: bool = False,
+        secure_min: int = 2,
+        identities: Identities | None = None,
         public: Mapping[str, Any] | None = None,
         whole: Graph | None = None,
         setting: str = "horizontal",
@@ -104,6 +107,7 @@ class Federation:
     ) -> None:
         """`verbs`: name → public or private. `public`: what the setting lets the server know (the node setting's edges).
         `whole`: the union of the parties' graphs; only a simulation has it, and only `evaluate` may look at it.
+        `secure_min`: the fewest parties of a secure total. `identities`: the parties' signing keys, where the server knows them.
         `setting`: how the graph is spread over the parties. `link`: a model of the network, for the seconds messages would take.
         `names`: what the parties are called, where they are called anything; messages address them by number all the same.
         """
@@ -114,6 +118,8 @@ class Federation:
         self.participation = participation
         self.missing_is_fatal = missing_is_fatal
         self.secure = secure
+        self.secure_min = secure_min
+        self.identities = identities
         self.public = public or {}
         self.whole = whole
         self.setting = setting
@@ -235,16 +241,17 @@ class Federation:
         kept = Parties(np.sort(parties.without(failed).numbers))
         if kept != parties:
             fields = pick(fields, parties.places(kept))
-        self._note(message, failed)
+        self.note(message.verb, failed)
         if not kept:
             raise AtollError(
                 f"Round {self.round}: no party answered {message.verb!r} ({self.reasons(self.missing)}){_advice(failed)}."
             )
         return Replies(kept, fields)
 
-    def _note(self, message: Message, failed: Mapping[int, str]) -> None:
+    def note(self, verb: str, failed: Mapping[int, str]) -> None:
+        """Some parties are missing from now on in this round, and why; or the run stops."""
         if failed and self.missing_is_fatal:
-            raise AtollError(f"Round {self.round}: {message.verb!r} stopped the run ({self.reasons(failed)}).")
+            raise AtollError(f"Round {self.round}: {verb!r} stopped the run ({self.reasons(failed)}).")
         self.missing |= dict(sorted(failed.items()))
 
     def _bill_down(self, message: Message) -> int | np.ndarray:

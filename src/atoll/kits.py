@@ -22,7 +22,7 @@ from typing import Any
 
 import tomli_w
 
-from atoll import __version__
+from atoll import __version__, signing
 from atoll.engines.nvflare import LARGEST
 from atoll.errors import AtollError
 
@@ -92,10 +92,12 @@ def provision(sites: Sequence[str], host: str, out: str | Path, *, port: int = P
             raise AtollError(f"{folder / name} already exists; choose another --out, or delete it to make new kits.")
     with tempfile.TemporaryDirectory(prefix="atoll-provision-") as scratch:
         made = _certify(sites, host, port, Path(scratch))
+        signing_keys = signing.issue(sites, Path(scratch) / PROJECT / "state" / "cert.json")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name in (SERVER, *sites):
                 shutil.copytree(made / (IDENTITY if name == SERVER else name), folder / name)
+                signing.write(folder / name, None if name == SERVER else name, signing_keys)
                 _furnish(folder / name, None if name == SERVER else name, sites, host, port)
         except OSError as error:
             raise AtollError(f"{folder} cannot be written to ({error.strerror}); choose another --out.") from error

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+def divide(parties: int, sites: int) -> list[range]:
+    """The parties of each site where they are spread evenly, in order; one each where there are as many of both."""
+    cuts = [round(parties * place / sites) for place in range(sites + 1)]
+    return [range(first, end) for first, end in pairwise(cuts)]
 
 
 class Parties(Sequence[int]):

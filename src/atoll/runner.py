@@ -21,7 +21,10 @@ from atoll.federation import Engine, Federation
 from atoll.folder import Folder
 from atoll.graph import Graph
 from atoll.link import Link
+from atoll.privacy.identities import Identities, simulated
+from atoll.privacy.masking import fewest
 from atoll.privacy.noise import Accountant, Noise
+from atoll.privacy.secrets import Secrets
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -141,26 +144,39 @@ def prepare(config: Config, graph: Graph | None = None, *, engine: Callable[[Eng
     data = spread(config, graph, algorithms.find(config.algorithm).SPREADS)
     schema = Schema(data.parts.num_features, data.parts.num_classes, data.parts.parties)
 
+    identities = simulated(schema.parties) if config.run.secure else None
+    least = fewest(config.run.secure_min, schema.parties)
+    secrets = Secrets(identities, least=least) if identities is not None else None  # this process hosts all parties
+
     def make(parties: Sequence[int], blank: bool) -> Cohort:
-        return stand(config, data.parts.select(parties), schema, parties, blank=blank)
+        return stand(config, data.parts.select(parties), schema, parties, blank=blank, secrets=secrets)
 
     sites = together(schema.parties) if config.run.placement == "together" else apart(schema.parties)
     carrier: Engine = InProcess(make, sites, amnesia=config.run.amnesia)
-    return assemble(config, engine(carrier) if engine else carrier, schema, data, data.setting)
+    return assemble(config, engine(carrier) if engine else carrier, schema, data, data.setting, identities=identities)
 
 
-def stand(config: Config, graph: Graph, schema: Schema, parties: Sequence[int], *, blank: bool) -> Cohort:
-    """Some parties at one place; `blank` where their memory is about to be remembered."""
+def stand(
+    config: Config, graph: Graph, schema: Schema, parties: Sequence[int], *, blank: bool, secrets: Secrets | None = None
+) -> Cohort:
+    """Some parties at one place; `blank` where their memory is about to be remembered; `secrets` for secure totals."""
     memory.keep()
     cohort = algorithms.find(config.algorithm).Cohort
     guards = [Noise(config.dp)] if config.dp.verb else []
-    return cohort(graph, config.settings, schema, config.seed, parties, guards, secure=config.run.secure, blank=blank)
+    return cohort(graph, config.settings, schema, config.seed, parties, guards, secrets=secrets, blank=blank)
 
 
 def assemble(
-    config: Config, engine: Engine, schema: Schema, data: Spread | None, setting: str, names: Sequence[str] = ()
+    config: Config,
+    engine: Engine,
+    schema: Schema,
+    data: Spread | None,
+    setting: str,
+    names: Sequence[str] = (),
+    identities: Identities | None = None,
 ) -> Experiment:
-    """The server's side of a run, over an engine that stands; `names` are the parties', unless the data says them."""
+    """The server's side of a run, over an engine that stands; `names` are the parties', unless the data says them;
+    `identities` are their signing keys, where the server knows them."""
     algorithm = algorithms.find(config.algorithm)
     federation = Federation(
         engine,
@@ -170,6 +186,8 @@ def assemble(
         participation=config.run.participation,
         missing_is_fatal=config.run.missing == "stop",
         secure=config.run.secure,
+        secure_min=fewest(config.run.secure_min, schema.parties),
+        identities=identities,
         public=data.public if data else None,
         whole=data.whole if data else None,
         setting=setting,

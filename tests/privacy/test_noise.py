@@ -149,7 +149,7 @@ def test_the_history_tells_what_is_spent(tmp_path: Any) -> None:
 def test_by_row_only_the_noise_of_those_who_answered_adds_up() -> None:
     """Under secure totals √k times the noise, k the fewest parties that ever answered: one that dropped out added none."""
     rows: dict[str, Any] = {"dp.verb": "fit", "dp.unit": "row", "dp.fields": "predictions,embeddings", "dp.noise": 4.0}
-    experiment = runner.prepare(small("fedgl", secure=True, **rows), engine=lambda engine: Absent(engine, {2}, {1}))
+    experiment = runner.prepare(small("fedgl", secure=True, secure_min=2, **rows), engine=lambda engine: Absent(engine, {2}, {1}))
     spent = [row["epsilon"] for row in runner.rounds(experiment).rows]
     settings = NoiseSettings(verb="fit", unit="row", noise=4.0)
     assert spent == pytest.approx([epsilon(settings, 1, 3), epsilon(settings, 2, 2), epsilon(settings, 3, 2)])

@@ -13,7 +13,9 @@ from atoll.engines.inprocess import InProcess
 from atoll.errors import AtollError
 from atoll.federation import Answer, Failure, Federation
 from atoll.graph import Graph
-from atoll.privacy.secure import threshold
+from atoll.privacy.identities import simulated
+from atoll.privacy.masking import threshold
+from atoll.privacy.secrets import Secrets
 from atoll.runner import Result
 from small import ALGORITHMS, Absent, Recorded, Wrapper, parties_of, small
 
@@ -47,12 +49,13 @@ def federation(sites: list[list[int]] | None = None, wrap: Any = None, secure: b
     """Six giving parties."""
     whole = graph(PARTIES)
     schema = Schema(1, 1, PARTIES)
+    secrets = Secrets(simulated(PARTIES), least=3) if secure else None
     engine: Any = InProcess(
-        lambda parties, blank: Giving(whole.select(parties), None, schema, 0, parties, secure=secure, blank=blank),
+        lambda parties, blank: Giving(whole.select(parties), None, schema, 0, parties, secrets=secrets, blank=blank),
         sites or [list(range(PARTIES))],
         amnesia=amnesia,
     )
-    found = Federation(wrap(engine) if wrap else engine, schema, verbs=Giving.verbs(), secure=secure)
+    found = Federation(wrap(engine) if wrap else engine, schema, verbs=Giving.verbs(), secure=secure, secure_min=3)
     found.begin(1)
     return found
 
@@ -103,7 +106,9 @@ class DropsAt(Wrapper):
     [
         ("secure_keys", [0, 2, 3, 4, 5]),
         ("secure_shares", [0, 2, 3, 4, 5]),
+        ("secure_open", [0, 2, 3, 4, 5]),
         ("give", [0, 2, 3, 4, 5]),
+        ("secure_confirm", [0, 1, 2, 3, 4, 5]),
         ("secure_reveal", [0, 1, 2, 3, 4, 5]),
     ],
 )
@@ -114,7 +119,7 @@ def test_a_party_may_drop_out_at_every_step(step: str, counted: list[int]) -> No
     assert found.missing == {1: "gone"}
 
 
-@pytest.mark.parametrize("step", ["secure_shares", "give", "secure_reveal"])
+@pytest.mark.parametrize("step", ["secure_shares", "secure_open", "give", "secure_confirm", "secure_reveal"])
 def test_too_few_parties_end_it(step: str) -> None:
     """Without the threshold nothing is unmasked, and one sentence says so."""
     assert threshold(PARTIES) == 5
@@ -126,7 +131,7 @@ def test_too_few_parties_end_it(step: str) -> None:
 def test_a_single_party_is_refused() -> None:
     """The sum of one party would be its reply."""
     found = federation()
-    with pytest.raises(AtollError, match="needs 2 parties, but 1 answered"):
+    with pytest.raises(AtollError, match="needs 3 parties, but 1 answered"):
         found.total("give", to=[2], base=BASE, each={"extra": EXTRA[:1]})
 
 
@@ -159,7 +164,10 @@ def test_parties_refuse_what_would_unmask_them() -> None:
     found = federation(wrap=lambda engine: recorders.append(Recorded(engine)) or recorders[0])
     total(found)
     message = next(message for message, _ in recorders[0].heard if message.verb == "secure_reveal")
-    assert all(isinstance(answer, Failure) and "asked twice" in answer.reason for answer in recorders[0].engine.deliver(message))
+    assert all(
+        isinstance(answer, Failure) and "each comes once, in order" in answer.reason
+        for answer in recorders[0].engine.deliver(message)
+    )
 
 
 def test_a_number_that_does_not_fit_is_refused_at_the_party() -> None:
@@ -215,5 +223,13 @@ def test_a_secure_run_survives_missing_parties_and_resume(tmp_path: Any) -> None
     resumed = runner.resume(tmp_path / "run")
     for name, value in wire.leaves(whole.state):
         assert torch.equal(value, dict(wire.leaves(resumed.state))[name]), name
-    experiment = runner.prepare(small("fedavg", secure=True), engine=lambda engine: Absent(engine, {2}, {1}))
+
+    def absent(engine: Any) -> Absent:
+        return Absent(engine, {2}, {1})
+
+    with pytest.raises(
+        AtollError, match=r"Round 2: .* needs 3 parties, but 2 answered \(party 1: timed out\).* lower secure_min"
+    ):
+        runner.rounds(runner.prepare(small("fedavg", secure=True), engine=absent))
+    experiment = runner.prepare(small("fedavg", secure=True, secure_min=2), engine=absent)
     assert [row.get("missing") for row in runner.rounds(experiment).rows] == [None, {"1": "timed out"}, None]

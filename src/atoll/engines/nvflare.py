@@ -23,7 +23,12 @@ from atoll.parties import Parties
 
 TOPIC = "atoll"
 LARGEST = 1 << 30  # bytes of the largest message that either end takes
-LOST = ("timed out", "lost the connection", "is not connected")  # how the reasons of a site that may come back begin
+LOST = (
+    "timed out",
+    "lost the connection",
+    "is not connected",
+    "does not know the session",
+)  # how the reasons of a site that may come back begin
 
 log = logging.getLogger("atoll.engine")
 Roster = Mapping[str, Parties]  # site → its parties

@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from atoll.errors import AtollError
 from atoll.folder import MODEL, Folder
 from atoll.parties import Parties
 from atoll.processes import orders, report
+from atoll.signing import Signing
 
 log = logging.getLogger("atoll.server")
 TRIES = 5  # so often in a row a run is taken up again without having come one round further
@@ -172,6 +174,7 @@ class Run:
         self.patience = float(order["patience"])  # seconds to wait for sites
         self.folder = Folder(order["out"])
         self.resume = bool(order["resume"])
+        self.kit = str(order.get("kit", ""))
 
     def go(self) -> None:
         """The whole run."""
@@ -179,12 +182,14 @@ class Run:
         data = spread(self.config, None, spreads) if self.simulated else None
         self._wait(everybody=not self.resume or self.config.run.missing == "stop")
         schema = self._schema(data)
+        identities = Signing.open(Path(self.kit)).identities(schema.parties) if self.config.run.secure and self.kit else None
         tries, reached = 0, -1
         while True:
             checkpoint = self.folder.load() if self.resume else None
             engine = self._engine(schema)
             setting = data.setting if data else self.config.partition
-            experiment = runner.assemble(self.config, engine, schema, data, setting, tuple(self.roster))
+            names = tuple(self.roster)
+            experiment = runner.assemble(self.config, engine, schema, data, setting, names, identities)
             try:
                 result = runner.rounds(experiment, self.folder, self._tell, checkpoint)
                 break

@@ -28,8 +28,9 @@ class SiteComponent(FLComponent):  # type: ignore[misc]
         given = os.environ
         data = Path(given["ATOLL_SITE_DATA"]) if given.get("ATOLL_SITE_DATA") else None
         terms = Terms.from_json(given.get("ATOLL_SITE_TERMS", "{}"))
+        kit = Path(given["ATOLL_SITE_KIT"]) if given.get("ATOLL_SITE_KIT") else None
         journal = Journal(Path(given["ATOLL_SITE_JOURNAL"]), given["ATOLL_SITE_SERVER"])
-        self.site = Site(Path(given["ATOLL_SITE_FOLDER"]), data, lambda text: report(say=text), terms, journal)
+        self.site = Site(Path(given["ATOLL_SITE_FOLDER"]), data, lambda text: report(say=text), terms, journal, kit)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
         threading.Thread(target=self._listen, daemon=True).start()
 

@@ -35,9 +35,15 @@ from atoll.graph import Graph
 from atoll.journal import FILE, Journal, Watched
 from atoll.models import read
 from atoll.parties import Parties
+from atoll.privacy.identities import simulated
+from atoll.privacy.masking import fewest
+from atoll.privacy.secrets import Secrets
+from atoll.privacy.settled import Settled
 from atoll.runner import stand
+from atoll.signing import Signing
 
 SAVES = 3  # so many of the last saves are kept: the server's checkpoint may be one behind
+TOTALS = "totals.jsonl"  # in a run's folder: which secure totals were opened, and over whom
 log = logging.getLogger("atoll.site")
 
 
@@ -54,13 +60,16 @@ class Site:
         say: Callable[[str], None] = log.info,
         terms: Terms | None = None,
         journal: Journal | None = None,
+        kit: Path | None = None,
     ) -> None:
-        """`folder` takes what the site saves; `terms` are what it insists on; `journal` is in `folder` unless given."""
+        """`folder` takes what the site saves; `terms` are what it insists on; `journal` is in `folder` unless given;
+        `kit` holds the signing keys of all sites, without it the site is simulated."""
         self.folder = folder
         self.data = data
         self.say = say
         self.terms = terms or Terms()
         self.journal = journal or Journal(folder / FILE)
+        self.kit = kit
         self.run = ""
         self.cohort: Cohort | None = None
         self.lock = threading.Lock()
@@ -152,13 +161,25 @@ class Site:
         else:
             graph = self._part(self._own(config), config, schema, parties)
         saved = self._saved(token, bool(request["exact"])) if token >= 0 else None
-        cohort = stand(config, graph, schema, parties, blank=saved is not None)
+        secrets = self._secrets(config, schema, parties) if config.run.secure else None
+        cohort = stand(config, graph, schema, parties, blank=saved is not None, secrets=secrets)
         cohort.guards = tuple(Watched(guard) for guard in cohort.guards)
         if saved is not None:
             cohort.remember(wire.decode(saved.read_bytes()).get("memory", {}))
         self.cohort = cohort
         self.say(f"{config.algorithm}: {'going on from round ' + saved.stem if saved else 'ready'}, {graph.num_nodes} nodes")
         return {}
+
+    def _secrets(self, config: Config, schema: Schema, parties: Parties) -> Secrets:
+        """What the site's parties keep for secure totals: fresh with every `begin`, but for the record of opened totals."""
+        signing = Signing.open(self.kit) if self.kit is not None else None
+        identities = signing.identities(schema.parties) if signing is not None else simulated(schema.parties)
+        least = fewest(config.run.secure_min, schema.parties)
+        if self.data is not None:
+            least = max(least, self.terms.least(schema.parties))
+            if signing is not None and (schema.parties != len(signing.sites) or set(identities.private) != set(parties)):
+                raise AtollError("the server numbers the parties otherwise than this site's kit.")
+        return Secrets(identities, run=self.run, least=least, settled=Settled(self._runs() / TOTALS))
 
     def _config(self, request: Fields) -> Config:
         (document,) = request["config"]

@@ -17,6 +17,7 @@ class Terms:
 
     only: tuple[str, ...] = ()  # these algorithms; all where empty
     secure: bool = False  # under secure aggregation only
+    secure_min: int = 3  # secure totals of at least as many parties
 
     def check(self, config: Config) -> None:
         """Refuse a configuration that does not meet the terms."""
@@ -24,6 +25,15 @@ class Terms:
             raise AtollError(f"this site takes part in {', '.join(self.only)} only, not in {config.algorithm}.")
         if self.secure and not config.run.secure:
             raise AtollError("this site insists on secure aggregation.")
+
+    def least(self, parties: int) -> int:
+        """The fewest parties of a secure total, in a federation of so many."""
+        if parties < self.secure_min:
+            raise AtollError(
+                f"this site takes part in secure totals of at least {self.secure_min} parties, and the federation has {parties}; "
+                f"`atoll join --secure-min {parties}` lowers that."
+            )
+        return self.secure_min
 
     def to_json(self) -> str:
         """The terms as text, for the site's process."""

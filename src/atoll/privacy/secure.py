@@ -1,258 +1,275 @@
-"""Secure totals: Bonawitz et al., CCS 2017. The server learns the sum of the parties' replies and nothing else of them.
+"""Secure totals: Bonawitz et al., CCS 2017, against a server that lies (their Figure 4 with signatures and consistency check).
 
 For every total, each party u makes two key pairs and a seed, and hides its reply x_u, as integers modulo 2⁶⁴, behind masks:
 
     y_u = x_u + PRG(b_u) + Σ_{v > u} PRG(s_uv) − Σ_{v < u} PRG(s_uv)
 
 s_uv is agreed by X25519, so the pairs' masks cancel in the sum. Seeds are shared (Shamir) among all parties, encrypted for each:
-from any `threshold` of them the server gets b_u of those who answered, or the pair masks of those who dropped out, never both.
-Server and parties follow the protocol but look at what they see; fewer than `threshold` of them may put their heads together.
-PRG is ChaCha20, keys come from HKDF-SHA256, shares travel under ChaCha20-Poly1305: all from `cryptography` and `pycryptodome`.
+from `threshold` of them the server gets b_u of those who answered, or the pair masks of those who dropped out, never both.
+
+This is the server's side: six messages, then the sum. What the parties check and refuse is in `secrets`; the server checks too,
+so that a party that sends nonsense is named and the others go on. Between `shares` and the masked replies the parties say whose
+shares they could open (`open`), so that who deals damaged shares is left out before its masks are in anybody's reply.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-import struct
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from atoll import wire
-from atoll.errors import AtollError, PartyFailure
+from atoll.errors import AtollError
+from atoll.privacy import masking
+from atoll.privacy.identities import SIGNATURE_BYTES
+from atoll.privacy.masking import MASKS, SELF, Advert, Call, Integers
+from atoll.privacy.masking import stream as stream  # noise draws from it
+from atoll.privacy.masking import threshold as threshold
 
 if TYPE_CHECKING:
-    from atoll.federation import Federation
+    from atoll.federation import Federation, Replies
 
-FRACTION = 30  # bits behind the binary point of numbers that are not whole
-CIPHERTEXT = 16 + 16 + 16  # two shares and their authentication
-NONCE = b"\0" * 12  # every key encrypts a single message
-
-Integers = np.ndarray[Any, np.dtype[np.uint64]]
-
-
-def threshold(parties: int) -> int:
-    """How many of them must answer, and how many fewer can learn nothing: more than two thirds."""
-    return 2 * parties // 3 + 1 if parties > 2 else parties
-
-
-class Secrets:
-    """What each party of a cohort keeps for secure totals: a root secret, and the last session it revealed shares for.
-
-    All keys of a session are derived from the root, so a party that is rebuilt from its memory in between goes on.
-    """
-
-    def __init__(self, parties: Sequence[int]) -> None:
-        _require()
-        self.parties = [int(party) for party in parties]
-        roots = [list(os.urandom(32)) for _ in self.parties]
-        self.roots = torch.tensor(roots, dtype=torch.uint8).view(-1, 32)
-        self.revealed = torch.full((len(self.parties), 2), -1, dtype=torch.int64)
-
-    def state(self) -> dict[str, Tensor]:
-        """Everything, by party."""
-        return {"roots": self.roots, "revealed": self.revealed}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take it back."""
-        self.roots, self.revealed = state["roots"].clone(), state["revealed"].clone()
-
-    def keys(self, session: Tensor) -> Tensor:
-        """Step 1: (P, 2, 32) the public keys of the channel and of the masks."""
-        rows = [[_public(self._key(place, session, kind)) for kind in ("channel", "mask")] for place in range(len(self.parties))]
-        return torch.tensor([[list(key) for key in row] for row in rows], dtype=torch.uint8)
-
-    def shares(self, session: Tensor, users: Tensor, keys: Tensor) -> Tensor:
-        """Step 2: (P, U, 48) each party's shares of its two seeds, encrypted for every user."""
-        from Crypto.Protocol.SecretSharing import Shamir
-
-        count, rows = len(users), []
-        for place, party in enumerate(self.parties):
-            seeds = [self._seed(place, session, kind) for kind in ("mask", "self")]
-            split = [dict(Shamir.split(threshold(count), count, seed)) for seed in seeds]
-            row = []
-            for number, user in enumerate(users.tolist(), 1):
-                box = _box(self._key(place, session, "channel"), keys[number - 1, 0], party, user)
-                row.append(list(box.encrypt(NONCE, split[0][number] + split[1][number], _label(session, party, user))))
-            rows.append(row)
-        return torch.tensor(rows, dtype=torch.uint8)
-
-    def mask(self, fields: Mapping[str, Any], session: Tensor, users: Tensor, keys: Tensor) -> dict[str, Any]:
-        """Step 3: every number as an integer, hidden; names are grouped by the type they come back as."""
-        hidden: dict[str, Tensor] = {}
-        for name, value in wire.leaves(fields):
-            numbers = _integers(value, name, len(users))
-            for place in range(len(self.parties)):
-                numbers[place] += self._masks(place, session, users, keys, name, numbers[place].size).reshape(
-                    numbers[place].shape
-                )
-            hidden[f"{str(value.dtype).removeprefix('torch.')}/{name}"] = torch.from_numpy(numbers.view(np.int64))
-        return wire.nest(hidden)
-
-    def reveal(self, session: Tensor, users: Tensor, keys: Tensor, ciphertexts: Tensor, answered: Tensor) -> Tensor:
-        """Step 4: (P, U, 16) of those who answered the share of the self mask, of the others that of the pair masks."""
-        rows = []
-        for place, party in enumerate(self.parties):
-            if self.revealed[place].tolist() == session.tolist():
-                raise PartyFailure(f"party {party} was asked twice for its shares of one total")
-            self.revealed[place] = session
-            row = []
-            for number, user in enumerate(users.tolist()):
-                box = _box(self._key(place, session, "channel"), keys[number, 0], user, party)
-                pair = box.decrypt(NONCE, bytes(ciphertexts[place, number].tolist()), _label(session, user, party))
-                row.append(list(pair[16:] if answered[number] else pair[:16]))
-            rows.append(row)
-        return torch.tensor(rows, dtype=torch.uint8)
-
-    def _masks(self, place: int, session: Tensor, users: Tensor, keys: Tensor, name: str, size: int) -> Integers:
-        own = self.parties[place]
-        total = stream(self._seed(place, session, "self"), name, size)
-        for number, user in enumerate(users.tolist()):
-            if user != own:
-                total += pair_mask(self._key(place, session, "mask"), keys[number, 1], own, user, name, size)
-        return total
-
-    def _seed(self, place: int, session: Tensor, kind: str) -> bytes:
-        return _derive(bytes(self.roots[place].tolist()), f"{kind} {session.tolist()}", 16)
-
-    def _key(self, place: int, session: Tensor, kind: str) -> Any:
-        return _private(self._seed(place, session, kind))
+log = logging.getLogger("atoll.secure")
 
 
 def total(
     federation: Federation, verb: str, parties: Sequence[int], each: Mapping[str, Any], common: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The server's side: four messages, then the sum of those who answered the third, unmasked."""
-    from atoll.cohort import pick
+    """The sum of the replies of those who answered, and nothing else of them."""
+    return Attempt(federation, verb).total(parties, each, common)
 
-    session = torch.tensor([federation.round, federation.calls])
-    keys = federation.exchange("secure_keys", parties, {}, {"session": session})
-    shared = federation.exchange(
-        "secure_shares", keys.parties, {}, {"session": session, "users": _ids(keys.parties), "keys": keys.stack("keys")}
-    )
-    users = list(shared.parties)
-    needed = threshold(len(keys.parties))
-    if len(users) < needed or len(keys.parties) < 2:
-        raise AtollError(
-            f"Round {federation.round}: a secure total of {verb!r} needs {max(needed, 2)} parties, but {len(users)} answered; "
-            "have more parties take part, or leave secure out."
+
+class Attempt:
+    """One session: what the server knows of one attempt at a total."""
+
+    def __init__(self, federation: Federation, verb: str) -> None:
+        self.federation = federation
+        self.verb = verb
+        self.number = os.urandom(masking.SESSION_BYTES)
+        call = Call(federation.round, federation.calls, verb)
+        self.digest = masking.session_digest(str(getattr(federation.engine, "run", "")), call, self.number)
+        self.session = {"session": masking.as_bytes(self.number)}
+        self.users: list[int] = []  # who advertised keys
+        self.adverts: dict[int, Advert] = {}
+        self.needed = 0
+
+    def total(self, parties: Sequence[int], each: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
+        """All steps."""
+        from atoll.cohort import pick
+
+        keys, settled = self._keys(parties)
+        shared = self._exchange("secure_shares", self.users, keys)
+        self._enough(shared.parties)
+        users = self._deal(shared)
+        rows = pick(each, [list(parties).index(user) for user in users])
+        masked = self.federation.exchange(
+            self.verb, users, rows, {**common, "secure": {**self.session, "users": masking.ids(users)}}
         )
-    places = [list(keys.parties).index(user) for user in users]
-    own = keys.stack("keys")[places]
-    agreed = {"session": session, "users": _ids(users), "keys": own}
-    rows = pick(each, [list(parties).index(user) for user in users])
-    masked = federation.exchange(verb, users, rows, {**common, "secure": agreed})
-    answered = torch.tensor([user in set(masked.parties) for user in users])
-    boxes = shared.stack("shares")[:, places]  # (from, to, 48)
-    helpers = [user for user in users if user in set(masked.parties)]
-    mine = boxes.transpose(0, 1)[answered]
-    told = federation.exchange("secure_reveal", helpers, {"ciphertexts": mine}, {**agreed, "answered": answered})
-    if len(told.parties) < needed:
+        answered = list(masked.parties)
+        self._enough(answered, settled)
+        shares = self._reveal(users, answered)
+        return self._unmask(masked.fields, users, answered, self._seeds(users, answered, shares))
+
+    def _keys(self, parties: Sequence[int]) -> tuple[dict[str, Tensor], frozenset[int]]:
+        """Step 1: everybody's signed keys; and over whom this call was opened before the run was resumed, if it was."""
+        self._enough(parties)
+        replies = self._exchange("secure_keys", parties, {"total": self.verb})
+        adverts = self._field(replies, "keys", (masking.ADVERT_PARTS, 32))
+        signatures = self._field(replies, "signature", (SIGNATURE_BYTES,))
+        before = self._field(replies, "settled", (self.federation.schema.parties,), torch.bool)
+        settled = self._settled(before, parties, replies.parties)
+        wrong = {}
+        for place, party in enumerate(replies.parties):
+            self.adverts[party] = Advert.of(adverts[place])
+            statement = masking.keys_statement(self.digest, party, b"".join(self.adverts[party]))
+            if not self._signed(party, signatures[place], statement):
+                wrong[party] = "sent keys that it did not sign"
+            elif not all(masking.usable(key) for key in self.adverts[party][:2]):
+                wrong[party] = "sent keys that cannot be used"
+            elif settled and party not in settled:
+                wrong[party] = "was not in this total before the run was resumed"
+        self._note(wrong)
+        self.users = [party for party in replies.parties if party not in wrong]
+        self._enough(self.users, settled)
+        self.needed = masking.threshold(len(self.users))
+        places = [list(replies.parties).index(user) for user in self.users]
+        self.keys = masking.keys_transcript(self.digest, self.users, adverts[places].contiguous().numpy().tobytes())
+        return {"users": masking.ids(self.users), "keys": adverts[places], "signatures": signatures[places]}, settled
+
+    def _deal(self, shared: Replies) -> list[int]:
+        """Steps 2 and 3: pass the shares on; the parties whose shares enough of the others could open."""
+        dealers = list(shared.parties)
+        columns = [self.users.index(dealer) for dealer in dealers]
+        dealt = self._field(shared, "shares", (len(self.users), masking.SHARE_BYTES))[:, columns]  # (from, to, bytes)
+        replies = self._exchange("secure_open", dealers, {"dealers": masking.ids(dealers)}, {"shares": dealt.transpose(0, 1)})
+        opened = self._field(replies, "opened", (len(dealers),), torch.bool)
+        good = {
+            (dealer, dealers[int(column)])
+            for dealer, row in zip(replies.parties, opened, strict=True)
+            for column in row.nonzero()
+        }
+        for receiver in replies.parties:
+            for dealer in dealers:
+                if (receiver, dealer) not in good:
+                    log.warning(
+                        "round %d, %r: party %d could not open the share of party %d",
+                        *(self.federation.round, self.verb, receiver, dealer),
+                    )
+        users, bad = list(replies.parties), {}
+        while worst := [dealer for dealer in users if sum((user, dealer) in good for user in users) < self.needed]:
+            blamed = min(worst, key=lambda dealer: sum((user, dealer) in good for user in users))
+            if sum((user, blamed) in good for user in replies.parties) < self.needed <= len(replies.parties):
+                bad[blamed] = "dealt shares that the others could not open"
+            users.remove(blamed)
+        self._note(bad)
+        self._enough(users)
+        self.bound = {
+            (dealer, receiver): bytes(dealt[row, column, masking.BOX_BYTES :].tolist())
+            for row, dealer in enumerate(dealers)
+            for column, receiver in enumerate(dealers)
+        }
+        self.good = good
+        self.transcript = masking.masks_transcript(self.keys, dealers, users)
+        return users
+
+    def _reveal(self, users: list[int], answered: list[int]) -> dict[int, dict[int, bytes]]:
+        """Steps 5 and 6: everybody signs who answered; then the shares, by whose secret it is and who gave it."""
+        here = {"answered": torch.tensor([user in answered for user in users])}
+        replies = self._exchange("secure_confirm", answered, here)
+        signatures = self._field(replies, "signature", (SIGNATURE_BYTES,))
+        statements = [masking.answered_statement(self.transcript, party, answered) for party in replies.parties]
+        signed = {party: signatures[place] for place, party in enumerate(replies.parties)}
+        sure = [p for p, said in zip(replies.parties, statements, strict=True) if self._signed(p, signed[p], said)]
+        self._note(dict.fromkeys(set(replies.parties) - set(sure), "signed something else than who answered"))
+        self._enough(sure, what="gave their shares of")
+        rows = torch.stack([signed[user] if user in sure else torch.zeros_like(signatures[0]) for user in users])
+        told = self._exchange("secure_reveal", sure, {**here, "signatures": rows})
+        given = self._field(told, "shares", (len(users), masking.SEED_BYTES))
+        found: dict[int, dict[int, bytes]] = {user: {} for user in users}
+        lied: dict[int, str] = {}
+        for row, giver in enumerate(told.parties):
+            for column, user in enumerate(users):
+                share, kind = bytes(given[row, column].tolist()), SELF if user in answered else MASKS
+                bound = self.bound[user, giver][kind * masking.DIGEST_BYTES :][: masking.DIGEST_BYTES]
+                if (giver, user) not in self.good:
+                    continue
+                if masking.share_commitment(self.keys, user, giver, kind, share) == bound:
+                    found[user][giver] = share
+                else:
+                    lied[giver] = f"sent a wrong share of party {self.federation.name_of(user)}'s masks"
+        self._note(lied)
+        self._enough([party for party in told.parties if party not in lied], what="gave their shares of")
+        return found
+
+    def _seeds(self, users: list[int], answered: list[int], shares: Mapping[int, Mapping[int, bytes]]) -> dict[int, bytes]:
+        """Everybody's seed from its shares, compared with what it committed to."""
+        seeds = {}
+        for user in users:
+            given = sorted(shares[user].items())[: self.needed]
+            if len(given) < self.needed:
+                raise AtollError(
+                    f"Round {self.federation.round}: {len(given)} parties gave shares of party {self.federation.name_of(user)}'s masks that fit, "
+                    f"but {self.needed} are needed to total {self.verb!r}."
+                )
+            seed = masking.combine([(self.users.index(giver) + 1, share) for giver, share in given])
+            if user in answered:
+                fits = masking.seed_commitment(seed) == self.adverts[user].commitment
+            else:
+                fits = masking.public_key(masking.private_key(seed)) == self.adverts[user].masks
+            if not fits:
+                raise AtollError(
+                    f"Round {self.federation.round}: party {self.federation.name_of(user)} dealt shares that do not fit together, so that {self.verb!r} "
+                    "cannot be totalled; go on without that party."
+                )
+            seeds[user] = seed
+        return seeds
+
+    def _unmask(
+        self, fields: Mapping[str, Any], users: list[int], answered: list[int], seeds: Mapping[int, bytes]
+    ) -> dict[str, Any]:
+        """Take the self masks of those who answered and the pair masks with those who did not off the sum."""
+        gone = [user for user in users if user not in answered]
+        pairs = {
+            (user, other): masking.pair_seed(
+                masking.private_key(seeds[user]), self.adverts[other].masks, user, other, self.transcript
+            )
+            for user in gone
+            for other in answered
+        }
+        found: dict[str, Tensor] = {}
+        for path, value in wire.leaves(fields):
+            kind, _, name = path.partition("/")
+            if kind not in masking.TYPES or value.dtype != torch.int64:
+                raise AtollError(f"Round {self.federation.round}: the masked replies to {self.verb!r} could not be read.")
+            summed: Integers = value.sum(0).numpy().view("uint64")
+            for user in answered:
+                summed = summed - masking.stream(seeds[user], name, summed.size, self.transcript).reshape(summed.shape)
+            for (user, other), seed in pairs.items():  # what the dropped party would have added cancels what the other one added
+                summed = summed + masking.pair_mask(seed, user, other, name, summed.size).reshape(summed.shape)
+            found[name] = masking.from_integers(summed, kind)
+        return wire.nest(found)
+
+    def _exchange(
+        self, step: str, parties: Sequence[int], common: Mapping[str, Any], each: Mapping[str, Any] | None = None
+    ) -> Replies:
+        return self.federation.exchange(step, parties, each or {}, {**self.session, **common})
+
+    def _field(self, replies: Replies, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> Tensor:
+        """A field of all replies, with a row for each party."""
+        value = replies.fields.get(name)
+        if not isinstance(value, Tensor) or value.dtype != dtype or tuple(value.shape) != (len(replies), *shape):
+            raise AtollError(
+                f"Round {self.federation.round}: the parties' {name!r} for the secure total of {self.verb!r} could not be read."
+            )
+        return value
+
+    def _signed(self, party: int, signature: Tensor, statement: bytes) -> bool:
+        known = self.federation.identities
+        return known is None or known.signed(party, bytes(signature.tolist()), statement)
+
+    def _note(self, failed: Mapping[int, str]) -> None:
+        self.federation.note(self.verb, failed)
+
+    def _settled(self, before: Tensor, asked: Sequence[int], here: Sequence[int]) -> frozenset[int]:
+        """Over whom the parties opened this call before the run was resumed: they will not over any others."""
+        sets = {frozenset(row.nonzero()[:, 0].tolist()) for row in before if bool(row.any())}
+        if not sets:
+            return frozenset()
+        settled = max(sets, key=lambda one: (len(one), sorted(one)))
+        if len(sets) > 1:
+            raise AtollError(
+                f"Round {self.federation.round}: the parties opened the total of {self.verb!r} over different parties before "
+                "the run was resumed, and will not again; begin a new run."
+            )
+        self._complete(settled, set(here))
+        return settled
+
+    def _complete(self, settled: frozenset[int], here: set[int]) -> None:
+        if lost := sorted(settled - here):
+            names = ", ".join(f"party {self.federation.name_of(party)}" for party in lost)
+            back = "it is" if len(lost) == 1 else "all are"
+            raise AtollError(
+                f"Round {self.federation.round}: {self.verb!r} was totalled with {names} before the run was resumed, and "
+                f"cannot be without: the difference would be single replies; resume when {back} back."
+            )
+
+    def _enough(self, parties: Sequence[int], settled: frozenset[int] = frozenset(), what: str = "") -> None:
+        """Stop where too few are left."""
+        needed = max(self.needed, self.federation.secure_min)
+        self._complete(settled, set(parties))
+        if len(parties) >= needed:
+            return
+        where, why = f"Round {self.federation.round}: ", ""
+        if self.federation.missing:
+            why = f" ({self.federation.reasons(self.federation.missing)})"
+        if what:
+            raise AtollError(f"{where}{len(parties)} parties {what} {self.verb!r}, but {needed} are needed{why}.")
+        lower = " lower secure_min," if needed > max(self.needed, 2) else ""
         raise AtollError(
-            f"Round {federation.round}: {len(told.parties)} parties gave their shares of {verb!r}, but {needed} are needed."
+            f"{where}a secure total of {self.verb!r} needs {needed} parties, but {len(parties)} answered{why}; "
+            f"have more parties take part,{lower} or leave secure out."
         )
-    numbers = [places[users.index(party)] + 1 for party in told.parties][:needed]
-    seeds = [_combine(numbers, told.stack("shares")[:needed, place]) for place in range(len(users))]
-    return _unmask(masked.fields, users, own, answered, seeds)
-
-
-def _unmask(fields: Mapping[str, Any], users: list[int], keys: Tensor, answered: Tensor, seeds: list[bytes]) -> dict[str, Any]:
-    """Take the self masks of those who answered and the pair masks with those who did not off the sum."""
-    found: dict[str, Tensor] = {}
-    for path, value in wire.leaves(fields):
-        kind, _, name = path.partition("/")
-        summed: Integers = value.sum(0).numpy().view(np.uint64)
-        for user, here, seed in zip(users, answered.tolist(), seeds, strict=True):
-            if here:
-                summed = summed - stream(seed, name, summed.size).reshape(summed.shape)
-                continue
-            for other, key, present in zip(users, keys, answered.tolist(), strict=True):
-                if present:  # what the dropped party would have added cancels what the other one added
-                    summed = summed + pair_mask(_private(seed), key[1], user, other, name, summed.size).reshape(summed.shape)
-        dtype: torch.dtype = getattr(torch, kind)
-        integers = torch.from_numpy(np.array(summed.view(np.int64)))
-        found[name] = (integers.double() / 2**FRACTION).to(dtype) if dtype.is_floating_point else integers.to(dtype)
-    return wire.nest(found)
-
-
-def stream(seed: bytes, name: str, size: int) -> Integers:
-    """PRG: so many random integers from a seed, other ones for every field."""
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-
-    cipher = Cipher(algorithms.ChaCha20(_derive(seed, f"field {name}", 32), b"\0" * 16), None)
-    return np.frombuffer(cipher.encryptor().update(bytes(8 * size)), dtype=np.uint64).copy()
-
-
-def pair_mask(private: Any, public: Tensor, own: int, other: int, name: str, size: int) -> Integers:
-    """What `own` adds for its pair with `other`: the agreed stream, with a minus for the higher of the two."""
-    agreed = _derive(private.exchange(_peer(public)), f"pair {min(own, other)} {max(own, other)}", 32)
-    mask = stream(agreed, name, size)
-    return mask if own < other else np.uint64(0) - mask
-
-
-def _integers(value: Tensor, name: str, parties: int) -> Integers:
-    """Fixed-point integers modulo 2⁶⁴; what is not finite, or too large for the sum to fit, is refused at the party."""
-    if not value.is_floating_point():
-        return _unsigned(value.detach().long())
-    scaled = value.detach().double() * 2**FRACTION
-    if not bool(torch.isfinite(scaled).all()) or bool((scaled.abs() >= 2**62 / parties).any()):
-        raise PartyFailure(f"field {name!r} is not finite, or too large for a secure total")
-    return _unsigned(scaled.round().long())
-
-
-def _unsigned(value: Tensor) -> Integers:
-    numbers: Integers = value.contiguous().numpy().view(np.uint64).copy()
-    return numbers
-
-
-def _combine(numbers: Sequence[int], shares: Tensor) -> bytes:
-    from Crypto.Protocol.SecretSharing import Shamir
-
-    return bytes(Shamir.combine([(number, bytes(share.tolist())) for number, share in zip(numbers, shares, strict=True)]))
-
-
-def _ids(parties: Sequence[int]) -> Tensor:
-    return torch.tensor(list(parties), dtype=torch.int64)
-
-
-def _label(session: Tensor, sender: int, receiver: int) -> bytes:
-    return struct.pack("<4q", *session.tolist(), sender, receiver)
-
-
-def _box(private: Any, public: Tensor, sender: int, receiver: int) -> Any:
-    """The cipher for what one party sends to another; the two directions have different keys."""
-    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-
-    return ChaCha20Poly1305(_derive(private.exchange(_peer(public)), f"box {sender} {receiver}", 32))
-
-
-def _private(seed: bytes) -> Any:
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
-    return X25519PrivateKey.from_private_bytes(_derive(seed, "x25519", 32))
-
-
-def _public(private: Any) -> bytes:
-    return bytes(private.public_key().public_bytes_raw())
-
-
-def _peer(public: Tensor) -> Any:
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
-
-    return X25519PublicKey.from_public_bytes(bytes(public.tolist()))
-
-
-def _derive(secret: bytes, purpose: str, length: int) -> bytes:
-    from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
-    return HKDF(SHA256(), length, salt=None, info=f"atoll {purpose}".encode()).derive(secret)
-
-
-def _require() -> None:
-    if find_spec("Crypto") is None or find_spec("cryptography") is None:
-        raise AtollError("Secure totals need the packages cryptography and pycryptodome; install atoll[deploy].")

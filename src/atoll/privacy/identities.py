@@ -1,0 +1,65 @@
+"""Who the parties are: Ed25519 keys with which they sign what they say to each other by way of the server.
+
+In a deployment the keys come from the kits (`atoll.signing`); in a simulation one key of the process signs for all of its
+parties, so that messages have the same sizes everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from atoll.errors import AtollError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+SIGNATURE_BYTES = 64
+
+
+class Identities:
+    """The public key of every party by number, and the private keys of those that live here."""
+
+    def __init__(self, public: Sequence[Ed25519PublicKey], private: Mapping[int, Ed25519PrivateKey]) -> None:
+        self.public = public
+        self.private = private
+
+    def __len__(self) -> int:
+        return len(self.public)
+
+    def sign(self, party: int, statement: bytes) -> bytes:
+        """The party's signature, 64 bytes."""
+        if party not in self.private:
+            raise AtollError(f"party {party} does not live here, or has no signing key.")
+        return self.private[party].sign(statement)
+
+    def signed(self, party: int, signature: bytes, statement: bytes) -> bool:
+        """Whether the party signed the statement."""
+        from cryptography.exceptions import InvalidSignature
+
+        try:
+            self.public[party].verify(signature, statement)
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
+    def wrongly_signed(self, claims: Iterable[tuple[int, bytes, bytes]]) -> list[int]:
+        """The parties whose (party, signature, statement) does not hold."""
+        return [party for party, signature, statement in claims if not self.signed(party, signature, statement)]
+
+
+def simulated(parties: int) -> Identities:
+    """Identities for parties that all live in this process, or in other simulated sites of it."""
+    from atoll.privacy.masking import require_cryptography
+
+    require_cryptography()
+    key = _process_key()
+    return Identities([key.public_key()] * parties, dict.fromkeys(range(parties), key))
+
+
+@cache
+def _process_key() -> Ed25519PrivateKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.generate()

@@ -1,0 +1,236 @@
+"""The arithmetic and cryptography that both ends of a secure total share: fixed-point integers, masks, boxes, digests.
+
+All primitives are those of `cryptography` (X25519, HKDF-SHA256, ChaCha20, ChaCha20-Poly1305) and `pycryptodome` (Shamir).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.errors import AtollError, PartyFailure
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+FRACTION_BITS = 30  # bits behind the binary point of numbers that are not whole
+SEED_BYTES = 16
+SESSION_BYTES = 16
+DIGEST_BYTES = 32
+ADVERT_PARTS = 4  # of 32 bytes: the channel's public key, the masks' public key, the self mask's commitment, fresh randomness
+BOX_BYTES = 2 * SEED_BYTES + 16  # two shares and their authentication
+SHARE_BYTES = BOX_BYTES + 2 * DIGEST_BYTES  # and the commitments to both
+MASKS, SELF = 0, 1  # the kinds of shares: of the pair masks' key, of the self mask's seed
+WHOLE_TYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+TYPES = {str(t).removeprefix("torch."): t for t in (*WHOLE_TYPES, torch.float64, torch.float32, torch.float16, torch.bfloat16)}
+
+Integers = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+class Call(NamedTuple):
+    """Which total a session is for: the verb, and where in the run it is called."""
+
+    round: int
+    call: int
+    verb: str
+
+
+class Advert(NamedTuple):
+    """What a party says first, signed; every part has 32 bytes."""
+
+    channel: bytes
+    masks: bytes
+    commitment: bytes
+    nonce: bytes
+
+    @classmethod
+    def of(cls, row: Tensor) -> Advert:
+        """The advert in a (4, 32) tensor of bytes."""
+        return cls(*(bytes(part) for part in row.tolist()))
+
+
+def threshold(parties: int) -> int:
+    """How many of them must help to open a total: more than two thirds."""
+    return 2 * parties // 3 + 1 if parties > 2 else parties
+
+
+def fewest(setting: int, parties: int) -> int:
+    """The smallest cohort of a total where `secure_min` is this: 3 by default, or all where there are fewer; never one."""
+    return max(2, setting or min(3, parties))
+
+
+def session_digest(run: str, call: Call, session: bytes) -> bytes:
+    """What the server says of a session: the run, which of its totals, and which attempt."""
+    return digest("session", run, call.round, call.call, call.verb, session)
+
+
+def keys_statement(session: bytes, party: int, advert: bytes) -> bytes:
+    """What a party signs in the first step."""
+    return digest("advert", session, party, advert)
+
+
+def answered_statement(transcript: bytes, party: int, answered: Sequence[int]) -> bytes:
+    """What a party signs before anybody reveals a share."""
+    return digest("confirm", transcript, party, answered)
+
+
+def keys_transcript(session: bytes, users: Sequence[int], adverts: bytes) -> bytes:
+    """All that was agreed in the first step."""
+    return digest("keys", session, users, adverts)
+
+
+def masks_transcript(keys: bytes, dealers: Sequence[int], users: Sequence[int]) -> bytes:
+    """That, and whose masks are in the replies."""
+    return digest("masks", keys, dealers, users)
+
+
+def share_commitment(transcript: bytes, dealer: int, receiver: int, kind: int, share: bytes) -> bytes:
+    """Binds a dealer to the share it gave somebody."""
+    return digest("share", transcript, dealer, receiver, kind, share)
+
+
+def seed_commitment(seed: bytes) -> bytes:
+    """Binds a party to the seed of its self mask."""
+    return digest("self", seed)
+
+
+def digest(*parts: bytes | str | int | Sequence[int]) -> bytes:
+    """SHA-256 of some values, each with its length, so that no two lists of values look alike."""
+    hashed = hashlib.sha256(b"atoll secure total 2")
+    for part in parts:
+        if isinstance(part, str):
+            part = part.encode()
+        elif isinstance(part, int):
+            part = struct.pack("<q", part)
+        elif not isinstance(part, bytes):
+            part = struct.pack(f"<{len(part)}q", *part)
+        hashed.update(struct.pack("<q", len(part)) + part)
+    return hashed.digest()
+
+
+def stream(seed: bytes, name: str, size: int, context: bytes = b"") -> Integers:
+    """PRG: random integers from a seed, different ones for every field and context."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+    cipher = Cipher(algorithms.ChaCha20(derive(seed, f"field {name}".encode() + context, 32), b"\0" * 16), None)
+    return np.frombuffer(cipher.encryptor().update(bytes(8 * size)), dtype=np.uint64).copy()
+
+
+def pair_seed(private: X25519PrivateKey, public: bytes, own: int, other: int, context: bytes) -> bytes:
+    """What two parties agree on for their pair mask."""
+    return derive(agree(private, public), b"pair %d %d " % (min(own, other), max(own, other)) + context, 32)
+
+
+def pair_mask(seed: bytes, own: int, other: int, name: str, size: int) -> Integers:
+    """What `own` adds for its pair with `other`: the agreed stream, with a minus for the higher of the two."""
+    mask = stream(seed, name, size)
+    return mask if own < other else np.uint64(0) - mask
+
+
+def integers(value: Tensor, name: str, parties: int, rows: Sequence[int]) -> Integers:
+    """Fixed-point integers modulo 2⁶⁴; what is not finite, or too large for the sum of `parties` to fit, is refused by name."""
+    value = value.detach()
+    if value.is_floating_point():
+        scaled = value.double() * 2**FRACTION_BITS
+        fits = scaled.isfinite() & (scaled.abs() < 2**62 / parties)
+        whole = scaled.round().where(fits, 0).long()
+    else:
+        whole = value.long()
+        limit = 2**62 // parties
+        fits = (whole < limit) & (whole > -limit)
+    if not bool(fits.all()):
+        wrong = [party for party, fit in zip(rows, fits.reshape(len(fits), -1).all(1).tolist(), strict=True) if not fit]
+        raise PartyFailure(f"field {name!r} of party {wrong[0]} is not finite, or too large for a secure total")
+    numbers: Integers = whole.contiguous().numpy().view(np.uint64).copy()
+    return numbers
+
+
+def from_integers(numbers: Integers, kind: str) -> Tensor:
+    """A sum as the type its numbers came from; whole numbers as int64, as sums of whole numbers are."""
+    whole = torch.from_numpy(np.array(numbers.view(np.int64)))
+    return (whole.double() / 2**FRACTION_BITS).to(TYPES[kind]) if TYPES[kind].is_floating_point else whole
+
+
+def split(seed: bytes, needed: int, count: int) -> list[bytes]:
+    """Shamir's shares of a seed, for receivers 1 to `count`."""
+    from Crypto.Protocol.SecretSharing import Shamir
+
+    return [bytes(share) for _, share in sorted(Shamir.split(needed, count, seed))]
+
+
+def combine(shares: Sequence[tuple[int, bytes]]) -> bytes:
+    """The seed behind shares (receiver's place from 1, share)."""
+    from Crypto.Protocol.SecretSharing import Shamir
+
+    return bytes(Shamir.combine(list(shares)))
+
+
+def box(private: X25519PrivateKey, public: bytes, sender: int, receiver: int, context: bytes) -> Any:
+    """The cipher for what one party sends to another in one session: the key is for this direction and session alone."""
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+    return ChaCha20Poly1305(derive(agree(private, public), b"box %d %d " % (sender, receiver) + context, 32))
+
+
+def private_key(seed: bytes) -> X25519PrivateKey:
+    """The X25519 key behind a seed."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    return X25519PrivateKey.from_private_bytes(derive(seed, b"x25519", 32))
+
+
+def public_key(private: X25519PrivateKey) -> bytes:
+    """What everybody may know of a key."""
+    return bytes(private.public_key().public_bytes_raw())
+
+
+def usable(public: bytes) -> bool:
+    """Whether a secret can be agreed on with this public key: not with points of low order."""
+    try:
+        agree(private_key(b"\1" * SEED_BYTES), public)
+    except PartyFailure:
+        return False
+    return True
+
+
+def agree(private: X25519PrivateKey, public: bytes) -> bytes:
+    """X25519: what two parties alone know."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+
+    try:
+        return private.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError as error:
+        raise PartyFailure("refuses keys on which no secret can be agreed") from error
+
+
+def derive(secret: bytes, purpose: bytes, length: int) -> bytes:
+    """HKDF-SHA256."""
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    return HKDF(SHA256(), length, salt=None, info=b"atoll " + purpose).derive(secret)
+
+
+def as_bytes(value: bytes | Sequence[bytes]) -> Tensor:
+    """Bytes, or rows of bytes of one length, as a tensor."""
+    if isinstance(value, bytes):
+        return torch.frombuffer(bytearray(value), dtype=torch.uint8)
+    return torch.stack([as_bytes(row) for row in value])
+
+
+def ids(parties: Sequence[int]) -> Tensor:
+    """Party numbers as a tensor."""
+    return torch.tensor(list(parties), dtype=torch.int64)
+
+
+def require_cryptography() -> None:
+    """Say what to install where it is not."""
+    if find_spec("Crypto") is None or find_spec("cryptography") is None:
+        raise AtollError("Secure totals need the packages cryptography and pycryptodome; install atoll[deploy].")

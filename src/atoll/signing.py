@@ -1,0 +1,128 @@
+"""Signing keys in the kits: an Ed25519 key for each site, and everybody's certificates in every kit.
+
+They are signed by the federation's own authority while the kits are made. A site takes the others' keys from its own kit and
+never from the server, and which party is whose from the order of the sites there: the server cannot substitute its own keys.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from atoll.errors import AtollError
+from atoll.parties import divide
+from atoll.privacy.identities import Identities
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+    from cryptography.x509 import Certificate
+
+FOLDER = "signing"  # of a kit: one certificate for each site, and at a site its own key
+KEY = "signing.key"
+
+
+@dataclass(frozen=True)
+class Signing:
+    """What one end knows of the sites' signing keys: all sites in party order with their public keys, and its own private one."""
+
+    sites: tuple[str, ...]
+    site: str | None
+    public: tuple[Ed25519PublicKey, ...]
+    private: Ed25519PrivateKey | None
+
+    @classmethod
+    def open(cls, kit: Path) -> Signing:
+        """The keys in a kit; certificates that the federation's authority did not sign for this very site are refused."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+        from cryptography.x509 import load_pem_x509_certificate
+
+        try:
+            about = tomllib.loads((kit / "atoll.toml").read_text())
+            sites, site = tuple(map(str, about["sites"])), about.get("site")
+            authority = load_pem_x509_certificate((kit / "startup" / "rootCA.pem").read_bytes())
+            certificates = [load_pem_x509_certificate((kit / FOLDER / f"{name}.crt").read_bytes()) for name in sites]
+            key = load_pem_private_key((kit / FOLDER / KEY).read_bytes(), None) if site is not None else None
+        except (OSError, KeyError, ValueError, TypeError) as error:
+            raise AtollError(
+                "the kit's signing keys cannot be read; make new kits with this version's `atoll provision`, or leave secure out."
+            ) from error
+        public = tuple(_checked(one, name, authority) for one, name in zip(certificates, sites, strict=True))
+        if key is None:
+            return cls(sites, None, public, None)
+        if not isinstance(key, Ed25519PrivateKey) or key.public_key() != public[sites.index(str(site))]:
+            raise AtollError(f"the kit's signing key is not that of {site}; bring the kit again from where it was made.")
+        return cls(sites, str(site), public, key)
+
+    def identities(self, parties: int) -> Identities:
+        """The keys by party; where there are more parties than sites (in a simulation), a site signs for all of its own."""
+        seats = list(zip(self.sites, self.public, divide(parties, len(self.sites)), strict=True))
+        public = [key for _, key, seat in seats for _ in seat]
+        own = next((seat for name, _, seat in seats if name == self.site), range(0))
+        return Identities(public, dict.fromkeys(own, self.private) if self.private is not None else {})
+
+
+def issue(sites: Sequence[str], state: Path) -> dict[str, tuple[bytes, bytes]]:
+    """A key and a certificate for each site as PEM; `state` is where NVFlare's provisioning keeps the authority's key for now."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+    from cryptography.x509.oid import NameOID
+
+    kept = json.loads(state.read_text())
+    authority = x509.load_pem_x509_certificate(kept["root_cert"].encode())
+    signer = load_pem_private_key(kept["root_pri_key"].encode(), None)
+    made = {}
+    for site in sites:
+        key = Ed25519PrivateKey.generate()
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, site)]))
+            .issuer_name(authority.subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(authority.not_valid_before_utc)
+            .not_valid_after(authority.not_valid_after_utc)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .sign(signer, SHA256())  # type: ignore[arg-type]
+        )
+        secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        made[site] = (secret, certificate.public_bytes(Encoding.PEM))
+    return made
+
+
+def write(kit: Path, site: str | None, made: dict[str, tuple[bytes, bytes]]) -> None:
+    """Put everybody's certificates into a kit, and a site's own key into its own."""
+    (kit / FOLDER).mkdir()
+    for name, (_, certificate) in made.items():
+        (kit / FOLDER / f"{name}.crt").write_bytes(certificate)
+    if site is not None:
+        (kit / FOLDER / KEY).touch(0o600)
+        (kit / FOLDER / KEY).write_bytes(made[site][0])
+
+
+def _checked(certificate: Certificate, site: str, authority: Certificate) -> Ed25519PublicKey:
+    """The key of a site's certificate."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.x509.oid import NameOID
+
+    key, now = certificate.public_key(), datetime.datetime.now(datetime.UTC)
+    names = [name.value for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (InvalidSignature, ValueError, TypeError) as error:
+        raise AtollError(f"the signing certificate of {site} was not made by this federation's authority.") from error
+    if names != [site] or not isinstance(key, Ed25519PublicKey):
+        raise AtollError(f"the signing certificate of {site} is not one for {site}.")
+    if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+        raise AtollError(
+            f"the signing certificate of {site} is valid until {certificate.not_valid_after_utc:%Y-%m-%d}; make new kits."
+        )
+    return key
