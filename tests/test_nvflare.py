@@ -490,7 +490,7 @@ def test_kits(tmp_path: Path) -> None:
     kit = kits.Kit.open(tmp_path / "bank-b", server=False)
     assert (kit.site, kit.sites, kit.host, kit.port) == ("bank-b", ("bank-a", "bank-b"), "server.example", 9000)
     keys = sorted(tmp_path.rglob("*.key"))
-    assert [path.parent.parent.name for path in keys] == ["bank-a", "bank-b", "server"]
+    assert [path.parent.parent.name for path in keys] == ["bank-a", "bank-a", "bank-b", "bank-b", "server"]  # TLS and signing
     assert all(path.stat().st_mode & 0o077 == 0 for path in keys)
     assert len([path for path in tmp_path.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()]) == len(keys)
     with pytest.raises(AtollError, match="is the server's kit"):
