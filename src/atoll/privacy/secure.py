@@ -49,6 +49,7 @@ class Attempt:
     def __init__(self, federation: Federation, verb: str) -> None:
         self.federation = federation
         self.verb = verb
+        self.where = f"Round {federation.round}"
         self.number = os.urandom(masking.SESSION_BYTES)
         call = Call(federation.round, federation.calls, verb)
         self.digest = masking.session_digest(str(getattr(federation.engine, "run", "")), call, self.number)
@@ -160,7 +161,7 @@ class Attempt:
                 if masking.share_commitment(self.keys, user, giver, kind, share) == bound:
                     found[user][giver] = share
                 else:
-                    lied[giver] = f"sent a wrong share of party {self.federation.name_of(user)}'s masks"
+                    lied[giver] = f"sent a wrong share of {self._named(user)}'s masks"
         self._note(lied)
         self._enough([party for party in told.parties if party not in lied], what="gave their shares of")
         return found
@@ -172,7 +173,7 @@ class Attempt:
             given = sorted(shares[user].items())[: self.needed]
             if len(given) < self.needed:
                 raise AtollError(
-                    f"Round {self.federation.round}: {len(given)} parties gave shares of party {self.federation.name_of(user)}'s masks that fit, "
+                    f"{self.where}: {len(given)} parties gave shares of {self._named(user)}'s masks that fit, "
                     f"but {self.needed} are needed to total {self.verb!r}."
                 )
             seed = masking.combine([(self.users.index(giver) + 1, share) for giver, share in given])
@@ -182,7 +183,7 @@ class Attempt:
                 fits = masking.public_key(masking.private_key(seed)) == self.adverts[user].masks
             if not fits:
                 raise AtollError(
-                    f"Round {self.federation.round}: party {self.federation.name_of(user)} dealt shares that do not fit together, so that {self.verb!r} "
+                    f"{self.where}: {self._named(user)} dealt shares that do not fit together, so that {self.verb!r} "
                     "cannot be totalled; go on without that party."
                 )
             seeds[user] = seed
@@ -204,7 +205,7 @@ class Attempt:
         for path, value in wire.leaves(fields):
             kind, _, name = path.partition("/")
             if kind not in masking.TYPES or value.dtype != torch.int64:
-                raise AtollError(f"Round {self.federation.round}: the masked replies to {self.verb!r} could not be read.")
+                raise AtollError(f"{self.where}: the masked replies to {self.verb!r} could not be read.")
             summed: Integers = value.sum(0).numpy().view("uint64")
             for user in answered:
                 summed = summed - masking.stream(seeds[user], name, summed.size, self.transcript).reshape(summed.shape)
@@ -222,14 +223,15 @@ class Attempt:
         """A field of all replies, with a row for each party."""
         value = replies.fields.get(name)
         if not isinstance(value, Tensor) or value.dtype != dtype or tuple(value.shape) != (len(replies), *shape):
-            raise AtollError(
-                f"Round {self.federation.round}: the parties' {name!r} for the secure total of {self.verb!r} could not be read."
-            )
+            raise AtollError(f"{self.where}: the parties' {name!r} for the secure total of {self.verb!r} could not be read.")
         return value
 
     def _signed(self, party: int, signature: Tensor, statement: bytes) -> bool:
         known = self.federation.identities
         return known is None or known.signed(party, bytes(signature.tolist()), statement)
+
+    def _named(self, party: int) -> str:
+        return f"party {self.federation.name_of(party)}"
 
     def _note(self, failed: Mapping[int, str]) -> None:
         self.federation.note(self.verb, failed)
@@ -242,7 +244,7 @@ class Attempt:
         settled = max(sets, key=lambda one: (len(one), sorted(one)))
         if len(sets) > 1:
             raise AtollError(
-                f"Round {self.federation.round}: the parties opened the total of {self.verb!r} over different parties before "
+                f"{self.where}: the parties opened the total of {self.verb!r} over different parties before "
                 "the run was resumed, and will not again; begin a new run."
             )
         self._complete(settled, set(here))
@@ -250,10 +252,10 @@ class Attempt:
 
     def _complete(self, settled: frozenset[int], here: set[int]) -> None:
         if lost := sorted(settled - here):
-            names = ", ".join(f"party {self.federation.name_of(party)}" for party in lost)
+            names = ", ".join(self._named(party) for party in lost)
             back = "it is" if len(lost) == 1 else "all are"
             raise AtollError(
-                f"Round {self.federation.round}: {self.verb!r} was totalled with {names} before the run was resumed, and "
+                f"{self.where}: {self.verb!r} was totalled with {names} before the run was resumed, and "
                 f"cannot be without: the difference would be single replies; resume when {back} back."
             )
 
@@ -263,13 +265,13 @@ class Attempt:
         self._complete(settled, set(parties))
         if len(parties) >= needed:
             return
-        where, why = f"Round {self.federation.round}: ", ""
+        why = ""
         if self.federation.missing:
             why = f" ({self.federation.reasons(self.federation.missing)})"
         if what:
-            raise AtollError(f"{where}{len(parties)} parties {what} {self.verb!r}, but {needed} are needed{why}.")
+            raise AtollError(f"{self.where}: {len(parties)} parties {what} {self.verb!r}, but {needed} are needed{why}.")
         lower = " lower secure_min," if needed > max(self.needed, 2) else ""
         raise AtollError(
-            f"{where}a secure total of {self.verb!r} needs {needed} parties, but {len(parties)} answered{why}; "
+            f"{self.where}: a secure total of {self.verb!r} needs {needed} parties, but {len(parties)} answered{why}; "
             f"have more parties take part,{lower} or leave secure out."
         )
