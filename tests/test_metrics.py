@@ -43,7 +43,7 @@ def test_counts_add_up_to_the_definitions(graph: Graph) -> None:
     assert pooled["minority_accuracy"] == pytest.approx(accuracy_score(graph.y[minority], guesses[minority]))
     assert pooled["val_loss"] == pytest.approx(float(F.cross_entropy(logits[graph.val], graph.y[graph.val])), rel=1e-6)
     assert pooled["val_accuracy"] == pytest.approx(accuracy_score(graph.y[graph.val], guesses[graph.val]))
-    parties = metrics.by_party((0, 1, 2), counts)
+    parties = metrics.by_party((0, 1, 2), counts, 3)
     for party in range(3):
         mine = graph.test & (graph.party == party)
         assert parties["party_accuracy"][party] == pytest.approx(accuracy_score(graph.y[mine], guesses[mine]))
@@ -65,7 +65,7 @@ def test_what_cannot_be_said_is_left_out() -> None:
     empty = {"validation": torch.zeros(3), "test": torch.zeros(5), "confusion": torch.zeros(2, 2, dtype=torch.int64)}
     assert metrics.pooled(empty) == {}
     counts = torch.tensor([[0.0, 0, 0, 0, 0], [4.0, 3, 0, 0, 0]])
-    assert metrics.by_party((0, 1), {"test": counts})["party_accuracy"] == [None, 0.75]
+    assert metrics.by_party((0, 1), {"test": counts}, 2)["party_accuracy"] == [None, 0.75]
 
 
 def test_who_listens_hears_what_is_counted(graph: Graph) -> None:

@@ -35,5 +35,5 @@ class Board:
         if self.writer is None:
             self.writer = self.make(str(self.folder))
         for name, value in row.items():
-            if isinstance(value, (int, float)) and name != "round":
+            if isinstance(value, (int, float)) and name not in ("round", "partial"):
                 self.writer.add_scalar(name, value, row["round"])

@@ -368,7 +368,7 @@ def _tell(result: Any, folder: Path | None) -> None:
     console.print(
         f"{plain['algorithm']} on {plain['dataset']}: {plain['parties']} parties, {plain['setting']}, seed {plain['seed']}"
     )
-    console.print(result_table(plain))
+    console.print(result_table(plain | {"count_missing": result.config.run.count_missing}))
     if folder is not None:
         console.print(f"Written to {folder}")
 

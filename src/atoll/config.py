@@ -35,6 +35,7 @@ class RunSettings:
     checkpoint_every: int = setting(0, "Checkpoint after every so many rounds; 0 means every few seconds.", low=0)
     participation: float = setting(1.0, "Share of the parties that take part in a round, chosen by seed.", low=0, high=1)
     missing: str = setting("continue", "What a party that does not answer does to the round.", choices=("continue", "stop"))
+    count_missing: bool = setting(False, "Whether a round in which a party was missing may be the best round.")
     secure: bool = setting(False, "Secure aggregation: the server sees sums only, and may ask private verbs for nothing else.")
     secure_min: int = setting(0, "Fewest parties of a secure total; 0 means 3, or all where there are fewer.", low=0)
     latency: tuple[float, ...] = setting((), "Link model: seconds a message takes one way, one number or one a party.")

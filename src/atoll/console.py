@@ -16,6 +16,8 @@ from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from atoll.absence import summary, verdict
+
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
@@ -95,13 +97,19 @@ def _clock(seconds: float) -> str:
 def result_table(result: Mapping[str, Any]) -> Table:
     """The end of a run."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    without = " (a party missing)" if result.get("last_partial") else ""
     for name, value in result["metrics"].items():
         if isinstance(value, float) and name in ("accuracy", "minority_accuracy", "macro_f1", "local_accuracy", "val_accuracy"):
             last = result["last"].get(name)
             table.add_row(
-                name.replace("_", " "), f"{100 * value:.2f} %", f"last round {100 * last:.2f} %" if last is not None else ""
+                name.replace("_", " "),
+                f"{100 * value:.2f} %",
+                f"last round {100 * last:.2f} %{without}" if last is not None else "",
             )
     table.add_row("best round", f"{result['best_round']} of {result['rounds']}", "by validation")
+    if missing := result.get("missing"):
+        often = summary(missing, result["rounds"], result.get("names", ()))
+        table.add_row("missing", often, verdict(missing, result["partial"], result["count_missing"]))
     traffic = result["bytes"]
     table.add_row(
         "bytes", f"{traffic['up'] / 1e6:.2f} MB up, {traffic['down'] / 1e6:.2f} MB down", f"{traffic['messages']} messages"

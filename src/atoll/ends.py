@@ -280,6 +280,9 @@ def read_result(config: Config, folder: Folder, rows: Mapping[int, dict[str, Any
         state=document.get("state", {}),
         memory=document.get("memory", {}),
         names=tuple(written.get("names", ())),
+        missing=written.get("missing", {}),
+        partial=book.partial,
+        last_partial=book.last_partial,
     )
 
 

@@ -93,7 +93,7 @@ def evaluate(
     replies = federation.ask(verb, each=each, **common)
     counts = {name: replies.stack(name) for name in ("validation", "test", "confusion")}
     metrics = pooled({name: value.sum(0) for name, value in counts.items()})
-    return _goal(federation, metrics) | by_party(replies.parties, counts)
+    return _goal(federation, metrics) | by_party(replies.parties, counts, federation.schema.parties)
 
 
 def evaluate_shared(federation: Federation, settings: Training, model: Fields) -> dict[str, Any]:
@@ -138,11 +138,15 @@ def macro_f1(confusion: Tensor) -> float:
     return float((2 * hits / occurring.clamp(min=1))[occurring > 0].mean())
 
 
-def by_party(parties: Sequence[int], counts: Fields) -> dict[str, Any]:
-    """Accuracy of each party, where they are few enough to list and have more than a node; None where it has no such node."""
-    test = counts["test"]
-    if len(parties) > 100 or float(test[:, 0].max()) <= 1:
+def by_party(parties: Sequence[int], counts: Fields, total: int) -> dict[str, Any]:
+    """Accuracy of each of all parties, where they are few enough to list and have more than a node.
+
+    `counts` are those of `parties`. None stands at the place of a party that has no such node, was missing or was not asked.
+    """
+    if total > 100 or float(counts["test"][:, 0].max()) <= 1:
         return {}
+    test = torch.zeros(total, counts["test"].shape[1], dtype=torch.float64)
+    test[torch.tensor(list(parties))] = counts["test"].double()
     return {
         "party_accuracy": _ratios(test[:, 1], test[:, 0]),
         "party_minority_accuracy": _ratios(test[:, 4], test[:, 3]),

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll import __version__, algorithms, memory, wire
+from atoll import __version__, absence, algorithms, memory, wire
 from atoll.cohort import Cohort, Schema
 from atoll.config import GIVEN, Config
 from atoll.data.spread import Spread, spread
@@ -51,6 +51,9 @@ class Result:
     state: dict[str, Any] = field(repr=False)  # the server's state after the last round
     memory: dict[str, Any] = field(repr=False)  # what the parties keep, as far as this process holds them
     names: tuple[str, ...] = ()  # what the parties are called, in party order; empty where they have only numbers
+    missing: dict[str, int] = field(default_factory=dict)  # party → rounds in which it was missing
+    partial: bool = False  # whether `metrics` leave out a party that was missing
+    last_partial: bool = False  # whether `last` does
 
     @property
     def history(self) -> pd.DataFrame:
@@ -73,6 +76,9 @@ class Result:
             "best_round": self.best_round,
             "metrics": self.metrics,
             "last": self.last,
+            "missing": self.missing,
+            "partial": self.partial,
+            "last_partial": self.last_partial,
             "bytes": self.bytes,
             "seconds": self.seconds,
         }
@@ -88,18 +94,35 @@ class Book:
     best: dict[str, Any] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    partial: bool = False  # whether a party was missing in the best round
+    last_partial: bool = False  # and in the last evaluated one
+    comparable: bool = True  # whether the last evaluated round can be compared with others
+    evaluated: int = 0  # the last evaluated round
+    skipped: int = 0  # rounds since the best that do not count for `patience`
 
-    def judge(self, metrics: dict[str, Any], select: str) -> None:
-        """Keep the metrics of the round with the best validation score; without validation nodes, of the last."""
-        self.last = metrics
+    def judge(self, metrics: dict[str, Any], select: str, *, partial: bool = False, count_missing: bool = False) -> None:
+        """Keep the metrics of the round with the best validation score; without validation nodes, of the last.
+
+        A `partial` round (a party was missing) is the best only while there is no complete one, unless `count_missing`.
+        """
+        self.last, self.last_partial = metrics, partial
+        self.comparable = not partial or count_missing
+        passed, self.evaluated = self.round - self.evaluated, self.round
         score = metrics.get("val_loss", -math.inf) if select == "loss" else -metrics.get("val_accuracy", math.inf)
-        if score < self.best_score or score == -math.inf or not self.best:
+        better = score < self.best_score or score == -math.inf
+        if self.comparable != (not self.partial or count_missing):
+            better = self.comparable
+        if better or not self.best:
             self.best_round, self.best_score, self.best = self.round, score, metrics
+            self.partial, self.skipped = partial, 0
+        elif not self.comparable and not self.partial:
+            self.skipped += passed
 
     def over(self, rounds: int, patience: int, target: float = 0.0) -> bool:
-        """Whether the last round has been."""
-        reached = target > 0 and self.last.get("val_accuracy", 0.0) >= target
-        return self.round >= rounds or reached or bool(patience and self.best and self.round - self.best_round >= patience)
+        """Whether the last round has been. A round that cannot be compared neither reaches the target nor uses up patience."""
+        reached = target > 0 and self.comparable and self.last.get("val_accuracy", 0.0) >= target
+        waited = self.round - self.best_round - self.skipped
+        return self.round >= rounds or reached or bool(patience and self.best and waited >= patience)
 
 
 @dataclass
@@ -242,6 +265,9 @@ def read(path: str | Path) -> Result:
         state=checkpoint.get("state", {}),
         memory=checkpoint.get("memory", {}),
         names=tuple(told.get("names", ())),
+        missing=told.get("missing", {}),
+        partial=told.get("partial", False),
+        last_partial=told.get("last_partial", False),
     )
 
 
@@ -275,7 +301,7 @@ def rounds(
                 metrics = algorithm.evaluate(federation, state, settings)
             if accountant is not None:
                 metrics["epsilon"] = accountant.epsilon(federation.ledger)
-            book.judge(metrics, run.select)
+            book.judge(metrics, run.select, partial=bool(federation.missing), count_missing=run.count_missing)
         book.seconds = time.perf_counter() - began
         row = _row(book, federation, metrics)
         rows.append(row)
@@ -326,6 +352,8 @@ def _row(book: Book, federation: Federation, metrics: dict[str, Any]) -> dict[st
         row["missing"] = {str(party): reason for party, reason in federation.missing.items()}
         if federation.names:
             row["missing_names"] = {str(party): federation.name_of(party) for party in federation.missing}
+        if metrics:
+            row["partial"] = True  # the metrics leave those parties out
     if federation.link is not None:
         row["simulated_seconds"] = federation.ledger.seconds.get(book.round, 0.0)
     return row | {"seconds": round(book.seconds, 6)}
@@ -363,4 +391,7 @@ def _result(experiment: Experiment, book: Book, rows: list[dict[str, Any]], stat
         state=state,
         memory=experiment.engine.recall(),
         names=experiment.federation.names,
+        missing=absence.rounds_missed(rows),
+        partial=book.partial,
+        last_partial=book.last_partial,
     )

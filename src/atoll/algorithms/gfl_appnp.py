@@ -230,4 +230,4 @@ def evaluate(federation: Federation, state: State, settings: Settings) -> dict[s
     found["train_loss"] = float(counts["train"][:, 1].sum() / counts["train"][:, 0].sum())
     if "votes" in counts:
         found["majority_accuracy"] = float(counts["votes"][:, 1].sum() / counts["votes"][:, 0].sum())
-    return found | metrics.by_party(answers.parties, counts)
+    return found | metrics.by_party(answers.parties, counts, federation.schema.parties)

@@ -28,7 +28,7 @@ class Report:
     rows: list[Row]
     table: Table
     figures: list[Figure]
-    notes: list[str]  # what could not be shown, and why
+    notes: list[str]  # who was missing in a run; what could not be shown, and why
 
     @property
     def done(self) -> bool:
@@ -41,7 +41,7 @@ def make(paths: Iterable[str | Path], *, embeddings: str = "tsne") -> Report:
     if embeddings not in METHODS:
         raise AtollError(f"--embeddings is {embeddings!r} but must be one of {', '.join(METHODS)}.")
     rows = grouped(gather(Path(path) for path in paths))
-    notes: list[str] = []
+    notes = [run.absence for row in rows for run in row.runs if run.absence]
     drawn = [
         *figures.learning(rows),
         *figures.parties(rows),

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from atoll import wire
+from atoll import absence, wire
 from atoll.config import Config
 from atoll.errors import AtollError
 from atoll.folder import Folder
@@ -44,7 +44,8 @@ class Run:
             book.round, book.seconds = row["round"], row.get("seconds", 0.0)
             metrics = {name: value for name, value in row.items() if value is not None}
             if "accuracy" in row or "val_accuracy" in row or "local_accuracy" in row:
-                book.judge(metrics, self.config.run.select)
+                run = self.config.run
+                book.judge(metrics, run.select, partial=bool(row.get("missing")), count_missing=run.count_missing)
         return book
 
     @property
@@ -56,6 +57,16 @@ class Run:
     def best_round(self) -> int:
         """The round with the best validation score, so far."""
         return self.result["best_round"] if self.result else self.book.best_round
+
+    @property
+    def absence(self) -> str:
+        """Who was missing how often and what that means for the best round, in one sentence; empty where nobody was."""
+        missing = absence.rounds_missed(self.rows)
+        if not missing:
+            return ""
+        partial = bool(self.result["partial"]) if self.result and "partial" in self.result else self.book.partial
+        verdict = absence.verdict(missing, partial, self.config.run.count_missing)
+        return f"{self.path.name}: missing were {absence.summary(missing, self.rounds, self.names)}; {verdict}."
 
     @property
     def rounds(self) -> int:

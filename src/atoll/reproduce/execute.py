@@ -14,17 +14,24 @@ from pathlib import Path
 from typing import Any
 
 from atoll import runner
-from atoll.config import Config
+from atoll.config import Config, RunSettings
 from atoll.errors import AtollError
 from atoll.reproduce import Cell, Exhibit, Line, recorded, summarise
 
 Runs = Mapping[str, Mapping[str, Any]]  # results by the names of the runs' folders
 Tell = Callable[[str, int, int], None]  # what was run, how many are done, of how many
+RECORDED = (  # settings of a run when our results were recorded; later ones change no digest at their defaults, as no number
+    *("rounds", "evaluate_every", "patience", "target", "select", "checkpoint_every", "participation", "missing", "secure"),
+    *("latency", "bandwidth", "placement", "amnesia", "timeout", "sites"),
+)
 
 
 def folder_of(config: Config, root: Path) -> Path:
     """Where a run's result lies: the same configuration, the same folder, whichever table asks for it."""
-    digest = hashlib.blake2b(json.dumps(config.to_dict(), sort_keys=True).encode(), digest_size=6).hexdigest()
+    document = config.to_dict()
+    usual = replace(config, run=RunSettings()).to_dict()["run"]
+    document["run"] = {name: value for name, value in document["run"].items() if name in RECORDED or value != usual[name]}
+    digest = hashlib.blake2b(json.dumps(document, sort_keys=True).encode(), digest_size=6).hexdigest()
     return root / f"{config.algorithm}-{Path(config.dataset).name}-{config.seed}-{digest}"
 
 
