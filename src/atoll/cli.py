@@ -89,14 +89,19 @@ def run(
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="The folder that --out named.")], threads: Threads = None, quiet: Quiet = False
+    folder: Annotated[Path, typer.Argument(help="The folder that --out named.")],
+    algorithm: Annotated[
+        Path | None, typer.Option(help="The file of an algorithm of your own: one is not run because a folder names it.")
+    ] = None,
+    threads: Threads = None,
+    quiet: Quiet = False,
 ) -> None:
     """Go on with a run from its last checkpoint."""
     _prepare_torch(threads)
     from atoll import runner
 
     with _watch(str(folder), quiet) as watch:
-        result = runner.resume(folder, watch=watch)
+        result = runner.resume(folder, algorithm=algorithm, watch=watch)
     _tell(result, folder)
 
 

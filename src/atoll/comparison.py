@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from atoll import config, runner
+from atoll import config, runner, storage
 from atoll.algorithms import find
 from atoll.config import Config
 from atoll.errors import AtollError
@@ -37,7 +37,7 @@ class Trial:
         if folder is not None and (folder / "config.toml").exists():
             if Folder.open(folder)[1].to_dict() != self.config.to_dict():
                 raise AtollError(f"{folder} holds a run with other settings; choose another --out or delete that folder.")
-            return runner.resume(folder, graph, watch=watch)
+            return runner.resume(folder, graph, algorithm=self.config.algorithm, watch=watch)
         return runner.run(self.config, graph, out=folder, watch=watch)
 
 
@@ -124,7 +124,7 @@ class Comparison:
 
     def save(self, path: Path) -> None:
         """The summary as JSON."""
-        path.write_text(json.dumps(self.summary(), indent=1) + "\n")
+        storage.write_whole(path, (json.dumps(self.summary(), indent=1) + "\n").encode())
 
 
 def _once(names: Sequence[str]) -> list[str]:

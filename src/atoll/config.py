@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,27 @@ def from_dict(document: Mapping[str, Any], where: str, over: Mapping[str, Any] |
         engine=plain.get("engine", "inprocess"),
         values=values | dict(over or {}),
     )
+
+
+class Described:
+    """Settings of an algorithm that is a file and was not imported: values to show, not to run."""
+
+
+def described(document: Mapping[str, Any], where: str) -> Config:
+    """The configuration in a run's folder, for reading: an algorithm that is a file is taken as its name, never imported."""
+    algorithm = document.get("algorithm")
+    if not isinstance(algorithm, str) or not algorithm.endswith(".py"):
+        return from_dict(document, where)
+    values = document.get("settings", {})
+    if not isinstance(values, dict) or not all(
+        name.isidentifier() and not iskeyword(name) and not name.startswith("_") for name in values
+    ):
+        raise AtollError(f"{where} has a table [settings] with a name that no setting has; restore it.")
+    rest = {name: value for name, value in document.items() if name not in ("settings", "dp")}
+    kind = dataclasses.make_dataclass("Settings", list(values), bases=(Described,), frozen=True)
+    chosen = from_dict(rest | {"algorithm": "local"}, where)
+    noise = build(NoiseSettings, document.get("dp", {}), f"{where} dp")
+    return dataclasses.replace(chosen, algorithm=algorithm, settings=kind(**values), dp=noise)
 
 
 def _place(name: str, groups: Mapping[str, type]) -> tuple[str, str] | None:

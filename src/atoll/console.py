@@ -115,6 +115,8 @@ def result_table(result: Mapping[str, Any]) -> Table:
         "bytes", f"{traffic['up'] / 1e6:.2f} MB up, {traffic['down'] / 1e6:.2f} MB down", f"{traffic['messages']} messages"
     )
     table.add_row("seconds", f"{result['seconds']['total']:.1f}", f"{1e3 * result['seconds']['per_round']:.1f} ms a round")
+    for warning in result.get("warnings", []):
+        table.add_row("warning", warning)
     return table
 
 

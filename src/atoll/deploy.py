@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from atoll import algorithms
+from atoll import algorithms, storage
 from atoll import config as configuration
 from atoll.config import GIVEN, Config
 from atoll.data import files
@@ -47,15 +47,9 @@ def simulate(
     parties = data.parts.parties
     with tempfile.TemporaryDirectory(prefix="atoll-") as scratch:
         target = Path(scratch) / "run" if out is None else Path(out)
-        folder = None if resume else Folder.create(target, config)
         sites = config.run.sites or min(parties, 8)
-        try:
-            with terminable(), local(sites, Path(scratch), target / "sites", _warn) as federation:
-                return federation.run(config, target, parties, resume=resume, watch=watch)
-        except AtollError:
-            if folder:
-                folder.withdraw()
-            raise
+        with _using(target, config, resume), terminable(), local(sites, Path(scratch), target / "sites", _warn) as federation:
+            return federation.run(config, target, parties, resume=resume, watch=watch)
 
 
 def serve(kit: Kit, config: Config, target: Path, *, watch: Watch | None = None) -> Result:
@@ -65,24 +59,33 @@ def serve(kit: Kit, config: Config, target: Path, *, watch: Watch | None = None)
     if resume and Folder.open(target)[1].to_dict() != config.to_dict():
         raise AtollError(f"{target} holds another run; choose another --out, or delete it.")
     if resume and (target / MODEL).exists():
-        return read_result(config, Folder(target), {row["round"]: row for row in Folder(target).rows()})
-    if not port_is_free(kit.port, RELEASE):
-        raise AtollError(
-            f"Port {kit.port} of this machine is taken; end the process that listens there (perhaps another `atoll serve`)."
-        )
-    folder = None if resume else Folder.create(target, config)
-    roster = {site: (place, place + 1) for place, site in enumerate(kit.sites)}
-    servant = Servant(kit, _warn, _warn)
-    try:
-        result = servant.run(config, target, roster, simulated=False, resume=resume, patience=math.inf, watch=watch)
-        servant.part(kit.sites)
-    except AtollError:
-        if folder:
-            folder.withdraw()  # so that `serve` can be started again with another configuration
-        raise
-    finally:
-        servant.stop()
-    return result
+        with Folder(target).in_use():
+            return read_result(config, Folder(target), {row["round"]: row for row in Folder(target).rows()})
+    with _in_use(kit):
+        if not port_is_free(kit.port, RELEASE):
+            raise AtollError(
+                f"Port {kit.port} of this machine is taken; end the process that listens there (perhaps another `atoll serve`)."
+            )
+        roster = {site: (place, place + 1) for place, site in enumerate(kit.sites)}
+        with _using(target, config, resume):
+            servant = Servant(kit, _warn, _warn)
+            try:
+                result = servant.run(config, target, roster, simulated=False, resume=resume, patience=math.inf, watch=watch)
+                servant.part(kit.sites)
+            finally:
+                servant.stop()
+        return result
+
+
+def _in_use(kit: Kit) -> storage.Lock:
+    return storage.Lock(kit.path, f"The kit {kit.path}")
+
+
+@contextlib.contextmanager
+def _using(target: Path, config: Config, resume: bool) -> Iterator[None]:
+    """Inside, the run's folder is ours; a new one in which not even one round was done is taken back."""
+    with Folder(target).in_use() if resume else Folder.begin(target, config):
+        yield
 
 
 def deployed(document: Mapping[str, Any], where: str, sites: Sequence[str]) -> Config:
@@ -115,6 +118,11 @@ def join(kit_path: str | Path, data: Path, terms: Terms | None = None) -> None:
     for name in terms.only:
         algorithms.find(name)
     kit = Kit.open(kit_path, server=False)
+    with _in_use(kit):
+        _join(kit, data, terms)
+
+
+def _join(kit: Kit, data: Path, terms: Terms) -> None:
     say = named(str(kit.site), _warn)
     graph = files.read(data)  # what is wrong with it is said here and now
     place = f"{kit.host}:{kit.port}"

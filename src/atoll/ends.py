@@ -283,6 +283,7 @@ def read_result(config: Config, folder: Folder, rows: Mapping[int, dict[str, Any
         missing=written.get("missing", {}),
         partial=book.partial,
         last_partial=book.last_partial,
+        warnings=written.get("warnings", []),
     )
 
 

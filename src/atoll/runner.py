@@ -11,9 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll import __version__, absence, algorithms, memory, wire
+from atoll import __version__, absence, algorithms, memory
+from atoll import config as configuration
 from atoll.cohort import Cohort, Schema
-from atoll.config import GIVEN, Config
+from atoll.config import GIVEN, Config, Described
 from atoll.data.spread import Spread, spread
 from atoll.engines.inprocess import InProcess, apart, together
 from atoll.errors import AtollError
@@ -54,6 +55,7 @@ class Result:
     missing: dict[str, int] = field(default_factory=dict)  # party → rounds in which it was missing
     partial: bool = False  # whether `metrics` leave out a party that was missing
     last_partial: bool = False  # whether `last` does
+    warnings: list[str] = field(default_factory=list)  # what went wrong with files and was mended
 
     @property
     def history(self) -> pd.DataFrame:
@@ -81,7 +83,8 @@ class Result:
             "last_partial": self.last_partial,
             "bytes": self.bytes,
             "seconds": self.seconds,
-        }
+            "warnings": self.warnings,
+        } | ({"algorithm_sha256": digest} if (digest := algorithms.digest(self.config.algorithm)) else {})
 
 
 @dataclass
@@ -164,6 +167,8 @@ class Experiment:
 
 def prepare(config: Config, graph: Graph | None = None, *, engine: Callable[[Engine], Engine] | None = None) -> Experiment:
     """Load, partition and split the data and stand up the parties; `engine` may wrap the engine (tests inject faults)."""
+    if isinstance(config.settings, Described):
+        raise AtollError(f"Its algorithm is the file {config.algorithm}, which is not run because a folder names it.")
     data = spread(config, graph, algorithms.find(config.algorithm).SPREADS)
     schema = Schema(data.parts.num_features, data.parts.num_classes, data.parts.parties)
 
@@ -229,34 +234,59 @@ def run(config: Config, graph: Graph | None = None, *, out: str | Path | None = 
     experiment = prepare(config, graph)
     if out is None:
         return rounds(experiment, None, watch)
-    folder = Folder.create(out, config)
-    try:
+    with Folder.begin(out, config) as folder:
         return rounds(experiment, folder, watch)
-    except Exception:
-        folder.withdraw()
-        raise
 
 
-def resume(path: str | Path, graph: Graph | None = None, *, watch: Watch | None = None) -> Result:
-    """Go on with a run from its last checkpoint; one that was finished gives its result again."""
+def resume(
+    path: str | Path, graph: Graph | None = None, *, algorithm: str | Path | None = None, watch: Watch | None = None
+) -> Result:
+    """Go on with a run from its last checkpoint; one that was finished gives its result again.
+
+    An algorithm that is a file is not imported because a folder names it: whoever resumes gives it as `algorithm`.
+    """
     folder, config = Folder.open(path)
     if config.dataset == GIVEN and config.engine == "nvflare":
         raise AtollError(f"{path} is the run of a federation; start `atoll serve` again with the same --config and --out.")
     if config.dataset == GIVEN and graph is None:
         raise AtollError(f"The dataset of {path} was given as an object; give it again: atoll.resume({str(path)!r}, dataset=…).")
+    config = _named(folder, config, algorithm)
     if config.engine == "nvflare":
         from atoll import deploy
 
         return deploy.simulate(config, graph, out=path, watch=watch, resume=True)
-    return rounds(prepare(config, graph), folder, watch, folder.load())
+    with folder.in_use():
+        return rounds(prepare(config, graph), folder, watch, folder.load())
+
+
+def _named(folder: Folder, config: Config, algorithm: str | Path | None) -> Config:
+    """The configuration of a run that is resumed, its algorithm imported only where it is atoll's or was given by name."""
+    own = config.algorithm.endswith(".py")
+    if algorithm is None and own:
+        raise AtollError(
+            f"The algorithm of {folder.path} is the file {config.algorithm}, which is not run because a folder names it; "
+            f"if you trust it, say so: atoll resume {folder.path} --algorithm {config.algorithm}"
+        )
+    if algorithm is None:
+        return config
+    if not own and str(algorithm) != config.algorithm:
+        raise AtollError(f"{folder.path} is a run of {config.algorithm}, not of {algorithm}; leave --algorithm out.")
+    known = (folder.look() or {}).get("algorithm_sha256")
+    if known is not None and known != algorithms.digest(str(algorithm), read=True):
+        raise AtollError(
+            f"{algorithm} is not the file that {folder.path} was begun with (its SHA-256 was {known}); "
+            "restore it, or start a new run."
+        )
+    return configuration.from_dict(config.to_dict() | {"algorithm": str(algorithm)}, f"{folder.path / 'config.toml'}")
 
 
 def read(path: str | Path) -> Result:
     """The result of a run that is over, from its folder; nothing is run and nothing written."""
     folder, config = Folder.open(path)
-    if not folder.finished() or not folder.checkpoint.exists():
+    checkpoint = folder.look() if folder.finished() else None
+    if checkpoint is None:
         raise AtollError(f"{path} is not over; finish it with `atoll resume {path}`.")
-    told, checkpoint = json.loads(folder.result.read_text()), wire.decode(folder.checkpoint.read_bytes())
+    told = json.loads(folder.result.read_text())
     names = ("setting", "parties", "rounds", "best_round", "metrics", "last", "bytes", "seconds")
     return Result(
         config,
@@ -268,6 +298,7 @@ def read(path: str | Path) -> Result:
         missing=told.get("missing", {}),
         partial=told.get("partial", False),
         last_partial=told.get("last_partial", False),
+        warnings=told.get("warnings", []),
     )
 
 
@@ -282,6 +313,7 @@ def rounds(
         experiment.config.run,
     )
     rows = folder.rows() if folder else []
+    warned = list((checkpoint or {}).get("warnings", []))
     accountant = Accountant(experiment.config.dp, secure=run.secure) if experiment.config.dp.verb else None
     if checkpoint is None:
         book = Book()
@@ -310,15 +342,22 @@ def rounds(
             now = time.perf_counter()
             due = book.round % run.checkpoint_every == 0 if run.checkpoint_every else now > wait
             if due or book.over(run.rounds, run.patience, run.target):
-                folder.save(_checkpoint(book, state, experiment))
+                folder.save(_checkpoint(book, state, experiment) | {"warnings": _warnings(warned, folder, experiment)})
                 saved = time.perf_counter()
                 wait = saved + max(SECONDS_BETWEEN_CHECKPOINTS, TIMES_ITS_COST * (saved - now))
         if watch:
             watch(row, run.rounds)
     result = _result(experiment, book, rows, state)
+    result.warnings = _warnings(warned, folder, experiment)
     if folder and (book.round > first or not folder.finished()):
         folder.finish(result.to_dict())
     return result
+
+
+def _warnings(before: list[str], folder: Folder | None, experiment: Experiment) -> list[str]:
+    """What went wrong and was mended, in this process and in those whose checkpoint it took up."""
+    now = [*(folder.warnings if folder else []), *getattr(experiment.engine, "warnings", [])]
+    return list(dict.fromkeys([*before, *now]))
 
 
 def _restored(experiment: Experiment, checkpoint: dict[str, Any]) -> Book:
@@ -373,7 +412,7 @@ def _checkpoint(book: Book, state: dict[str, Any], experiment: Experiment) -> di
         "memory": experiment.engine.recall(),
         "ledger": experiment.federation.ledger.state(),
         "data": experiment.extent,
-    }
+    } | ({"algorithm_sha256": digest} if (digest := algorithms.digest(experiment.config.algorithm)) else {})
 
 
 def _result(experiment: Experiment, book: Book, rows: list[dict[str, Any]], state: dict[str, Any]) -> Result:

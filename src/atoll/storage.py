@@ -38,10 +38,11 @@ class DamagedError(AtollError):
     """A file that is not what was written."""
 
 
-def write_whole(path: Path, *parts: Bytes) -> None:
+def write_whole(path: Path, *parts: Bytes, previous: Path | None = None) -> None:
     """Replace a file so that it is there whole or not at all, whenever the process or the machine stops.
 
-    Symbolic links are not followed: one at `path` is replaced, and the partial file has a name nobody can guess.
+    Symbolic links are not followed: one at `path` is replaced, and the partial file has a name nobody can guess. The file that
+    was there is kept as `previous`; a process that stops in between leaves that one only.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
@@ -51,6 +52,8 @@ def write_whole(path: Path, *parts: Bytes) -> None:
                 for part in parts:
                     _write(file.fileno(), part)
                 os.fsync(file.fileno())
+            if previous is not None and path.is_file():
+                path.replace(previous)
             partial.replace(path)
         except BaseException:
             partial.unlink(missing_ok=True)
@@ -118,7 +121,7 @@ def sweep(folder: Path) -> None:
             left.unlink()
 
 
-def write_document(path: Path, payload: wire.Payload, *, compact: bool = False) -> None:
+def write_document(path: Path, payload: wire.Payload, *, compact: bool = False, previous: Path | None = None) -> None:
     """Write a payload as one safetensors file whose header holds a SHA-256 of everything else in the file."""
     data = memoryview(wire.encode(payload, compact=compact))
     (length,) = struct.unpack("<Q", data[:8])
@@ -127,7 +130,7 @@ def write_document(path: Path, payload: wire.Payload, *, compact: bool = False) 
         raise ValueError("the header of a document does not begin as expected")
     entry = len(_CHECKED) - len(_OPENING) + _DIGITS + len(_CLOSING)
     before, after = struct.pack("<Q", length + entry) + _CHECKED, data[start:]
-    write_whole(path, before, _digest(before, after), _CLOSING, after)
+    write_whole(path, before, _digest(before, after), _CLOSING, after, previous=previous)
 
 
 def read_document(path: Path) -> dict[str, Any]:

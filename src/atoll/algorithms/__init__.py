@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib
-import importlib.util
 import pkgutil
 import sys
 import traceback
@@ -62,16 +62,36 @@ def find(name: str) -> Algorithm:
     return cast(Algorithm, importlib.import_module(f"{__name__}.{name}"))
 
 
+_digests: dict[Path, str] = {}  # of the files that were imported
+
+
+def digest(name: str, *, read: bool = False) -> str | None:
+    """SHA-256 of an algorithm's file as it was imported; of one that was not, with `read`, as it is now. None of atoll's own."""
+    if not name.endswith(".py"):
+        return None
+    path = Path(name).resolve()
+    return _digests.get(path) or (hashlib.sha256(_source(path)).hexdigest() if read else None)
+
+
+def _source(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise AtollError(
+            f"There is no algorithm in {path}: {'no such file' if not path.exists() else error.strerror}."
+        ) from error
+
+
 def _in_file(path: Path) -> Algorithm:
     """An algorithm of one's own, imported from its file, once."""
     key = f"{__name__}:{path}"
     if key not in sys.modules:
-        spec = importlib.util.spec_from_file_location(key, path)
-        if not path.is_file() or spec is None or spec.loader is None:
-            raise AtollError(f"There is no algorithm in {path}: no such file.")
-        sys.modules[key] = module = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
+        source = _source(path)
+        sys.modules[key] = module = ModuleType(key)
+        module.__file__ = str(path)
+        _digests[path] = hashlib.sha256(source).hexdigest()
+        try:  # these bytes and no cached form of them
+            exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
             _check(module, path)
         except (KeyboardInterrupt, AtollError):
             del sys.modules[key]

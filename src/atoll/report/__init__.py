@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from atoll import storage
 from atoll.errors import AtollError
 from atoll.report import figures, insight, page, paper, table
 from atoll.report.figures import Figure
@@ -42,6 +43,7 @@ def make(paths: Iterable[str | Path], *, embeddings: str = "tsne") -> Report:
         raise AtollError(f"--embeddings is {embeddings!r} but must be one of {', '.join(METHODS)}.")
     rows = grouped(gather(Path(path) for path in paths))
     notes = [run.absence for row in rows for run in row.runs if run.absence]
+    notes += [f"{row.label}, seed {run.config.seed}: {text}" for row in rows for run in row.runs for text in run.warnings]
     drawn = [
         *figures.learning(rows),
         *figures.parties(rows),
@@ -118,15 +120,9 @@ def _save(files: Mapping[Path, bytes]) -> None:
     for path, data in files.items():
         if not path.name:
             raise AtollError(f"{str(path)!r} is no name for a file; choose another place for the report.")
-        partial = path.with_name(f".{path.name}.partial")
-        try:
+        with storage.writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(data)
-            partial.replace(path)
-        except OSError as error:
-            if partial.parent.is_dir():
-                partial.unlink(missing_ok=True)
-            raise AtollError(f"{path} cannot be written ({error.strerror}); choose another place for the report.") from error
+        storage.write_whole(path, data)
 
 
 def follow(

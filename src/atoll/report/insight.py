@@ -19,6 +19,7 @@ from atoll.config import Config
 from atoll.data.facts import Facts, facts, node_homophily
 from atoll.data.spread import SETTINGS, spread
 from atoll.errors import AtollError
+from atoll.folder import Folder
 from atoll.graph import Graph
 from atoll.models import Model
 from atoll.parties import Parties
@@ -121,7 +122,7 @@ class Hidden(NamedTuple):
 
 def embedding(run: Run, method: str, most: int) -> Embedding | str:
     """What the checkpoint's model makes of at most so many nodes, in the plane, or why there is nothing."""
-    checkpoint = run.path / "checkpoint.safetensors"
+    checkpoint = Folder(run.path).checkpoint
     if not checkpoint.exists():
         return "there is no checkpoint yet"
     if checkpoint.stat().st_size > LARGEST:

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from atoll import absence, wire
+from atoll import absence
 from atoll.config import Config
 from atoll.errors import AtollError
 from atoll.folder import Folder
@@ -83,6 +83,12 @@ class Run:
         """How long they took."""
         return float(self.result["seconds"].get("total", 0.0) if self.result else self.book.seconds)
 
+    @property
+    def warnings(self) -> list[str]:
+        """What went wrong with files and was mended: other checkpoints or saves than the last were used."""
+        found = self.result.get("warnings", []) if self.result else []
+        return [str(text) for text in found] if isinstance(found, list) else []
+
     @cached_property
     def by_verb(self) -> dict[str, dict[str, int]]:
         """Payload bytes of training by verb and direction; without a result from the checkpoint, else the history's sums."""
@@ -100,10 +106,7 @@ class Run:
 
     def checkpoint(self) -> dict[str, Any] | None:
         """The last checkpoint, if there is one that can be read; unlike a resume, nothing is changed."""
-        try:
-            return wire.decode((self.path / "checkpoint.safetensors").read_bytes())
-        except (OSError, AtollError):
-            return None
+        return Folder(self.path).look()
 
     def axis(self, name: str) -> list[float]:
         """Where each line of the history stands on an axis; empty where the history does not say."""
