@@ -82,12 +82,19 @@ class Stateful(Protocol):
 @overload
 def verb(function: Function, /) -> Function: ...
 @overload
-def verb(*, public: bool) -> Callable[[Function], Function]: ...
-def verb(function: Function | None = None, /, *, public: bool = False) -> Function | Callable[[Function], Function]:
-    """Mark a method of a cohort as one the server may call; `public` ones may be asked under secure aggregation."""
+def verb(*, public: bool = False, averaged: Mapping[str, str] | None = None) -> Callable[[Function], Function]: ...
+def verb(
+    function: Function | None = None, /, *, public: bool = False, averaged: Mapping[str, str] | None = None
+) -> Function | Callable[[Function], Function]:
+    """Mark a method of a cohort as one the server may call; `public` ones may be asked under secure aggregation.
+
+    `averaged` names the fields of the reply that are multiplied by a weight, and the field that holds the weight: the server
+    divides one's total by the other's. Those are the fields that robust totals are about.
+    """
 
     def mark(method: Function) -> Function:
         method.__dict__["verb"] = "public" if public else "private"
+        method.__dict__["averaged"] = dict(averaged or {})
         return method
 
     return mark if function is None else mark(function)
@@ -250,6 +257,12 @@ class Cohort:
         """The verbs by name, each `public` or `private`."""
         methods = {name: getattr(cls, name) for name in dir(cls)}
         return {name: method.verb for name, method in methods.items() if callable(method) and hasattr(method, "verb")}
+
+    @classmethod
+    def averaged(cls) -> dict[str, dict[str, str]]:
+        """Of the verbs whose replies are averaged: field → the field that holds its weight."""
+        declared = {name: getattr(cls, name).averaged for name in cls.verbs()}
+        return {name: fields for name, fields in declared.items() if fields}
 
     def recall(self) -> Fields:
         """The whole memory as tensors."""

@@ -21,6 +21,7 @@ from atoll.data.splits import SplitSettings
 from atoll.data.subcora import SubcoraSettings
 from atoll.errors import AtollError
 from atoll.privacy.noise import NoiseSettings
+from atoll.robust import RULES, check_algorithm
 from atoll.settings import build, closest, known, setting, suggest
 
 
@@ -39,6 +40,9 @@ class RunSettings:
     count_missing: bool = setting(False, "Whether a round in which a party was missing may be the best round.")
     secure: bool = setting(False, "Secure aggregation: the server sees sums only, and may ask private verbs for nothing else.")
     secure_min: int = setting(0, "Fewest parties of a secure total; 0 means 3, or all where there are fewer.", low=0)
+    robust: str = setting("none", "How models are averaged where some parties may lie; none is the plain mean.", choices=RULES)
+    byzantine: int = setting(1, "Robust averages: how many parties may lie, f.", low=0)
+    robust_norm: float = setting(0.0, "robust=clipped: the longest update; 0 takes the median of their lengths.", low=0)
     latency: tuple[float, ...] = setting((), "Link model: seconds a message takes one way, one number or one a party.")
     bandwidth: tuple[float, ...] = setting((), "Link model: megabytes a second, one number or one a party; 0 has no limit.")
     placement: str = setting("together", "Parties in one cohort, or each at a site of its own.", choices=("together", "apart"))
@@ -163,7 +167,9 @@ def _check(algorithm: str, built: Mapping[str, Any]) -> None:
     verb, verbs = built["dp"].verb, algorithms.find(algorithm).Cohort.verbs()
     if verb and verb not in verbs:
         raise AtollError(f"dp.verb is {verb!r}, which {algorithm} does not have{suggest(verb, verbs)}")
-    if built["run"].participation <= 0:
+    run = built["run"]
+    check_algorithm(run.robust, algorithm, algorithms.find(algorithm).Cohort.averaged(), secure=run.secure)
+    if run.participation <= 0:
         raise AtollError("participation is 0 but must be above 0: at least one party takes part in a round.")
     if built["run"].secure_min == 1:
         raise AtollError("secure_min is 1 but must be at least 2: the sum of one party is its reply.")

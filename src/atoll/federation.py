@@ -25,6 +25,7 @@ from atoll.parties import Parties
 from atoll.privacy import secure
 from atoll.privacy.identities import Identities
 from atoll.random import generator
+from atoll.robust import Robust
 
 
 @dataclass(frozen=True)
@@ -99,13 +100,15 @@ class Federation:
         secure: bool = False,
         secure_min: int = 2,
         identities: Identities | None = None,
+        robust: Robust | None = None,
         public: Mapping[str, Any] | None = None,
         whole: Graph | None = None,
         setting: str = "horizontal",
         link: Link | None = None,
         names: Sequence[str] = (),
     ) -> None:
-        """`verbs`: name → public or private. `public`: what the setting lets the server know (the node setting's edges).
+        """`verbs`: name → public or private. `robust`: how replies are averaged where parties may lie.
+        `public`: what the setting lets the server know (the node setting's edges).
         `whole`: the union of the parties' graphs; only a simulation has it, and only `evaluate` may look at it.
         `secure_min`: the fewest parties of a secure total. `identities`: the parties' signing keys, where the server knows them.
         `setting`: how the graph is spread over the parties. `link`: a model of the network, for the seconds messages would take.
@@ -120,6 +123,7 @@ class Federation:
         self.secure = secure
         self.secure_min = secure_min
         self.identities = identities
+        self.robust = robust
         self.public = public or {}
         self.whole = whole
         self.setting = setting
@@ -200,10 +204,13 @@ class Federation:
         """Call a verb at the parties and see only the sum of their replies, added in party order.
 
         Under secure aggregation this holds for the whole machine: each reply is masked before it leaves its party.
+        With a robust rule the declared averages are the rule's, with weight 1 (`atoll.robust`).
         """
         parties, rows = self._address(verb, to, each)
         if self.secure:
             return secure.total(self, verb, parties, rows, common)
+        if self.robust is not None and verb in self.robust.averaged:
+            return self.robust.total(verb, self.exchange(verb, parties, rows, common).fields, common)
         return _sum(self.exchange(verb, parties, rows, common).fields)
 
     def _address(self, verb: str, to: Sequence[int] | None, each: Mapping[str, Any] | None) -> tuple[Parties, Mapping[str, Any]]:

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll import __version__, absence, algorithms, memory
+from atoll import __version__, absence, algorithms, memory, robust
 from atoll import config as configuration
 from atoll.cohort import Cohort, Schema
 from atoll.config import GIVEN, Config, Described
@@ -216,6 +216,7 @@ def assemble(
         secure=config.run.secure,
         secure_min=fewest(config.run.secure_min, schema.parties),
         identities=identities,
+        robust=robust.make(config.run, algorithm.Cohort.averaged(), schema.parties),
         public=data.public if data else None,
         whole=data.whole if data else None,
         setting=setting,

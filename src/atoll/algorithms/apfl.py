@@ -52,7 +52,7 @@ class Cohort(atoll.cohort.Cohort):
         self.optimizer = optim.make(s.optimizer, self.model, s.lr, s.weight_decay)
         self.personal_optimizer = optim.make(s.optimizer, self.personal, s.lr, s.weight_decay)
 
-    @verb
+    @verb(averaged={"model": "n"})
     def fit(self, model: Fields) -> Fields:
         """E epochs: w_k down its own loss, v_k down the mixture's; α_k once a round, before them (Section 4.3)."""
         s, graph = self.settings, self.graph

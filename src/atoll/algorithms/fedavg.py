@@ -44,7 +44,7 @@ class Cohort(atoll.cohort.Cohort):
         self.model = backbone(s, self.schema, self.graph.parties, None)
         self.optimizer = optim.make(s.optimizer, self.model, s.lr, s.weight_decay)
 
-    @verb
+    @verb(averaged={"model": "n"})
     def fit(self, model: Fields) -> Fields:
         """w_k ← w, then E epochs; n_k·w_k and n_k."""
         self.train(model)

@@ -67,7 +67,7 @@ class Cohort(fedavg.Cohort):
         """How far the numbers of the parties' nodes reach."""
         return {"nodes": torch.stack([ids.max() + 1 for ids in torch.split(self.graph.ids, self.graph.sizes)])}
 
-    @verb
+    @verb(averaged={"model": "n", "predictions": "held", "embeddings": "held"})
     def fit(self, model: Fields, nodes: int = 0, labels: Tensor | None = None, graph: dict[str, Tensor] | None = None) -> Fields:
         """Lines 5 to 8 of Algorithm 1."""
         s = self.settings
@@ -122,6 +122,8 @@ def start(federation: Federation, settings: Settings) -> State:
         raise AtollError(f"A pseudo graph has weights that {settings.model} does not use; choose another model, or --set beta=0.")
     state: State = {"model": first_model(settings, federation.schema, federation.seed)}
     if settings.alpha or settings.beta:
+        if federation.robust and (settings.upload, settings.fusion) != ("sum", "holders"):
+            raise AtollError("Robust totals need to know who holds a node: use upload=sum and fusion=holders, or robust=none.")
         state["nodes"] = federation.ask("count").stack("nodes").max()
         if federation.missing:
             raise AtollError(

@@ -36,7 +36,7 @@ class Cohort(fedavg.Cohort):
 
     settings: Settings
 
-    @verb
+    @verb(averaged={"model": "n"})
     def fit(self, model: Fields) -> Fields:
         """w_k ← w, then I steps on batches of the party's own training vectors."""
         s, draws = self.settings, self.draws()

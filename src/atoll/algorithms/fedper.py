@@ -43,7 +43,7 @@ class Cohort(atoll.cohort.Cohort):
         self.model = backbone(s, self.schema, self.graph.parties, self.first_draws("model"))
         self.optimizer = optim.make(s.optimizer, self.model, s.lr, s.weight_decay)
 
-    @verb
+    @verb(averaged={"base": "n"})
     def fit(self, base: Fields | None = None) -> Fields:
         """(W_B, W_P) ← E epochs from the server's W_B and the party's own W_P; only W_B goes back."""
         self.put(base)

@@ -36,7 +36,7 @@ class Cohort(fedavg.Cohort):
 
     settings: Settings
 
-    @verb
+    @verb(averaged={"model": "n"})
     def fit(self, model: Fields) -> Fields:
         """w_k ← argmin F_k(w_k) + μ/2·‖w_k − w‖², inexactly: E epochs (Algorithm 2, line 5)."""
         s = self.settings

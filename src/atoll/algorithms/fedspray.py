@@ -155,7 +155,7 @@ class Cohort(atoll.cohort.Cohort):
         """Where the labelled nodes stand among all."""
         return self.graph.train.nonzero()[:, 0]
 
-    @verb
+    @verb(averaged={"encoder": "n", "proxies": "share"})
     def update(self, encoder: Fields, proxies: Tensor) -> Fields:
         """LocalUpdate(ω, S)."""
         load(self.encoder, encoder)

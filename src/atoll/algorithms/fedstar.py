@@ -109,7 +109,7 @@ class Cohort(atoll.cohort.Cohort):
         width = s.walks + s.degrees
         self.embedding = torch.zeros(self.graph.num_nodes, width) if self.blank else embed(self.graph, s.walks, s.degrees)
 
-    @verb
+    @verb(averaged={"structure": "n"})
     def fit(self, structure: Fields) -> Fields:
         """Both encoders take E epochs on the party's own training nodes; only the structure encoder goes back."""
         load(self.structure, structure)

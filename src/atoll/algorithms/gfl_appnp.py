@@ -113,7 +113,7 @@ class Cohort(atoll.cohort.Cohort):
         assert self.message is not None
         return V1(self.message, reply, self.draws())
 
-    @verb
+    @verb(averaged={"model": "n"})
     def fit(self, model: Fields, weight: Tensor, context: Tensor, gradient: Tensor | None = None) -> Fields:
         """I times W_k ← W_k − η·mean_s (ŷ_s − y_s)·(Ã_kk·∇h_s + ∇C_k) with ŷ_s = softmax(Ã_kk·h_s + C_k).
 
