@@ -291,7 +291,7 @@ def test_a_lost_site_and_exact_resume(tmp_path: Path) -> None:
     resumed = over(config, again, folder, folder.load())
     assert_same(whole, resumed, 0.0)
     assert numbers(whole) == numbers(resumed)
-    kept = sorted(path.name for path in (tmp_path / "sites" / "site-0").glob("*/*"))
+    kept = sorted(path.name for path in (tmp_path / "sites" / "site-0").glob("*/*.safetensors"))
     assert kept == ["3.safetensors", "4.safetensors", "5.safetensors"]
 
 

@@ -65,13 +65,13 @@ class Child:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        with self.log.open("a") as file, self.process.stdout as lines:
+        with self.log.open("ab", buffering=0) as file, self.process.stdout as lines:
             for line in lines:
                 if line.startswith(MARK):
                     self.heard(json.loads(line.removeprefix(MARK)))
                 else:
-                    file.write(line)
-                    file.flush()
+                    with contextlib.suppress(OSError):  # a full disk must not keep the child from talking
+                        file.write(line.encode())
         code = self.process.wait()
         self.let_go()
         self.heard({"exit": code})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from atoll import __version__, wire
 from atoll.cohort import Fields, Message, Schema
+from atoll.engines.saves import LOST_SAVE
 from atoll.errors import AtollError
 from atoll.federation import Answer, Failure
 from atoll.parties import Parties
@@ -63,6 +64,9 @@ class Nvflare:
         self.round = 0
         self.begun: set[str] = set()
         self.lost: dict[str, str] = {}  # sites that did not answer, and why: they may come back
+        self.unrestored: dict[str, str] = {}  # sites that have not what they saved, and why
+        self.warnings: list[str] = []  # for the user: who went on from another save than the server
+        self.warn: Callable[[str], None] = log.warning
 
     def deliver(self, message: Message) -> list[Answer | Failure]:
         """Send every site its part, and check what comes back."""
@@ -89,6 +93,8 @@ class Nvflare:
         failed = self._told(self._converse(asked), "save its memory")
         if failed and self.exact:
             raise AtollError(f"Round {self.round}: no exact checkpoint is possible ({failed}).")
+        if failed:
+            self._warn(f"At the checkpoint of round {self.round}, {failed}.")
         self.token = self.round
         return {"run": self.run, "round": self.round}
 
@@ -123,8 +129,22 @@ class Nvflare:
         about = {"config": _jsonable(self.config), "schema": vars(self.schema), "token": self.token, "exact": self.exact}
         requests = {site: {"kind": "begin", **about, "parties": torch.tensor(self.roster[site].numbers)} for site in sites}
         replies = self._exchange(requests)
-        self.begun |= {site for site, reply in replies.items() if not isinstance(reply, str)}
+        for site, reply in replies.items():
+            if isinstance(reply, str):
+                if reply.startswith(f"refused: {LOST_SAVE}"):
+                    self.unrestored[site] = reply
+                continue
+            self.begun.add(site)
+            restored = reply.get("restored", self.token)
+            if isinstance(restored, int) and restored < self.token:
+                began = f"from its save of round {restored}" if restored >= 0 else "without a memory of the run"
+                self._warn(f"{site} could not restore what it saved at round {self.token}: it went on {began}.")
         return replies
+
+    def _warn(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
+            self.warn(text)
 
     def _exchange(self, requests: Mapping[str, Fields]) -> dict[str, Fields | str]:
         """One request to each site; what came back as fields, or why nothing did."""
@@ -147,7 +167,7 @@ class Nvflare:
         failed = {site: reply for site, reply in replies.items() if isinstance(reply, str)}
         for site, reason in failed.items():
             log.warning("%s could not %s: it %s", site, what, reason)
-        return "; ".join(f"{site} {reason}" for site, reason in failed.items())
+        return "; ".join(f"{site} {reason.removesuffix('.')}" for site, reason in failed.items())
 
 
 def opened(data: bytes) -> Fields | str:

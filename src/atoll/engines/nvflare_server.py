@@ -185,8 +185,9 @@ class Run:
         identities = Signing.open(Path(self.kit)).identities(schema.parties) if self.config.run.secure and self.kit else None
         tries, reached = 0, -1
         while True:
-            checkpoint = self.folder.load() if self.resume else None
+            checkpoint = self._checkpoint() if self.resume else None
             engine = self._engine(schema)
+            engine.warn = lambda text: report(warn=text)
             setting = data.setting if data else self.config.partition
             names = tuple(self.roster)
             experiment = runner.assemble(self.config, engine, schema, data, setting, names, identities)
@@ -196,6 +197,8 @@ class Run:
             except AtollError:
                 saved = checkpoint["book"]["round"] if checkpoint else 0
                 tries, reached = (tries + 1, reached) if saved <= reached else (1, saved)
+                if engine.unrestored and self._step_back(engine.unrestored):
+                    continue
                 if not engine.lost or tries > TRIES:
                     raise
                 report(warn=f"{', '.join(engine.lost)} was lost; going on from the last checkpoint when all sites are there")
@@ -203,6 +206,23 @@ class Run:
                 self._wait(everybody=True)
         engine.finish()
         self.folder.keep(MODEL, result.state)
+
+    def _checkpoint(self) -> dict[str, Any] | None:
+        known = len(self.folder.warnings)
+        checkpoint = self.folder.load()
+        for text in self.folder.warnings[known:]:
+            report(warn=text)
+        return checkpoint
+
+    def _step_back(self, unrestored: Mapping[str, str]) -> bool:
+        """Go back to the checkpoint before: who cannot restore this one may have a save of that; False where there is none."""
+        if not self.folder.step_back():
+            return False
+        reasons = "; ".join(f"{site} {reason.removesuffix('.')}" for site, reason in unrestored.items())
+        self.folder.warnings.append(f"Gone back to the checkpoint before the last: {reasons}.")
+        report(warn=self.folder.warnings[-1])
+        self.resume = True
+        return True
 
     def _tell(self, row: Mapping[str, Any], rounds: int) -> None:
         """Pass a round on; who was left out of it for what it sent stands in the log (who sent nothing does already)."""

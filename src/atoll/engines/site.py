@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
 import threading
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from atoll.data.datasets import row_normalise
 from atoll.data.splits import split
 from atoll.data.spread import spread
 from atoll.engines.nvflare import LARGEST
+from atoll.engines.saves import LOST_SAVE, Saves
 from atoll.engines.terms import Terms
 from atoll.errors import AtollError, PartyFailure
 from atoll.graph import Graph
@@ -42,7 +42,6 @@ from atoll.privacy.settled import Settled
 from atoll.runner import stand
 from atoll.signing import Signing
 
-SAVES = 3  # so many of the last saves are kept: the server's checkpoint may be one behind
 TOTALS = "totals.jsonl"  # in a run's folder: which secure totals were opened, and over whom
 log = logging.getLogger("atoll.site")
 
@@ -160,15 +159,21 @@ class Site:
             graph = spread(config, None, algorithm.SPREADS).parts.select(parties)
         else:
             graph = self._part(self._own(config), config, schema, parties)
-        saved = self._saved(token, bool(request["exact"])) if token >= 0 else None
+        saves = Saves(self._runs(), self.say)
+        saves.check_data(graph.digest, str(self.data or config.dataset))
+        saved = saves.read(token, bool(request["exact"])) if token >= 0 else None
         secrets = self._secrets(config, schema, parties) if config.run.secure else None
         cohort = stand(config, graph, schema, parties, blank=saved is not None, secrets=secrets)
         cohort.guards = tuple(Watched(guard) for guard in cohort.guards)
         if saved is not None:
-            cohort.remember(wire.decode(saved.read_bytes()).get("memory", {}))
+            cohort.remember(saved[1])
         self.cohort = cohort
-        self.say(f"{config.algorithm}: {'going on from round ' + saved.stem if saved else 'ready'}, {graph.num_nodes} nodes")
-        return {}
+        restored = saved[0] if saved is not None else -1
+        if restored < token:
+            began = f"round {restored}" if saved else "the beginning"
+            self.say(f"{LOST_SAVE} {token} is not here or damaged; going on from {began}")
+        self.say(f"{config.algorithm}: {f'going on from round {restored}' if saved else 'ready'}, {graph.num_nodes} nodes")
+        return {"restored": restored} if restored < token else {}
 
     def _secrets(self, config: Config, schema: Schema, parties: Parties) -> Secrets:
         """What the site's parties keep for secure totals: fresh with every `begin`, but for the record of opened totals."""
@@ -215,26 +220,8 @@ class Site:
         return graph
 
     def _save(self, round: int, cohort: Cohort) -> Fields:
-        folder = self._runs()
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / f"{round}.safetensors", {"memory": cohort.recall()})
-        kept = self._rounds()
-        for old in [other for other in kept if other > round] + [other for other in kept if other <= round][:-SAVES]:
-            (folder / f"{old}.safetensors").unlink()
+        Saves(self._runs(), self.say).write(round, cohort.recall())
         return {}
-
-    def _saved(self, round: int, exact: bool) -> Path | None:
-        """The save of a round or, unless `exact`, the last one before it."""
-        found = [other for other in self._rounds() if other <= round]
-        if found and found[-1] == round:
-            return self._runs() / f"{round}.safetensors"
-        if exact:
-            raise AtollError(f"the save of round {round} is not here.")
-        self.say(f"the save of round {round} is not here; going on from {f'round {found[-1]}' if found else 'the beginning'}")
-        return self._runs() / f"{found[-1]}.safetensors" if found else None
-
-    def _rounds(self) -> list[int]:
-        return sorted(int(path.stem) for path in self._runs().glob("*.safetensors") if path.stem.isdigit())
 
     def _runs(self) -> Path:
         return self.folder / self.run
@@ -243,13 +230,8 @@ class Site:
         """Write the parties' own models and numbers, where the algorithm has models; of the saves, the last is enough now."""
         kept = {name: getattr(cohort, name) for name in cohort.memory}
         models = {name: _alone(read(value)) for name, value in kept.items() if isinstance(value, nn.Module)}
-        if models:
-            self._runs().mkdir(parents=True, exist_ok=True)
-            numbers = _alone({name: value for name, value in kept.items() if isinstance(value, Tensor)})  # APFL's α
-            _write(self._runs() / "personal.safetensors", models | numbers)
-            self.say(f"personal models: {self._runs() / 'personal.safetensors'}")
-        for old in self._rounds()[:-1]:
-            (self._runs() / f"{old}.safetensors").unlink()
+        numbers = _alone({name: value for name, value in kept.items() if isinstance(value, Tensor)})  # APFL's α
+        Saves(self._runs(), self.say).finish(models | numbers if models else {})
         return {}
 
 
@@ -270,13 +252,3 @@ def _widened(x: Any, columns: int) -> Any:
     if isinstance(x, Tensor):
         return nn.functional.pad(x, (0, columns - x.shape[1]))
     return sp.csr_array((x.data, x.indices, x.indptr), shape=(x.shape[0], columns))
-
-
-def _write(path: Path, payload: Fields) -> None:
-    """A file that is there whole or not at all, whenever the process or the machine stops."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(wire.encode(payload))
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
