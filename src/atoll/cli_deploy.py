@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Annotated
@@ -57,6 +58,10 @@ def join(
     only: Annotated[str, typer.Option(help="Take part in these algorithms only, separated by commas.")] = "",
     secure: Annotated[bool, typer.Option("--secure", help="Take part under secure aggregation only.")] = False,
     secure_min: Annotated[int, typer.Option(help="Take part in secure totals of at least so many parties.")] = 3,
+    dp_epsilon: Annotated[
+        float, typer.Option(help="Take part with noise only, up to this ε over all runs with this kit; 0 insists on none.")
+    ] = 0.0,
+    dp_delta: Annotated[float, typer.Option(help="The δ of --dp-epsilon.")] = 1e-5,
     threads: Threads = None,
 ) -> None:
     """Be a site of a federation, until the run is over. Started again, it goes on from what it saved."""
@@ -67,7 +72,12 @@ def join(
     names = tuple(name.strip() for name in only.split(",") if name.strip())
     if secure_min < 2:
         raise AtollError(f"--secure-min is {secure_min} but must be at least 2: the sum of one party is its reply.")
-    deploy.join(kit, data, Terms(only=names, secure=secure, secure_min=secure_min))
+    if not math.isfinite(dp_epsilon) or dp_epsilon < 0:
+        raise AtollError(f"--dp-epsilon is {dp_epsilon:g} but must be a number above 0, or 0 to insist on none.")
+    if not 0 < dp_delta < 1:
+        raise AtollError(f"--dp-delta is {dp_delta:g} but must be above 0 and below 1.")
+    terms = Terms(only=names, secure=secure, secure_min=secure_min, dp_epsilon=dp_epsilon, dp_delta=dp_delta)
+    deploy.join(kit, data, terms)
 
 
 def check_threads(threads: int) -> None:

@@ -45,6 +45,10 @@ class RunSettings:
     robust_norm: float = setting(0.0, "robust=clipped: the longest update; 0 takes the median of their lengths.", low=0)
     latency: tuple[float, ...] = setting((), "Link model: seconds a message takes one way, one number or one a party.")
     bandwidth: tuple[float, ...] = setting((), "Link model: megabytes a second, one number or one a party; 0 has no limit.")
+    evaluate_at_server: bool = setting(
+        True,
+        "Whether the server gets each party's evaluation counts; without, only their sums, and sites keep their own metrics.",
+    )
     placement: str = setting("together", "Parties in one cohort, or each at a site of its own.", choices=("together", "apart"))
     amnesia: bool = setting(False, "Rebuild every party from its declared memory before each message (a check for authors).")
     timeout: float = setting(600.0, "Engine nvflare: seconds to wait for a site's answer.", low=1)
@@ -85,7 +89,7 @@ class Config:
             "split": self.split,
             "data": self.data,
         }
-        if self.dp.verb:
+        if self.dp.active:
             groups["dp"] = self.dp
         tables = {name: _plain(dataclasses.asdict(group)) for name, group in groups.items()}
         return _plain(plain) | {name: table for name, table in tables.items() if table}

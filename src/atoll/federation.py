@@ -101,6 +101,7 @@ class Federation:
         secure_min: int = 2,
         identities: Identities | None = None,
         robust: Robust | None = None,
+        evaluate_at_server: bool = True,
         public: Mapping[str, Any] | None = None,
         whole: Graph | None = None,
         setting: str = "horizontal",
@@ -124,6 +125,7 @@ class Federation:
         self.secure_min = secure_min
         self.identities = identities
         self.robust = robust
+        self.evaluate_at_server = evaluate_at_server
         self.public = public or {}
         self.whole = whole
         self.setting = setting
@@ -229,7 +231,6 @@ class Federation:
         message = Message(verb, self.round, self.calls, self.training, Parties(parties), common, each)
         down = self._bill_down(message)
         replies = self._gather(message, self.engine.deliver(message))
-        self.ledger.answered(verb, len(replies))
         up = self._bill_up(message, replies)
         if self.link is not None and self.training:
             self.ledger.wait(self.round, self.link.exchange(message.parties, down, replies.parties, up))

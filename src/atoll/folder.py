@@ -101,7 +101,8 @@ class Folder:
         if self.history.exists() and self.history.stat().st_size:
             return
         self.history.unlink(missing_ok=True)
-        (self.path / "config.toml").unlink(missing_ok=True)
+        for name in ("config.toml", "releases.jsonl"):
+            (self.path / name).unlink(missing_ok=True)
         self._unmake()
 
     def _unmake(self) -> None:

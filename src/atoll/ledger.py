@@ -23,7 +23,6 @@ class Ledger:
         self.by_party = np.zeros((parties, len(COLUMNS)), dtype=np.int64)  # training only, all rounds
         self.rounds: dict[int, dict[tuple[str, bool], np.ndarray]] = {}  # round → (verb, training) → (P or 1, columns)
         self.seconds: dict[int, float] = {}  # round → what its training messages would take, where there is a link model
-        self.calls: dict[str, tuple[int, int]] = {}  # verb → how often it was called, and the fewest parties that answered one
 
     def record(self, round: int, verb: str, training: bool, parties: Sequence[int], **bytes: int | np.ndarray) -> None:
         """Add what some parties sent or received; a number stands for each of them, an array for one after the other."""
@@ -40,11 +39,6 @@ class Ledger:
                 table[places, column] += count
             else:
                 table[0, column] += int(np.sum(count)) if np.ndim(count) else len(parties) * int(count)
-
-    def answered(self, verb: str, parties: int) -> None:
-        """Note a call of a verb, in training or evaluation, and how many parties answered it."""
-        times, fewest = self.calls.get(verb, (0, parties))
-        self.calls[verb] = times + 1, min(fewest, parties)
 
     def wait(self, round: int, seconds: float) -> None:
         """Add what an exchange would take on the modelled network."""
@@ -78,7 +72,6 @@ class Ledger:
             "keys": keys,
             "rows": torch.from_numpy(stacked),
             "seconds": [[at, seconds] for at, seconds in self.seconds.items()],
-            "calls": [[verb, *counts] for verb, counts in self.calls.items()],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -88,4 +81,3 @@ class Ledger:
         for (at, verb, training), row in zip(state["keys"], state["rows"].numpy(), strict=True):
             self.rounds.setdefault(at, {})[verb, training] = row.copy()
         self.seconds = dict(state.get("seconds", []))
-        self.calls = {verb: (times, fewest) for verb, times, fewest in state.get("calls", [])}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -84,11 +85,11 @@ def _plan(graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
 def evaluate(
     federation: Federation, verb: str = "evaluate", *, each: Mapping[str, Any] | None = None, **common: Any
 ) -> dict[str, Any]:
-    """Metrics over all parties' nodes pooled and, unless secure aggregation hides them, of each party.
+    """Metrics over all parties' nodes pooled and, unless the server gets sums only, of each party.
 
     Where parties overlap, what they measure on their own graphs is the local goal: `local_accuracy` and so on.
     """
-    if federation.secure:
+    if federation.secure or not federation.evaluate_at_server:
         return _goal(federation, pooled(federation.total(verb, each=each, **common)))
     replies = federation.ask(verb, each=each, **common)
     counts = {name: replies.stack(name) for name in ("validation", "test", "confusion")}
@@ -118,24 +119,36 @@ def _goal(federation: Federation, metrics: dict[str, float]) -> dict[str, float]
 
 
 def pooled(counts: Fields) -> dict[str, float]:
-    """Metrics from summed counts; what cannot be said (no such nodes) is left out."""
+    """Metrics from summed counts; what cannot be said (no such nodes) is left out.
+
+    Noised counts may be impossible ones (fewer nodes than none): shares are from 0 to 1 all the same.
+    """
     nodes, correct, loss = counts["validation"].tolist()
     metrics: dict[str, float] = {}
     if nodes:
-        metrics |= {"val_loss": loss / nodes, "val_accuracy": correct / nodes}
+        metrics |= {"val_loss": _mean(loss, nodes), "val_accuracy": _share(correct, nodes)}
     nodes, correct, loss, minority, minority_correct = counts["test"].tolist()
     if nodes:
-        metrics |= {"loss": loss / nodes, "accuracy": correct / nodes, "macro_f1": macro_f1(counts["confusion"])}
+        metrics |= {"loss": _mean(loss, nodes), "accuracy": _share(correct, nodes), "macro_f1": macro_f1(counts["confusion"])}
     if minority:
-        metrics["minority_accuracy"] = minority_correct / minority
+        metrics["minority_accuracy"] = _share(minority_correct, minority)
     return metrics
+
+
+def _share(part: float, whole: float) -> float:
+    return min(max(part, 0.0), whole) / whole if whole > 0 else 0.0
+
+
+def _mean(total: float, count: float) -> float:
+    return max(total, 0.0) / count if count > 0 else math.inf
 
 
 def macro_f1(confusion: Tensor) -> float:
     """The mean over classes of F1 = 2·TP / (2·TP + FP + FN), over the classes that occur or are predicted."""
-    hits = confusion.diagonal().double()
+    confusion = confusion.clamp(min=0)
     occurring = confusion.sum(0) + confusion.sum(1)
-    return float((2 * hits / occurring.clamp(min=1))[occurring > 0].mean())
+    known = occurring > 0
+    return float((2 * confusion.diagonal().double()[known] / occurring[known]).mean()) if bool(known.any()) else 0.0
 
 
 def by_party(parties: Sequence[int], counts: Fields, total: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll import __version__, absence, algorithms, memory, robust
 from atoll import config as configuration
-from atoll.cohort import Cohort, Schema
+from atoll.cohort import Cohort, Guard, Schema
 from atoll.config import GIVEN, Config, Described
 from atoll.data.spread import Spread, spread
 from atoll.engines.inprocess import InProcess, apart, together
@@ -24,7 +24,8 @@ from atoll.graph import Graph
 from atoll.link import Link
 from atoll.privacy.identities import Identities, simulated
 from atoll.privacy.masking import fewest
-from atoll.privacy.noise import Accountant, Noise
+from atoll.privacy.noise import Noise
+from atoll.privacy.releases import FILE, Releases, epsilon_of, need_accountant
 from atoll.privacy.secrets import Secrets
 
 if TYPE_CHECKING:
@@ -136,6 +137,12 @@ class Experiment:
     algorithm: algorithms.Algorithm
     data: Spread | None  # None where the parties' data is not here
     federation: Federation
+    releases: Releases = field(default_factory=Releases)  # of the parties in this process
+
+    @property
+    def spent(self) -> float:
+        """ρ of the party that has released most, by the parties' own count."""
+        return max(self.releases.most(), getattr(self.engine, "spent", 0.0))
 
     @property
     def engine(self) -> Engine:
@@ -175,22 +182,36 @@ def prepare(config: Config, graph: Graph | None = None, *, engine: Callable[[Eng
     identities = simulated(schema.parties) if config.run.secure else None
     least = fewest(config.run.secure_min, schema.parties)
     secrets = Secrets(identities, least=least) if identities is not None else None  # this process hosts all parties
+    releases = Releases()
 
     def make(parties: Sequence[int], blank: bool) -> Cohort:
-        return stand(config, data.parts.select(parties), schema, parties, blank=blank, secrets=secrets)
+        part = data.parts.select(parties)
+        return stand(config, part, schema, parties, blank=blank, secrets=secrets, guards=noise(config, releases))
 
     sites = together(schema.parties) if config.run.placement == "together" else apart(schema.parties)
     carrier: Engine = InProcess(make, sites, amnesia=config.run.amnesia)
-    return assemble(config, engine(carrier) if engine else carrier, schema, data, data.setting, identities=identities)
+    door = engine(carrier) if engine else carrier
+    return assemble(config, door, schema, data, data.setting, identities=identities, releases=releases)
+
+
+def noise(config: Config, releases: Releases, *, strict: bool = False) -> list[Guard]:
+    """The guard that noises replies and counts them, where the configuration asks for noise."""
+    return [Noise(config.dp, releases, strict=strict)] if config.dp.active else []
 
 
 def stand(
-    config: Config, graph: Graph, schema: Schema, parties: Sequence[int], *, blank: bool, secrets: Secrets | None = None
+    config: Config,
+    graph: Graph,
+    schema: Schema,
+    parties: Sequence[int],
+    *,
+    blank: bool,
+    secrets: Secrets | None = None,
+    guards: Sequence[Guard] = (),
 ) -> Cohort:
     """Some parties at one place; `blank` where their memory is about to be remembered; `secrets` for secure totals."""
     memory.keep()
     cohort = algorithms.find(config.algorithm).Cohort
-    guards = [Noise(config.dp)] if config.dp.verb else []
     return cohort(graph, config.settings, schema, config.seed, parties, guards, secrets=secrets, blank=blank)
 
 
@@ -202,6 +223,7 @@ def assemble(
     setting: str,
     names: Sequence[str] = (),
     identities: Identities | None = None,
+    releases: Releases | None = None,
 ) -> Experiment:
     """The server's side of a run, over an engine that stands; `names` are the parties', unless the data says them;
     `identities` are their signing keys, where the server knows them."""
@@ -217,13 +239,14 @@ def assemble(
         secure_min=fewest(config.run.secure_min, schema.parties),
         identities=identities,
         robust=robust.make(config.run, algorithm.Cohort.averaged(), schema.parties),
+        evaluate_at_server=config.run.evaluate_at_server and not config.dp.evaluation,
         public=data.public if data else None,
         whole=data.whole if data else None,
         setting=setting,
         link=Link.of(schema.parties, config.run.latency, config.run.bandwidth),
         names=data.names if data else names,
     )
-    return Experiment(config, algorithm, data, federation)
+    return Experiment(config, algorithm, data, federation, releases or Releases())
 
 
 def run(config: Config, graph: Graph | None = None, *, out: str | Path | None = None, watch: Watch | None = None) -> Result:
@@ -315,7 +338,11 @@ def rounds(
     )
     rows = folder.rows() if folder else []
     warned = list((checkpoint or {}).get("warnings", []))
-    accountant = Accountant(experiment.config.dp, secure=run.secure) if experiment.config.dp.verb else None
+    dp = experiment.config.dp
+    if dp.active:
+        need_accountant()
+        if folder:
+            experiment.releases.keep(folder.path / FILE)
     if checkpoint is None:
         book = Book()
         federation.begin(0)
@@ -332,8 +359,8 @@ def rounds(
         if book.round % run.evaluate_every == 0 or book.round == run.rounds:
             with federation.evaluating():
                 metrics = algorithm.evaluate(federation, state, settings)
-            if accountant is not None:
-                metrics["epsilon"] = accountant.epsilon(federation.ledger)
+            if dp.active:
+                metrics["epsilon"] = epsilon_of(experiment.spent, dp.delta)
             book.judge(metrics, run.select, partial=bool(federation.missing), count_missing=run.count_missing)
         book.seconds = time.perf_counter() - began
         row = _row(book, federation, metrics)

@@ -14,11 +14,11 @@ from atoll import config, runner, wire
 from atoll.cohort import Message
 from atoll.errors import AtollError
 from atoll.federation import Answer
-from atoll.ledger import Ledger
 from atoll.parties import Parties
-from atoll.privacy.noise import Accountant, Noise, NoiseSettings, epsilon, system_normal
+from atoll.privacy.noise import Noise, NoiseSettings, epsilon, system_normal
+from atoll.privacy.releases import epsilon_of
 from atoll.random import Draws
-from small import Absent, Recorded, small
+from small import Recorded, small
 
 
 def guarded(settings: NoiseSettings, fields: dict[str, Any], each: dict[str, Any] | None = None, **common: Any) -> dict[str, Any]:
@@ -38,13 +38,38 @@ def test_a_partys_whole_reply_is_cut_to_the_norm() -> None:
 
 
 def test_rows_are_cut_one_by_one() -> None:
-    """By row, each node's representation has norm C at the most."""
-    fields = {"h": torch.tensor([[[3.0, 4.0], [0.3, 0.4]]] * 3), "number": torch.tensor([7.0, 0.5, -2.0])}
-    cut = guarded(NoiseSettings(verb="fit", clip=1.0, noise=0.0, unit="row"), fields)
+    """By row, each node's representation has norm C at the most; a party's single number is a row, not all parties'."""
+    settings = NoiseSettings(verb="fit", clip=1.0, noise=0.0, unit="row")
+    cut = guarded(settings, {"h": torch.tensor([[[3.0, 4.0], [0.3, 0.4]]] * 3)})
     torch.testing.assert_close(cut["h"][0], torch.tensor([[0.6, 0.8], [0.3, 0.4]]))
-    torch.testing.assert_close(
-        cut["number"], torch.tensor([1.0, 0.5, -1.0])
-    )  # a party's single number is a row, not all parties'
+    cut = guarded(settings, {"number": torch.tensor([7.0, 0.5, -2.0])})
+    torch.testing.assert_close(cut["number"], torch.tensor([1.0, 0.5, -1.0]))
+
+
+def test_a_row_is_cut_in_all_fields_together() -> None:
+    """Prediction and embedding of one node are one vector: together they have norm C at the most."""
+    p, h = torch.tensor([[3.0], [0.3]]), torch.tensor([[4.0, 12.0], [0.4, 0.0]])
+    settings = NoiseSettings(verb="fit", clip=1.0, noise=0.0, unit="row")
+    for fields in ({"p": p.expand(3, 2, 1), "h": h.expand(3, 2, 2)}, {"p": [p] * 3, "h": [h] * 3}):
+        cut = guarded(settings, fields)
+        for party in range(3):
+            torch.testing.assert_close(cut["p"][party], torch.tensor([[3 / 13], [0.3]]))
+            torch.testing.assert_close(cut["h"][party], torch.tensor([[4 / 13, 12 / 13], [0.4, 0.0]]))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"h": torch.ones(3, 4, 2), "w": torch.ones(3, 5, 2)},
+        {"h": torch.ones(3, 4, 2), "b": torch.ones(3, 2)},
+        {"h": torch.ones(3, 4, 2), "r": [torch.ones(4, 2)] * 3},
+        {"h": [torch.ones(4, 2)] * 3, "r": [torch.ones(4, 2), torch.ones(3, 2), torch.ones(4, 2)]},
+    ],
+)
+def test_fields_that_have_no_rows_in_common_are_refused(fields: dict[str, Any]) -> None:
+    """What one node adds to them is not known: they cannot be clipped together, and apart ε would be too low."""
+    with pytest.raises(AtollError, match="different numbers of rows"):
+        guarded(NoiseSettings(verb="fit", unit="row"), fields)
 
 
 def test_replies_of_different_shapes_are_cut_and_noised_by_row() -> None:
@@ -100,7 +125,7 @@ def test_noise_of_the_system_cannot_be_foreseen() -> None:
 
 
 def test_epsilon_is_the_gaussian_mechanisms() -> None:
-    """Close above the analytic ε of the Gaussian mechanism, growing with releases, falling with noise and with company."""
+    """Close above the analytic ε of the Gaussian mechanism, growing with releases, falling with noise."""
     settings = NoiseSettings(verb="fit", clip=1.0, noise=2.0, delta=1e-5)
 
     def delta(eps: float, multiplier: float) -> float:
@@ -109,24 +134,24 @@ def test_epsilon_is_the_gaussian_mechanisms() -> None:
         half, ratio = 1 / (2 * multiplier), eps * multiplier
         return float(normal.cdf(torch.tensor(half - ratio)) - math.exp(eps) * normal.cdf(torch.tensor(-half - ratio)))
 
-    spent = epsilon(settings, 1, 1)
+    spent = epsilon(settings, 1)
     assert delta(spent, 1.0) <= 1e-5  # what is promised holds
     assert delta(spent * 0.7, 1.0) > 1e-5  # and is not far off
-    assert epsilon(settings, 10, 1) > spent > epsilon(settings, 1, 9)
-    assert epsilon(settings, 4, 4) == pytest.approx(spent)
-    assert epsilon(NoiseSettings(verb="fit", clip=1.0, noise=0.0), 1, 1) == math.inf
-    assert epsilon(NoiseSettings(verb="fit", clip=0.0, noise=1.0), 1, 1) == math.inf
-    assert epsilon(settings, 0, 1) == 0
+    assert epsilon(settings, 10) > spent > epsilon(replace(settings, noise=6.0), 1)
+    assert epsilon(replace(settings, noise=4.0), 4) == pytest.approx(spent)
+    assert epsilon(NoiseSettings(verb="fit", clip=1.0, noise=0.0), 1) == math.inf
+    assert epsilon(NoiseSettings(verb="fit", clip=0.0, noise=1.0), 1) == math.inf
+    assert epsilon(settings, 0) == 0
 
 
 def test_the_history_tells_what_is_spent(tmp_path: Any) -> None:
-    """ε grows round by round; placement, memory and a resume change nothing, nor do secure totals: replies are weighted."""
+    """ε grows round by round; placement and memory change nothing, nor do secure totals: others' noise is not counted on."""
     dp: dict[str, Any] = {"dp.verb": "fit", "dp.clip": 1.0, "dp.noise": 4.0}
     plain = runner.run(small("fedavg", **dp))
     spent = [row["epsilon"] for row in plain.rows]
     assert 0 < spent[0] < spent[1] < spent[2]
     settings = NoiseSettings(verb="fit", noise=4.0)
-    assert spent == pytest.approx([epsilon(settings, rounds, 1) for rounds in (1, 2, 3)])
+    assert spent == pytest.approx([epsilon(settings, rounds) for rounds in (1, 2, 3)])
     secure = runner.run(small("fedavg", secure=True, **dp))
     assert [row["epsilon"] for row in secure.rows] == spent
     for other in ({"placement": "apart"}, {"amnesia": True}):
@@ -134,34 +159,16 @@ def test_the_history_tells_what_is_spent(tmp_path: Any) -> None:
         for name, value in wire.leaves(plain.state):
             torch.testing.assert_close(value, dict(wire.leaves(again.state))[name], atol=1e-5, rtol=1e-5)
 
-    class Broken(Exception):
-        """Stands for a process that dies."""
 
-    def watch(row: dict[str, Any], rounds: int) -> None:
-        if row["round"] == 2:
-            raise Broken
-
-    with pytest.raises(Broken):
-        runner.run(small("fedavg", checkpoint_every=1, **dp), out=tmp_path, watch=watch)
-    assert runner.resume(tmp_path).rows[-1]["epsilon"] == spent[-1]
-
-
-def test_by_row_only_the_noise_of_those_who_answered_adds_up() -> None:
-    """Under secure totals √k times the noise, k the fewest parties that ever answered: one that dropped out added none."""
-    rows: dict[str, Any] = {"dp.verb": "fit", "dp.unit": "row", "dp.fields": "predictions,embeddings", "dp.noise": 4.0}
-    experiment = runner.prepare(small("fedgl", secure=True, secure_min=2, **rows), engine=lambda engine: Absent(engine, {2}, {1}))
-    spent = [row["epsilon"] for row in runner.rounds(experiment).rows]
-    settings = NoiseSettings(verb="fit", unit="row", noise=4.0)
-    assert spent == pytest.approx([epsilon(settings, 1, 3), epsilon(settings, 2, 2), epsilon(settings, 3, 2)])
-
-
-def test_epsilon_does_not_grow_with_the_number_of_parties() -> None:
-    """Five thousand parties that answer twice have each released twice."""
-    ledger = Ledger(5000)
-    for _ in range(2):
-        ledger.answered("fit", 5000)
-    settings = NoiseSettings(verb="fit", noise=4.0)
-    assert Accountant(settings, secure=False).epsilon(ledger) == epsilon(settings, 2, 1)
+def test_a_party_that_was_left_out_has_spent_less() -> None:
+    """ε is of the party that released most: by its own count, not by the number of rounds, nor of parties."""
+    dp: dict[str, Any] = {"dp.verb": "fit", "dp.clip": 1.0, "dp.noise": 4.0, "participation": 0.34}
+    experiment = runner.prepare(small("fedavg", rounds=4, **dp))
+    runner.rounds(experiment)
+    each = experiment.releases.costs / NoiseSettings(noise=4.0).cost
+    assert each.sum() == pytest.approx(4)  # one of three parties in each of four rounds
+    assert each.max() < 4
+    assert epsilon_of(experiment.spent, 1e-5) == pytest.approx(epsilon(NoiseSettings(noise=4.0), round(each.max())))
 
 
 def test_a_planted_feature_is_found_without_noise_and_not_with_it() -> None:

@@ -224,10 +224,20 @@ def evaluate(federation: Federation, state: State, settings: Settings) -> dict[s
     graph = propagation(federation, settings)
     weight = graph.diagonal(judged)
     each = {"weight": weight, "context": (graph @ hidden)[judged] - weight[:, None] * hidden[judged]}
-    answers = federation.ask("evaluate", to=Parties(judged.numpy()), each=each, model=state["model"])
+    judges = Parties(judged.numpy())
+    if not federation.evaluate_at_server:
+        return _told(federation.total("evaluate", to=judges, each=each, model=state["model"]))
+    answers = federation.ask("evaluate", to=judges, each=each, model=state["model"])
     counts = {name: answers.stack(name) for name in answers.fields}
-    found: dict[str, Any] = metrics.pooled({name: value.sum(0) for name, value in counts.items()})
-    found["train_loss"] = float(counts["train"][:, 1].sum() / counts["train"][:, 0].sum())
-    if "votes" in counts:
-        found["majority_accuracy"] = float(counts["votes"][:, 1].sum() / counts["votes"][:, 0].sum())
-    return found | metrics.by_party(answers.parties, counts, federation.schema.parties)
+    sums = {name: value.sum(0) for name, value in counts.items()}
+    sums |= {name: torch.stack([column.sum() for column in counts[name].unbind(1)]) for name in sums.keys() & {"train", "votes"}}
+    return _told(sums) | metrics.by_party(answers.parties, counts, federation.schema.parties)
+
+
+def _told(sums: Fields) -> dict[str, Any]:
+    """Metrics from summed counts."""
+    found: dict[str, Any] = metrics.pooled(sums)
+    found["train_loss"] = float(sums["train"][1] / sums["train"][0])
+    if "votes" in sums:
+        found["majority_accuracy"] = float(sums["votes"][1] / sums["votes"][0])
+    return found

@@ -63,6 +63,7 @@ class Nvflare:
         self.token = -1  # the round of the last save; −1 before the first
         self.round = 0
         self.begun: set[str] = set()
+        self.spent = 0.0  # ρ of the party that has released most, by the sites' own count
         self.lost: dict[str, str] = {}  # sites that did not answer, and why: they may come back
         self.unrestored: dict[str, str] = {}  # sites that have not what they saved, and why
         self.warnings: list[str] = []  # for the user: who went on from another save than the server
@@ -156,11 +157,16 @@ class Nvflare:
         replies: dict[str, Fields | str] = {}
         for site in requests:
             answer = raw.get(site, "did not answer")
-            reply = answer if isinstance(answer, str) else opened(answer)
+            reply = answer if isinstance(answer, str) else opened(answer, self._count)
             if isinstance(reply, str) and reply.startswith(LOST):
                 self.lost[site] = reply
             replies[site] = reply
         return replies
+
+    def _count(self, spent: Any) -> None:
+        """Note what a site says it has released; what is no such number is passed over."""
+        if isinstance(spent, float) and spent >= 0:
+            self.spent = max(self.spent, spent)
 
     def _told(self, replies: Mapping[str, Fields | str], what: str) -> str:
         """Note in the log who could not do something; all of them in a few words."""
@@ -170,8 +176,8 @@ class Nvflare:
         return "; ".join(f"{site} {reason.removesuffix('.')}" for site, reason in failed.items())
 
 
-def opened(data: bytes) -> Fields | str:
-    """The fields of a site's answer, or a few words on what is wrong with it."""
+def opened(data: bytes, count: Callable[[Any], None] | None = None) -> Fields | str:
+    """The fields of a site's answer, or a few words on what is wrong with it; `count` hears what the site has released."""
     if len(data) > LARGEST:
         return f"sent {len(data)} bytes, more than the {LARGEST} that are taken"
     if not data:
@@ -185,6 +191,8 @@ def opened(data: bytes) -> Fields | str:
         return f"runs atoll {_short(version)}, the server {__version__}; use the same version everywhere"
     if status != "ok":
         return _short(answer.get("reason")) or "failed without a reason"
+    if count is not None:
+        count(answer.get("spent"))
     fields = answer.get("fields", {})
     return fields if isinstance(fields, dict) else "sent an answer that could not be read"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import re
 import threading
 from collections.abc import Callable
@@ -21,13 +22,14 @@ from torch import Tensor, nn
 
 from atoll import __version__, algorithms, wire
 from atoll import config as configuration
-from atoll.cohort import Cohort, Fields, Message, Schema
+from atoll.cohort import Cohort, Fields, Guard, Message, Schema
 from atoll.config import Config
 from atoll.data import files
 from atoll.data.datasets import row_normalise
 from atoll.data.splits import split
 from atoll.data.spread import spread
 from atoll.engines.nvflare import LARGEST
+from atoll.engines.own_metrics import OwnMetrics
 from atoll.engines.saves import LOST_SAVE, Saves
 from atoll.engines.terms import Terms
 from atoll.errors import AtollError, PartyFailure
@@ -35,11 +37,13 @@ from atoll.graph import Graph
 from atoll.journal import FILE, Journal, Watched
 from atoll.models import read
 from atoll.parties import Parties
+from atoll.privacy import releases
 from atoll.privacy.identities import simulated
 from atoll.privacy.masking import fewest
+from atoll.privacy.releases import Releases
 from atoll.privacy.secrets import Secrets
 from atoll.privacy.settled import Settled
-from atoll.runner import stand
+from atoll.runner import noise, stand
 from atoll.signing import Signing
 
 TOTALS = "totals.jsonl"  # in a run's folder: which secure totals were opened, and over whom
@@ -71,6 +75,7 @@ class Site:
         self.kit = kit
         self.run = ""
         self.cohort: Cohort | None = None
+        self.releases: Releases | None = None  # of a run with noise
         self.lock = threading.Lock()
 
     def handle(self, data: bytes) -> bytes:
@@ -82,6 +87,8 @@ class Site:
                     raise AtollError(f"the message has {len(data)} bytes, more than the {LARGEST} that are taken.")
                 request = wire.decode(data)
                 answer: Fields = {"status": "ok", "fields": self._answer(request)}
+                if self.releases is not None:
+                    answer["spent"] = self.releases.most()
             except (PartyFailure, AtollError) as error:
                 log.warning("refused: %s", error)
                 answer = {"status": "failed", "reason": f"refused: {error}" if isinstance(error, AtollError) else error.reason}
@@ -95,7 +102,8 @@ class Site:
         guards = self.cohort.guards if self.cohort is not None and answer["status"] == "ok" and request["kind"] == "ask" else ()
         noised = [name for guard in guards if isinstance(guard, Watched) for name in guard.changed]
         try:
-            self.journal.record(request, answer, data, noised=noised)
+            epsilon = self.releases.epsilon() if self.releases is not None else math.inf
+            self.journal.record(request, answer, data, noised=noised, epsilon=epsilon if math.isfinite(epsilon) else None)
         except Exception as error:  # whatever it is, the answer stays here
             log.exception("the journal could not be written")
             reason = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
@@ -154,7 +162,7 @@ class Site:
         algorithm = algorithms.find(config.algorithm)
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", str(request["run"])):
             raise AtollError("the run's name is not of letters and digits.")
-        self.cohort, self.run = None, str(request["run"])
+        self.cohort, self.run, self.releases = None, str(request["run"]), None
         if self.data is None:
             graph = spread(config, None, algorithm.SPREADS).parts.select(parties)
         else:
@@ -163,8 +171,7 @@ class Site:
         saves.check_data(graph.digest, str(self.data or config.dataset))
         saved = saves.read(token, bool(request["exact"])) if token >= 0 else None
         secrets = self._secrets(config, schema, parties) if config.run.secure else None
-        cohort = stand(config, graph, schema, parties, blank=saved is not None, secrets=secrets)
-        cohort.guards = tuple(Watched(guard) for guard in cohort.guards)
+        cohort = stand(config, graph, schema, parties, blank=saved is not None, secrets=secrets, guards=self._guards(config))
         if saved is not None:
             cohort.remember(saved[1])
         self.cohort = cohort
@@ -186,11 +193,19 @@ class Site:
                 raise AtollError("the server numbers the parties otherwise than this site's kit.")
         return Secrets(identities, run=self.run, least=least, settled=Settled(self._runs() / TOTALS))
 
+    def _guards(self, config: Config) -> list[Guard]:
+        """What stands between a reply and the channel: the site's metrics are kept here, then noise is added and counted."""
+        guards: list[Guard] = [OwnMetrics(self._runs() / "metrics.jsonl")]
+        if config.dp.active:
+            self.releases = Releases(self.folder / releases.FILE, self.run, self.terms.budget, delta=config.dp.delta)
+            guards += [Watched(guard) for guard in noise(config, self.releases, strict=self.terms.budget is not None)]
+        return guards
+
     def _config(self, request: Fields) -> Config:
         (document,) = request["config"]
         config = configuration.from_dict(document, "The server's configuration")
         self.terms.check(config)
-        if self.data is not None and config.dp.verb and config.dp.source == "seed":
+        if self.data is not None and config.dp.active and config.dp.source == "seed":
             raise AtollError("noise from the run's seed is no secret from the server; set dp.source to system.")
         return config
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from atoll.config import Config
 from atoll.errors import AtollError
+from atoll.privacy.noise import NoiseSettings
+from atoll.privacy.releases import Budget
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,8 @@ class Terms:
     only: tuple[str, ...] = ()  # these algorithms; all where empty
     secure: bool = False  # under secure aggregation only
     secure_min: int = 3  # secure totals of at least as many parties
+    dp_epsilon: float = 0.0  # at most this ε at `dp_delta`, by party, over all runs with the kit; 0 insists on none
+    dp_delta: float = 1e-5
 
     def check(self, config: Config) -> None:
         """Refuse a configuration that does not meet the terms."""
@@ -25,6 +29,28 @@ class Terms:
             raise AtollError(f"this site takes part in {', '.join(self.only)} only, not in {config.algorithm}.")
         if self.secure and not config.run.secure:
             raise AtollError("this site insists on secure aggregation.")
+        if self.dp_epsilon:
+            self._check_noise(config.dp)
+
+    @property
+    def budget(self) -> Budget | None:
+        """What the site may release over all its runs."""
+        return Budget(self.dp_epsilon, self.dp_delta) if self.dp_epsilon else None
+
+    @staticmethod
+    def _check_noise(dp: NoiseSettings) -> None:
+        """All that leaves with data in it must be noised, by party."""
+        wrong = ""
+        if not dp.verb or not dp.clip or not dp.noise:
+            wrong = "dp.verb, dp.clip and dp.noise must be set"
+        elif dp.unit != "party":
+            wrong = "dp.unit must be party"
+        elif dp.fields:
+            wrong = "dp.fields must be left out"
+        elif not dp.evaluation:
+            wrong = "dp.evaluation must be set, or evaluation tells its counts"
+        if wrong:
+            raise AtollError(f"this site insists on differential privacy: {wrong}.")
 
     def least(self, parties: int) -> int:
         """The fewest parties of a secure total, in a federation of so many."""

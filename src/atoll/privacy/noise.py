@@ -1,15 +1,17 @@
-"""Gaussian noise at the party: replies are clipped and noised before they leave, and the privacy spent is counted.
+"""Gaussian noise at the party: replies are clipped and noised before they leave, and what they cost is counted.
 
 Two neighbouring relations, named for what they are:
 
 - `party`: two federations that differ in everything one party holds. A party's reply as a whole is clipped to norm C.
-- `row`: two federations that differ in one row of the reply (one node's representation), whatever it was computed from.
-  It says nothing of nodes whose neighbours' rows change with theirs.
+- `row`: two federations that differ in one row of the reply (one node's representation, in all noised fields together),
+  whatever it was computed from. It says nothing of nodes whose neighbours' rows change with theirs.
 
 Parties are always there, so neighbours are by substitution: a reply can move by 2·C, and noise of standard deviation σ·C is a
-Gaussian mechanism of multiplier σ/2. Under secure aggregation the server sees only the sum of k noised replies: by row, σ·√k/2.
-By party it stays σ/2: replies are weighted, their noise with them, and beside the heaviest the others' noise may be nothing.
-Composition over the rounds is by Opacus' Rényi accountant.
+Gaussian mechanism of multiplier σ/2. It counts on the party's own noise alone, whoever else adds some under secure aggregation.
+
+With a clip, what leaves is a point of a grid of step σ·C/2²⁰, the same grid for all data: the clipped reply is rounded towards
+zero (which makes no norm longer) and discrete Gaussian noise is added to the whole number of steps. What is done to it then,
+adding the model the server sent and multiplying with the weight `n` that leaves in clear, depends on nothing else.
 """
 
 from __future__ import annotations
@@ -18,22 +20,30 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll import wire
 from atoll.errors import AtollError
+from atoll.privacy.discrete import SIGMA, Lanes, discrete_gaussian, seeded_words, shrinking, system_words, to_grid
+from atoll.privacy.releases import Releases, epsilon_of
 from atoll.privacy.secure import stream
 from atoll.random import Draws
 from atoll.settings import setting
 
 if TYPE_CHECKING:
     from atoll.cohort import Message
-    from atoll.ledger import Ledger
+
+EVALUATE = "evaluate"  # the verb that replies counts
+WEIGHTS = ("n", "nodes")  # the number of training nodes: it leaves in clear
+LARGEST_LOSS = 3.0  # a party's mean loss, where counts are noised: a larger one would crowd the other counts out
+LEAST_NOISE = 2.0**-10  # below, whole numbers of steps would not fit 64 bits when squared; ε is above a million by then
+LEAST_CLIP = 1e-30  # below, squares would vanish in double precision
+CHUNK = 1 << 21  # numbers noised at once
 
 
 @dataclass(frozen=True)
@@ -55,33 +65,85 @@ class NoiseSettings:
         "Where noise comes from: the run's seed (repeatable, but whoever knows the seed knows the noise) or the system.",
         choices=("seed", "system"),
     )
+    evaluation: float = setting(
+        0.0, "Noise on each party's evaluation counts, in units of evaluation_clip; 0 leaves them as they are.", low=0
+    )
+    evaluation_clip: float = setting(1.0, "The norm that each party's evaluation counts are scaled down to.", low=1e-6)
+
+    def __post_init__(self) -> None:
+        for name, value in (("noise", self.noise if self.clip else 0.0), ("evaluation", self.evaluation)):
+            if 0 < value < LEAST_NOISE:
+                raise AtollError(f"dp.{name} is {value:g}, which hides nothing; use at least {LEAST_NOISE:g}, or 0 for none.")
+        if 0 < self.clip < LEAST_CLIP:
+            raise AtollError(f"dp.clip is {self.clip:g}, which leaves nothing; use at least {LEAST_CLIP:g}, or 0 for no clip.")
+        if self.evaluation and self.verb == EVALUATE:
+            raise AtollError("dp.evaluation noises the replies of 'evaluate' already; let dp.verb name another verb.")
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is noised."""
+        return bool(self.verb or self.evaluation)
+
+    @property
+    def cost(self) -> float:
+        """ρ of one reply of the verb; infinite without a clip or noise."""
+        return _cost(self.noise) if self.clip else math.inf
 
 
 class Noise:
-    """A guard: clips and noises the named fields of one verb's replies.
+    """A guard: clips and noises the named fields of one verb's replies, and the counts of `evaluate` where that is asked for.
 
     Of a model (a dict of parameters) that the server sent under the same name, what is clipped is how far the reply moved from
     it, for each unit of the weight `n` it was multiplied by: the update, as in DP-FedAvg (McMahan et al., ICLR 2018).
+    `strict` lets nothing leave that is not noised, but for the weight and the steps of a secure total.
     """
 
-    def __init__(self, settings: NoiseSettings) -> None:
+    def __init__(self, settings: NoiseSettings, releases: Releases | None = None, *, strict: bool = False) -> None:
         self.settings = settings
+        self.releases = releases if releases is not None else Releases()
+        self.strict = strict
 
     def __call__(self, message: Message, fields: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """The fields as they may leave the party."""
-        if message.verb != self.settings.verb:
-            return fields
+        if message.verb == self.settings.verb:
+            return self._verb(message, fields, draws)
+        if message.verb == EVALUATE and self.settings.evaluation:
+            return self._counts(message, fields, draws)
+        if self.strict and fields and not message.verb.startswith("secure_"):
+            raise AtollError(f"this site lets nothing leave without noise, and the replies to {message.verb!r} have none.")
+        return fields
+
+    def _verb(self, message: Message, fields: dict[str, Any], draws: Draws) -> dict[str, Any]:
         flat = dict(wire.leaves(fields))
         chosen = self._chosen(message, flat)
+        if clear := [name for name in flat.keys() - chosen.keys() if self.strict and name not in WEIGHTS]:
+            raise AtollError(
+                f"this site lets nothing leave without noise, and {min(clear)!r} in the replies to {message.verb!r} has none."
+            )
         if not chosen:
             return fields
+        self.releases.spend(message.parties, self.settings.cost, message.verb, message.round)
         sent = {name: value for name, value in wire.leaves({**message.common, **message.each}) if "/" in name}
-        weight = flat.get("n")
+        weight = _weight(flat)
         moved = {name: self._moved(value.detach(), sent.get(name), weight) for name, value in chosen.items()}
-        factors = self._factors(moved)
-        noised = {name: self._noised(name, value * factors[name], draws) for name, value in moved.items()}
+        if not self.settings.clip:
+            noised = {name: self._unbounded(name, value, draws) for name, value in moved.items()}
+        elif self.settings.unit == "party":
+            noised = self._parties(moved, draws, self.settings.clip, self.settings.noise)
+        else:
+            noised = self._rows(moved, draws)
         back = {name: self._back(value, sent.get(name), weight) for name, value in noised.items()}
         return wire.nest({**flat, **back})
+
+    def _counts(self, message: Message, fields: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        """A party's counts, scaled down together to the clip (ratios stay as they are) and noised: fractions from here on."""
+        self.releases.spend(message.parties, _cost(self.settings.evaluation), message.verb, message.round)
+        flat = {name: value.detach().double() for name, value in wire.leaves(fields)}
+        for name in flat.keys() & {"validation", "test"}:
+            nodes, right, loss = flat[name].unbind(1)[:3]
+            capped = torch.minimum(loss, LARGEST_LOSS * nodes)
+            flat[name] = torch.cat([torch.stack([nodes, right, capped], 1), flat[name][:, 3:]], 1)
+        return wire.nest(self._parties(flat, draws, self.settings.evaluation_clip, self.settings.evaluation))
 
     def _chosen(self, message: Message, flat: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The fields that are meant; one that is not there is a mistake, unless the message does without it: `gradient=False`."""
@@ -100,29 +162,76 @@ class Noise:
     def _moved(self, value: Tensor, sent: Any, weight: Tensor | None) -> Tensor:
         if not isinstance(sent, Tensor) or self.settings.unit == "row":
             return value
-        return (value / _axis(weight, value) if weight is not None else value) - sent
+        return (value / _axis(weight.clamp(min=1), value) if weight is not None else value) - sent
 
     def _back(self, moved: Tensor, sent: Any, weight: Tensor | None) -> Tensor:
         if not isinstance(sent, Tensor) or self.settings.unit == "row":
             return moved
         return (moved + sent) * _axis(weight, moved) if weight is not None else moved + sent
 
-    def _factors(self, moved: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """How much each party's reply (or each row) is scaled down to have norm C at the most."""
-        clip = self.settings.clip
-        if not clip:
-            return {name: torch.ones(()) for name in moved}
-        if self.settings.unit == "row":
-            norms = {name: value.norm(dim=-1, keepdim=True) if value.ndim > 1 else value.abs() for name, value in moved.items()}
-            return {name: (clip / norm.clamp(min=1e-30)).clamp(max=1) for name, norm in norms.items()}
+    def _parties(self, moved: Mapping[str, Tensor], draws: Draws, clip: float, noise: float) -> dict[str, Tensor]:
+        """By party: everything of a party is one vector."""
         if any(name.endswith("]") for name in moved):
             raise AtollError("dp.unit=party cannot clip replies whose shape differs by party; use dp.unit=row.")
-        squares = torch.stack([value.reshape(len(value), -1).square().sum(1) for value in moved.values()]).sum(0)  # (P,)
-        factor = (clip / squares.sqrt().clamp(min=1e-30)).clamp(max=1)
-        return {name: _axis(factor, value) for name, value in moved.items()}
+        return self._joined({name: value.reshape(len(value), 1, -1) for name, value in moved.items()}, moved, draws, clip, noise)
 
-    def _noised(self, name: str, value: Tensor, draws: Draws) -> Tensor:
-        deviation = self.settings.noise * (self.settings.clip or 1.0)
+    def _rows(self, moved: Mapping[str, Tensor], draws: Draws) -> dict[str, Tensor]:
+        """By row: row i of all fields of a party is one vector. Fields are all (P, …), or all have a tensor for each party."""
+        groups: dict[str, dict[str, Tensor]] = {}  # the place of a party, or nothing for all of them → its fields
+        for name, value in moved.items():
+            place = name.rsplit("[", 1)[1][:-1] if name.endswith("]") else ""
+            groups.setdefault(place, {})[name] = value
+        result: dict[str, Tensor] = {}
+        for place, fields in groups.items():
+            shaped = {name: _own_rows(value) if place else _as_rows(value) for name, value in fields.items()}
+            rows = {name: value.shape[1] for name, value in shaped.items()}
+            if len(set(rows.values())) > 1 or ("" in groups and len(groups) > 1):
+                told = ", ".join(f"{name}: {count}" for name, count in list(rows.items())[:4])
+                raise AtollError(
+                    f"dp.unit=row clips row i of all fields together, but they have different numbers of rows ({told}); "
+                    "name those that belong together in dp.fields, or use dp.unit=party."
+                )
+            own = _one(draws, int(place)) if place else draws
+            result |= self._joined(shaped, fields, own, self.settings.clip, self.settings.noise)
+        return {name: result[name] for name in moved}
+
+    def _joined(
+        self, shaped: Mapping[str, Tensor], like: Mapping[str, Tensor], draws: Draws, clip: float, noise: float
+    ) -> dict[str, Tensor]:
+        """(P, rows, w) fields side by side, every row of them clipped and noised as one vector; whole parties at a time."""
+        parties, rows, _ = next(iter(shaped.values())).shape
+        widths = [value.shape[2] for value in shaped.values()]
+        pieces: list[list[Tensor]] = [[] for _ in shaped]
+        step = max(1, CHUNK // max(1, rows * sum(widths)))
+        for start in range(0, parties, step):
+            chunk = [value[start : start + step].to(torch.float64) for value in shaped.values()]
+            vectors = torch.cat(chunk, 2).reshape(-1, sum(widths)).numpy()
+            vectors = np.nan_to_num(vectors, nan=0.0, posinf=0.0, neginf=0.0)  # whether training diverged must not show
+            if noise:
+                steps = to_grid(vectors, clip, noise) + self._samples(draws, start, len(chunk[0]), vectors.shape)
+                vectors = steps * (noise * clip / SIGMA)
+            else:
+                vectors = vectors * shrinking(vectors, clip)
+            for piece, part in zip(pieces, torch.split(torch.from_numpy(vectors), widths, 1), strict=True):
+                piece.append(part)
+        return {
+            name: torch.cat(piece).reshape(value.shape).to(value.dtype)
+            for piece, (name, value) in zip(pieces, like.items(), strict=True)
+        }
+
+    def _samples(self, draws: Draws, first: int, parties: int, shape: tuple[int, ...]) -> NDArray[np.int64]:
+        """Noise for some parties' vectors, in steps of the grid."""
+        count = math.prod(shape)
+        if self.settings.source == "system":
+            owners, lanes = np.zeros(count, np.int64), Lanes([system_words], count)
+        else:
+            owners = np.repeat(np.arange(parties), count // max(parties, 1))
+            lanes = Lanes([seeded_words(bits) for bits in draws.bits[first : first + parties]], count // max(parties, 1))
+        return discrete_gaussian(owners, lanes).reshape(shape)
+
+    def _unbounded(self, name: str, value: Tensor, draws: Draws) -> Tensor:
+        """The papers' noise, without a clip: it promises nothing, and is made of floating-point numbers."""
+        deviation = self.settings.noise
         if self.settings.source == "system":
             return value + deviation * system_normal(value.numel()).view(value.shape).to(value)
         if name.endswith("]"):  # the tensor of one party
@@ -131,31 +240,43 @@ class Noise:
         return value + deviation * draws.normal(*value.shape[1:]).to(value)
 
 
-class Accountant:
-    """The (ε, δ) spent so far, if every call of the verb was a release: also by a party that answered them all."""
-
-    def __init__(self, settings: NoiseSettings, *, secure: bool) -> None:
-        if find_spec("opacus") is None:
-            raise AtollError("Counting privacy needs the package opacus; install atoll[deploy].")
-        self.settings, self.secure = settings, secure
-
-    def epsilon(self, ledger: Ledger) -> float:
-        """ε at the settings' δ, over all calls in the ledger; infinite without a clip or noise."""
-        releases, fewest = ledger.calls.get(self.settings.verb, (0, 1))
-        return epsilon(self.settings, releases, fewest if self.secure and self.settings.unit == "row" else 1)
+def epsilon(settings: NoiseSettings, releases: int) -> float:
+    """ε of so many replies of the verb."""
+    return epsilon_of(releases * settings.cost if releases else 0.0, settings.delta)
 
 
-def epsilon(settings: NoiseSettings, releases: int, together: int) -> float:
-    """ε of so many releases; `together` is the number of noised replies of which only the sum is seen."""
-    if not releases:
-        return 0.0
-    if not settings.noise or not settings.clip:
-        return math.inf
-    from opacus.accountants import RDPAccountant
+def _cost(noise: float) -> float:
+    """ρ = (2·C)² / 2·(noise·C)²."""
+    return 2.0 / noise**2 if noise else math.inf
 
-    accountant = RDPAccountant()
-    accountant.history = [(settings.noise * math.sqrt(together) / 2, 1.0, releases)]
-    return float(accountant.get_epsilon(settings.delta))
+
+def _weight(flat: Mapping[str, Any]) -> Tensor | None:
+    """The weight that leaves in clear beside what it was multiplied with."""
+    weight = flat.get("n")
+    if weight is not None and weight.is_floating_point():
+        raise AtollError(
+            "dp.verb names a verb whose weight 'n' is not a whole number: what was multiplied with it cannot be noised."
+        )
+    return weight
+
+
+def _as_rows(value: Tensor) -> Tensor:
+    """(P, rows, w): the last axis is a row's, and a party's single vector or number is one row."""
+    if value.ndim < 3:
+        return value.reshape(len(value), 1, -1)
+    return value.reshape(len(value), -1, value.shape[-1])
+
+
+def _own_rows(value: Tensor) -> Tensor:
+    """(1, rows, w) of one party's own tensor."""
+    return value.reshape(1, -1, value.shape[-1] if value.ndim > 1 else 1)
+
+
+def _one(draws: Draws, place: int) -> Draws:
+    """The draws of one party alone."""
+    result = object.__new__(Draws)
+    result.generators, result.bits = [draws.generators[place]], [draws.bits[place]]
+    return result
 
 
 def _first(name: str) -> str:
