@@ -27,6 +27,8 @@ from small import ALGORITHMS, small
 
 pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install 'atoll[deploy]'")
 
+from nvflare.fuel.f3.endpoint import EndpointState
+
 from atoll import deploy, ends, kits, runner, wire
 from atoll.cohort import Message, Schema
 from atoll.config import Config
@@ -149,26 +151,17 @@ def test_an_oversize_message_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_an_answer_that_breaks_nvflare_is_a_failure_of_its_site(caplog: pytest.LogCaptureFixture) -> None:
     """NVFlare raising while it takes one site's answer apart does not end the others' round."""
 
-    class Breaking:
-        """NVFlare's engine and its cell."""
+    def send_request(**anything: Any) -> Any:
+        raise ValueError("bad blob")
 
-        def get_client_from_name(self, name: str) -> Any:
-            """A client."""
-            return SimpleNamespace(get_fqcn=lambda: name, token="t")
-
-        def get_cell(self) -> Any:
-            """A cell that cannot read what arrives."""
-
-            def send_request(**anything: Any) -> Any:
-                raise ValueError("bad blob")
-
-            return SimpleNamespace(send_request=send_request, core_cell=SimpleNamespace(agents={"site-0": None}))
-
-        def new_context(self) -> Any:
-            """A context without properties."""
-            return contextlib.nullcontext(SimpleNamespace(get_all_public_props=dict))
-
-    assert Auxiliary(Breaking()).send({"site-0": b"", "site-1": b""}, 1.0) == {
+    ready = SimpleNamespace(
+        endpoint=SimpleNamespace(state=EndpointState.READY), connections=[SimpleNamespace(get_name=lambda: "CN1")]
+    )
+    manager = SimpleNamespace(sfm_endpoints={"site-0": ready})
+    cell = SimpleNamespace(
+        send_request=send_request, core_cell=SimpleNamespace(communicator=SimpleNamespace(conn_manager=manager))
+    )
+    assert Auxiliary(cell).send({"site-0": b"", "site-1": b""}, 1.0) == {
         "site-0": "could not be reached (ValueError)",
         "site-1": "is not connected",
     }
@@ -633,7 +626,8 @@ def test_strangers_are_refused(federation: ends.Local, tmp_path: Path) -> None:
     place, known = federation.servant.kit, federation.guests[0].kit
     shutil.copytree(known.path, tmp_path / "renamed")
     renamed = dataclasses.replace(known, path=tmp_path / "renamed", site="site-9")
-    stranger = ends.Guest(renamed, tmp_path / "saves", None, print, print)
+    terms = {"ATOLL_SITE_TERMS": Terms(simulated=True).to_json()}
+    stranger = ends.Guest(renamed, tmp_path / "saves", None, print, print, terms)
     try:
         config = small("fedavg", rounds=2)
         assert_same(runner.run(config), across(federation, config, tmp_path / "run"), 1e-5)

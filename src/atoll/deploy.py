@@ -48,7 +48,12 @@ def simulate(
     with tempfile.TemporaryDirectory(prefix="atoll-") as scratch:
         target = Path(scratch) / "run" if out is None else Path(out)
         sites = config.run.sites or min(parties, 8)
-        with _using(target, config, resume), terminable(), local(sites, Path(scratch), target / "sites", _warn) as federation:
+        files = [config.algorithm] if config.algorithm.endswith(".py") else []
+        with (
+            _using(target, config, resume),
+            terminable(),
+            local(sites, Path(scratch), target / "sites", _warn, files) as federation,
+        ):
             return federation.run(config, target, parties, resume=resume, watch=watch)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from atoll.config import Config
+from atoll.engines.terms import Terms
 from atoll.errors import AtollError
 from atoll.folder import Folder
 from atoll.journal import FILE
@@ -39,7 +40,6 @@ class Servant:
 
     def __init__(self, kit: Kit, say: Say, warn: Say) -> None:
         """`say` is told how it goes, `warn` what goes wrong."""
-        kit.settle()
         self.kit = kit
         self.say = say
         self.warn = warn
@@ -86,8 +86,8 @@ class Servant:
                 self.say(f"waiting for {', '.join(heard['waiting'])}")
             elif "done" in heard:
                 return read_result(config, Folder(out), rows)
-            elif "error" in heard:
-                raise AtollError(heard["error"])
+            elif "error" in heard or "stop" in heard:
+                raise AtollError(heard.get("error") or heard["stop"])
             elif "crash" in heard:
                 raise RuntimeError(f"The server failed; {self.kit.path}/log.txt says more.\n{heard['crash']}")
             elif "exit" in heard:
@@ -155,7 +155,7 @@ class Guest:
         self.child = self._start()
 
     def _start(self) -> Child:
-        return Child(_command("client", self.kit), self.kit.path / "console.txt", self.heard.put, self.env)
+        return Child(_command("site", self.kit), self.kit.path / "console.txt", self.heard.put, self.env)
 
     def mind(self, timeout: float = 0.0) -> None:
         """Hear what the site reports, waiting for at most so long; start it again if it is gone."""
@@ -173,6 +173,8 @@ class Guest:
             self.say("joined")
         elif "left" in heard:
             self.left = True
+        elif "stop" in heard:  # it would stop again
+            raise AtollError(heard["stop"])
         elif "exit" in heard and not self.left:
             self.deaths, self.joined = self.deaths + 1, False
             if self.deaths > DEATHS and not self.patient:
@@ -190,17 +192,18 @@ class Guest:
 class Local:
     """A federation on this machine: a server and some sites, each a process of its own; for one run or several."""
 
-    def __init__(self, sites: int, folder: Path, saves: Path, warn: Say) -> None:
-        """`folder` takes the kits and logs, `saves` what the sites keep for themselves."""
+    def __init__(self, sites: int, folder: Path, saves: Path, warn: Say, files: Sequence[str] = ()) -> None:
+        """`folder` takes the kits and logs, `saves` what the sites keep for themselves; `files` are algorithms of one's own."""
         names = [f"site-{number}" for number in range(sites)]
         provision(names, "localhost", folder / "kits", port=free_port())
         threads = str(max(1, torch.get_num_threads() // sites))
+        env = {"OMP_NUM_THREADS": threads, "ATOLL_SITE_TERMS": Terms(simulated=True, files=tuple(files)).to_json()}
         self.guests: list[Guest] = []
         self.servant = Servant(Kit.open(folder / "kits" / "server", server=True), silent, warn)
         try:
             for name in names:
                 kit, told = Kit.open(folder / "kits" / name, server=False), named(name, warn)
-                self.guests.append(Guest(kit, saves / name, None, silent, told, {"OMP_NUM_THREADS": threads}))
+                self.guests.append(Guest(kit, saves / name, None, silent, told, env))
         except BaseException:
             self.stop()
             raise
@@ -228,9 +231,9 @@ class Local:
 
 
 @contextlib.contextmanager
-def local(sites: int, folder: Path, saves: Path, warn: Say) -> Iterator[Local]:
+def local(sites: int, folder: Path, saves: Path, warn: Say, files: Sequence[str] = ()) -> Iterator[Local]:
     """A federation on this machine that is gone when the block is left, however it is left."""
-    federation = Local(sites, folder, saves, warn)
+    federation = Local(sites, folder, saves, warn, files)
     try:
         yield federation
     finally:
@@ -250,12 +253,9 @@ def named(name: str, say: Say) -> Say:
 
 
 def _command(end: str, kit: Kit) -> list[str]:
-    """How NVFlare's start scripts start the two ends."""
-    settings = ["secure_train=true", "org=atoll", "config_folder=config"]
-    if kit.site is not None:
-        settings += [f"uid={kit.site}", "heart_beat_interval=2.0"]
-    module = f"nvflare.private.fed.app.{end}.{end}_train"
-    return [sys.executable, "-u", "-m", module, "-m", str(kit.path), "-s", f"fed_{end}.json", "--set", *settings]
+    """The program of an end: atoll's own, which locks NVFlare before it starts it."""
+    module = f"atoll.engines.nvflare_{end}"
+    return [sys.executable, "-u", "-m", module, str(kit.path), *([] if kit.site is None else [kit.site])]
 
 
 def read_result(config: Config, folder: Folder, rows: Mapping[int, dict[str, Any]]) -> Result:

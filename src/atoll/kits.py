@@ -1,7 +1,8 @@
 """Kits: what the server and every site of a federation need to know each other, made once by `atoll provision`.
 
-A kit is an NVFlare workspace: a private key, a certificate and that of the federation's own authority (`startup`), what this end
-allows (`local`) and who takes part (`atoll.toml`). The authority's private key is thrown away when the kits are made.
+A kit holds a private key, a certificate and that of the federation's own authority (`startup`), and who takes part
+(`atoll.toml`). What an end allows is not in it but in the program (`engines/nvflare_lock`). The authority's private key is
+thrown away when the kits are made.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-import json
 import logging
 import re
 import shutil
@@ -23,7 +23,6 @@ from typing import Any
 import tomli_w
 
 from atoll import __version__, signing
-from atoll.engines.nvflare import LARGEST
 from atoll.errors import AtollError
 
 PROJECT = "atoll"
@@ -31,7 +30,7 @@ SERVER = "server"  # the folder of the server's kit
 IDENTITY = "atoll-server"  # the name in the server's certificate
 PORT = 8102
 LOOPBACK = ("localhost", "127.0.0.1")
-PRUNED = ("start.sh", "sub_start.sh", "stop_fl.sh")  # NVFlare's own way to start; `atoll serve` and `atoll join` are ours
+ROOT = "rootCA.pem"  # the certificate of the federation's authority
 
 
 @dataclass(frozen=True)
@@ -65,15 +64,10 @@ class Kit:
         if not server and kit.site is None:
             raise AtollError(f"{path} is the server's kit; start it with `atoll serve`, and a site's with `atoll join`.")
         end = "server" if server else "client"
-        for name in (f"startup/fed_{end}.json", f"startup/{end}.key", f"startup/{end}.crt", "startup/rootCA.pem", "local"):
-            if not (folder / name).exists():  # NVFlare would start, fail and be started again
+        for name in (f"startup/{end}.key", f"startup/{end}.crt", f"startup/{ROOT}"):
+            if not (folder / name).exists():
                 raise AtollError(f"{path} is no whole kit: {name} is missing; bring the kit anew from where it was made.")
         return kit
-
-    def settle(self) -> None:
-        """Make the kit fit the place it is at: it was made elsewhere, and NVFlare wants whole paths."""
-        if self.site is None:
-            _write(self.path / "local" / "resources.json", _server_resources(self.path))
 
 
 def need_nvflare() -> None:
@@ -155,23 +149,14 @@ def _certify(sites: Sequence[str], host: str, port: int, scratch: Path) -> Path:
 
 
 def _furnish(folder: Path, site: str | None, sites: Sequence[str], host: str, port: int) -> None:
-    """What atoll adds to a workspace: who takes part, and that nothing but atoll's own component runs."""
-    for name in PRUNED:
-        (folder / "startup" / name).unlink(missing_ok=True)
-    (folder / "readme.txt").unlink(missing_ok=True)
-    if site is None and host in LOOPBACK:  # then the server listens to this machine alone
-        end = folder / "startup" / "fed_server.json"
-        end.write_text(end.read_text().replace(f"{IDENTITY}:{port}", f"{host}:{port}"))
-    shutil.rmtree(folder / "local")
-    (folder / "local").mkdir()
-    files = {
-        "resources.json": _server_resources(folder.resolve()) if site is None else _site_resources(),
-        "authorization.json": {"format_version": "1.0", "permissions": {"project_admin": "none"}},  # no jobs, no commands
-        "comm_config.json": {"allow_adhoc_conns": False, "streaming_max_blob_size": LARGEST},
-        "log_config.json": _logging(),
-    }
-    for name, document in files.items():
-        _write(folder / "local" / name, document)
+    """Of NVFlare's workspace keep the key and the certificates; say who takes part."""
+    end = "server" if site is None else "client"
+    for path in folder.iterdir():
+        if path.name not in ("startup", signing.FOLDER):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in (folder / "startup").iterdir():
+        if path.name not in (f"{end}.key", f"{end}.crt", ROOT):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     about: dict[str, Any] = {"atoll": __version__, "host": host, "port": port, "sites": list(sites)}
     if site is not None:
         about["site"] = site
@@ -179,73 +164,3 @@ def _furnish(folder: Path, site: str | None, sites: Sequence[str], host: str, po
     for path in folder.rglob("*.key"):
         path.chmod(0o600)
     folder.chmod(0o700)
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    path.write_text(json.dumps(document, indent=1) + "\n")
-
-
-def _site_resources() -> dict[str, Any]:
-    return {
-        "format_version": 2,
-        "class_list_enforcement_mode": "enforce",
-        "class_allow_list": [],
-        "allow_log_streaming": False,
-        "client": {"retry_timeout": 30, "client_register_interval": 0.5},
-        "components": [{"id": "atoll", "path": "atoll.engines.nvflare_site.SiteComponent", "args": {}}],
-    }
-
-
-def _server_resources(folder: Path) -> dict[str, Any]:
-    """NVFlare cannot do without its job machinery; nobody may use it."""
-    storage = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
-    snapshots = {"root_dir": str(folder / "jobs" / "snapshots"), "uri_root": "/"}
-    return {
-        "format_version": 2,
-        "class_list_enforcement_mode": "enforce",
-        "class_allow_list": [],
-        "servers": [{"admin_storage": "transfer", "max_num_clients": 1000, "heart_beat_timeout": 60, "admin_timeout": 10.0}],
-        "snapshot_persistor": {
-            "path": "nvflare.app_common.state_persistors.storage_state_persistor.StorageStatePersistor",
-            "args": {"uri_root": "/", "storage": {"path": storage, "args": snapshots}},
-        },
-        "components": [
-            {
-                "id": "job_scheduler",
-                "path": "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
-                "args": {"max_jobs": 1},
-            },
-            {
-                "id": "job_manager",
-                "path": "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
-                "args": {"uri_root": str(folder / "jobs"), "job_store_id": "job_store"},
-            },
-            {"id": "job_store", "path": storage},
-            {"id": "atoll", "path": "atoll.engines.nvflare_server.ServerComponent", "args": {}},
-        ],
-    }
-
-
-def _logging() -> dict[str, Any]:
-    """One log file, `log.txt` in the kit."""
-    return {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
-        "handlers": {
-            "file": {
-                "class": "logging.handlers.RotatingFileHandler",
-                "level": "INFO",
-                "formatter": "plain",
-                "filename": "log.txt",
-                "mode": "a",
-                "maxBytes": 10_000_000,
-                "backupCount": 2,
-            }
-        },
-        "loggers": {
-            "root": {"level": "INFO", "handlers": ["file"]},
-            "nvflare.private.fed.authenticator": {"level": "WARNING"},  # it tells every try
-            "nvflare.fuel.f3.cellnet.cell": {"level": "WARNING"},
-        },
-    }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -59,7 +60,7 @@ class Nvflare:
         self.schema = schema
         self.timeout = timeout
         self.exact = exact
-        self.run = f"{config['algorithm']}-{uuid.uuid4().hex[:12]}"
+        self.run = f"{Path(config['algorithm']).stem}-{uuid.uuid4().hex[:12]}"
         self.token = -1  # the round of the last save; −1 before the first
         self.round = 0
         self.begun: set[str] = set()

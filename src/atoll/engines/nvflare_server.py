@@ -1,6 +1,7 @@
-"""The engine across machines, inside NVFlare's server process: auxiliary requests carry the messages, runs go round by round.
+"""The engine across machines, at the server: a process that sends messages through NVFlare's cell, and runs go round by round.
 
-The parent process (`atoll.deploy`) gives orders by its lifeline, one run at a time, and hears what comes of them.
+The parent process (`atoll.ends`) gives orders by its lifeline, one run at a time, and hears what comes of them. Nobody else does:
+the sites are asked, and what they send without having been asked is refused (`nvflare_lock`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import concurrent.futures
 import logging
 import queue
 import ssl
+import sys
 import threading
 import time
 import traceback
@@ -18,21 +20,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
-from nvflare.private.defs import CellChannel, new_cell_message
+from nvflare.fuel.f3.message import Message
 
 from atoll import __version__, algorithms, config, runner, wire
 from atoll.cohort import Schema
 from atoll.data.spread import Spread, spread
 from atoll.engines.nvflare import LOST, TOPIC, Nvflare, agreed, opened
+from atoll.engines.nvflare_cell import connection, open_cell, watch, write_log
+from atoll.engines.nvflare_lock import CHANNEL
 from atoll.errors import AtollError
 from atoll.folder import MODEL, Folder
+from atoll.kits import Kit
 from atoll.parties import Parties
-from atoll.processes import orders, report
+from atoll.processes import leave, orders, report
 from atoll.signing import Signing
 
 log = logging.getLogger("atoll.server")
@@ -43,20 +45,19 @@ ECHO = {"atoll": __version__, "run": "", "kind": "echo"}
 
 
 class Auxiliary:
-    """Bytes to the sites as NVFlare's auxiliary requests, and back."""
+    """Bytes to the sites as requests of NVFlare's auxiliary channel, and back."""
 
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
-        with engine.new_context() as context:
-            self.about = context.get_all_public_props()
+    def __init__(self, cell: Any) -> None:
+        self.cell = cell
         self.threads = concurrent.futures.ThreadPoolExecutor(max_workers=64, thread_name_prefix="atoll")
 
     def session(self, site: str) -> str | None:
         """The name of a site's present connection; None where there is none."""
-        client = self.engine.get_client_from_name(site)
-        if client is None or client.get_fqcn() not in self.engine.get_cell().core_cell.agents:
-            return None
-        return str(client.token)
+        return connection(self.cell, site)
+
+    def welcome(self, agent: Any) -> None:
+        """Say a first word to a site that has connected: by it the site knows that it was let in."""
+        self.threads.submit(self._send, agent.get_fqcn(), wire.encode(ECHO), PING, Signal())
 
     def send(self, requests: Mapping[str, bytes], timeout: float) -> dict[str, bytes | str]:
         """Every site's answer, or why there is none; a site whose connection breaks is not waited for."""
@@ -78,20 +79,12 @@ class Auxiliary:
         return replies
 
     def _send(self, site: str, data: bytes, timeout: float, signal: Signal) -> bytes | str:
-        """What the engine's `send_aux_request` does, but for a signal of this request's own."""
-        client = self.engine.get_client_from_name(site)
-        if client is None:
-            return "lost the connection"
-        request = Shareable()
-        request["data"] = data
-        request.set_header(ReservedHeaderKey.TOPIC, TOPIC)
-        request.set_peer_props(self.about)
         try:
-            reply = self.engine.get_cell().send_request(
-                channel=CellChannel.AUX_COMMUNICATION,
-                target=client.get_fqcn(),
+            reply = self.cell.send_request(
+                channel=CHANNEL,
+                target=site,
                 topic=TOPIC,
-                request=new_cell_message({}, request),
+                request=Message({}, data),  # plain bytes: NVFlare unpacks nothing, at either end
                 timeout=timeout,
                 optional=True,
                 abort_signal=signal,
@@ -99,10 +92,9 @@ class Auxiliary:
         except Exception as error:  # whatever one site's answer does to NVFlare, the others go on
             log.exception("%s could not be asked", site)
             return f"could not be reached ({type(error).__name__})"
-        code = reply.get_header(MessageHeaderKey.RETURN_CODE, ReturnCode.OK)
-        if code == ReturnCode.OK and isinstance(reply.payload, Shareable):
-            answer = reply.payload.get("data")
-            return answer if isinstance(answer, bytes) else "sent an answer that could not be read"
+        code = reply.get_header(MessageHeaderKey.RETURN_CODE)  # of this end: the gate takes none from a site
+        if code is None:
+            return bytes(reply.payload or b"")
         if signal.triggered or self.session(site) is None:
             return "lost the connection"
         return f"timed out after {timeout:g} seconds" if code == ReturnCode.TIMEOUT else f"could not be reached ({code})"
@@ -123,25 +115,19 @@ def tell_refusals() -> None:
     asyncio.sslproto.SSLProtocol._on_handshake_complete = tell  # type: ignore[method-assign, assignment]
 
 
-class ServerComponent(FLComponent):  # type: ignore[misc]
-    """What NVFlare starts at the server: it takes orders from the parent process, and ends when that does."""
+class Desk:
+    """Takes orders from the parent process, one at a time, and ends when that does."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        tell_refusals()
-
-    def handle_event(self, event_type: str, fl_ctx: Any) -> None:
-        """NVFlare's events: begin when the server stands."""
-        if event_type == EventType.SYSTEM_START:
-            self.carrier = Auxiliary(fl_ctx.get_engine())
-            threading.Thread(target=self._work, daemon=True).start()
+    def __init__(self, carrier: Auxiliary) -> None:
+        self.carrier = carrier
 
     @staticmethod
     def _listen(todo: queue.Queue[dict[str, Any]]) -> None:
         for order in orders():
             todo.put(order)
 
-    def _work(self) -> None:
+    def work(self) -> None:
+        """Do what the parent says until it lets go."""
         report(ready=True)
         todo: queue.Queue[dict[str, Any]] = queue.Queue()
         threading.Thread(target=self._listen, args=(todo,), daemon=True).start()
@@ -290,3 +276,23 @@ def echo(carrier: Auxiliary, sites: Sequence[str], size: int, times: int) -> lis
         own = encoded - began + ended - arrived
         seconds.append([ended - began, own])
     return seconds
+
+
+def main(kit: Kit) -> None:
+    """Be the server's process."""
+    write_log(kit)
+    tell_refusals()
+    try:
+        cell = open_cell(kit)
+    except AtollError as error:
+        report(stop=str(error))
+        leave(2)
+    carrier = Auxiliary(cell)
+    cell.core_cell.set_cell_connected_cb(carrier.welcome)
+    cell.core_cell.start()
+    watch(cell)
+    Desk(carrier).work()
+
+
+if __name__ == "__main__":
+    main(Kit.open(sys.argv[1], server=True))

@@ -203,6 +203,7 @@ class Site:
 
     def _config(self, request: Fields) -> Config:
         (document,) = request["config"]
+        self.terms.admit(document, own_data=self.data is not None)  # before anything it names is looked up
         config = configuration.from_dict(document, "The server's configuration")
         self.terms.check(config)
         if self.data is not None and config.dp.active and config.dp.source == "seed":

@@ -1,4 +1,4 @@
-"""What a site insists on, whatever the server asks: checked before anything else of a configuration is used."""
+"""What a site insists on, whatever the server asks: checked before anything that a configuration names is looked up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.config import Config
+from atoll import algorithms
+from atoll.config import GIVEN, Config
 from atoll.errors import AtollError
 from atoll.privacy.noise import NoiseSettings
 from atoll.privacy.releases import Budget
@@ -22,6 +23,24 @@ class Terms:
     secure_min: int = 3  # secure totals of at least as many parties
     dp_epsilon: float = 0.0  # at most this ε at `dp_delta`, by party, over all runs with the kit; 0 insists on none
     dp_delta: float = 1e-5
+    simulated: bool = False  # the site is played on its user's own machine: it may load datasets that the configuration names
+    files: tuple[str, ...] = ()  # algorithms of one's own, as files, that the user of a simulation named
+
+    def admit(self, document: Any, *, own_data: bool) -> None:
+        """Refuse a configuration as it came from the server, before anything that it names is looked up, imported or read."""
+        if not isinstance(document, dict):
+            raise AtollError("the server's configuration is not a table.")
+        algorithm, run = document.get("algorithm"), document.get("run", {})
+        if not isinstance(algorithm, str):
+            raise AtollError("the server's configuration names no algorithm.")
+        if self.only and algorithm not in self.only:
+            raise AtollError(f"this site takes part in {', '.join(self.only)} only, not in {algorithm[:100]}.")
+        if self.secure and not (isinstance(run, dict) and run.get("secure")):
+            raise AtollError("this site insists on secure aggregation.")
+        if algorithm not in algorithms.names() and not (self.simulated and algorithm in self.files):
+            raise AtollError(f"no algorithm {algorithm[:100]!r} is installed at this site, and none is taken from the server.")
+        if own_data and document.get("dataset") != GIVEN:
+            raise AtollError("this site has data of its own and loads no other.")
 
     def check(self, config: Config) -> None:
         """Refuse a configuration that does not meet the terms."""

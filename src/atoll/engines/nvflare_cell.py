@@ -1,0 +1,114 @@
+"""NVFlare's cell of one end of a federation, from the files of its kit: TLS on both sides, locked, no other part of NVFlare."""
+
+from __future__ import annotations
+
+import logging.config
+import ssl
+import threading
+import time
+from typing import Any
+
+from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.comm_config import CommConfigurator, VarName
+from nvflare.fuel.f3.drivers import aio_http_driver
+from nvflare.fuel.f3.drivers.driver_params import DriverParams
+from nvflare.fuel.f3.endpoint import EndpointState
+
+from atoll.engines import nvflare_lock
+from atoll.engines.nvflare import LARGEST
+from atoll.engines.nvflare_lock import SERVER
+from atoll.errors import AtollError
+from atoll.kits import IDENTITY, LOOPBACK, Kit
+
+PING = 5  # seconds without a word after which a connection is asked whether it is there
+SILENCE = 60.0  # seconds without a word after which a connection is given up
+FRAME = 4 << 20  # bytes of the largest frame that the server takes; a chunk of a stream has a quarter of them
+# NVFlare would take these from a file of the kit or from the environment; here they are part of the program.
+SETTINGS = {
+    VarName.ALLOW_ADHOC_CONNS: False,
+    VarName.COMM_DRIVER_PATH: "",
+    VarName.STREAMING_MAX_BLOB_SIZE: LARGEST,
+    VarName.STREAMING_RELIABLE: False,  # the connection is: what a stream would repeat is lost with it, and asked again
+    VarName.HEARTBEAT_INTERVAL: PING,
+}
+
+
+def open_cell(kit: Kit) -> Cell:
+    """The cell of an end, locked and not yet started."""
+    _settings()
+    end, startup = "server" if kit.site is None else "client", kit.path / "startup"
+    files = {"ca_cert": startup / "rootCA.pem", f"{end}_cert": startup / f"{end}.crt", f"{end}_key": startup / f"{end}.key"}
+    try:
+        ssl.create_default_context(cafile=str(files["ca_cert"])).load_cert_chain(files[f"{end}_cert"], files[f"{end}_key"])
+    except (OSError, ssl.SSLError) as error:
+        raise AtollError(f"{startup} holds no usable key and certificates ({error}); bring the kit again.") from error
+    host = kit.host if kit.site is not None or kit.host in LOOPBACK else "0"  # NVFlare's word for all addresses of this machine
+    peers = {site: site for site in kit.sites} if kit.site is None else {SERVER: IDENTITY}
+    cell = Cell(
+        fqcn=kit.site or SERVER,
+        root_url=f"https://{host}:{kit.port}",
+        secure=True,
+        credentials={DriverParams(name).value: str(path) for name, path in files.items()},
+        create_internal_listener=False,
+        auth_identity=IDENTITY if kit.site is None else kit.site,
+    )
+    nvflare_lock.install(cell, peers)
+    return cell
+
+
+def _settings() -> None:
+    CommConfigurator._configuration = dict(SETTINGS)
+    CommConfigurator._config_loaded = True
+    aio_http_driver.MAX_FRAME_SIZE = FRAME
+    configured = CommConfigurator()
+    if configured.get_streaming_max_blob_size() != LARGEST or configured.allow_adhoc_connections(True):
+        raise AtollError(f"NVFlare does not take its settings from atoll; install nvflare=={nvflare_lock.VERSION}.")
+
+
+def connection(cell: Cell, peer: str) -> str | None:
+    """The name of a peer's present connection; None where there is none."""
+    endpoint = cell.core_cell.communicator.conn_manager.sfm_endpoints.get(peer)
+    if endpoint is None or endpoint.endpoint.state != EndpointState.READY:
+        return None
+    names = [each.get_name() for each in endpoint.connections]
+    return str(names[-1]) if names else None
+
+
+def watch(cell: Cell) -> None:
+    """Give up connections that are dead without having been closed: a cable that was pulled, a machine that froze."""
+    connections: dict[str, Any] = cell.core_cell.communicator.conn_manager.sfm_conns
+    first: dict[str, float] = {}
+
+    def look() -> None:
+        while True:
+            time.sleep(PING)
+            now = time.time()
+            for name in first.keys() - connections.keys():
+                del first[name]
+            for name, each in list(connections.items()):
+                if now - max(each.last_activity, first.setdefault(name, now)) > SILENCE:
+                    logging.getLogger("atoll.cell").warning("%s said nothing for %g seconds; closed", each.conn, SILENCE)
+                    each.conn.close()
+
+    threading.Thread(target=look, daemon=True).start()
+
+
+def write_log(kit: Kit) -> None:
+    """One log file, `log.txt` in the kit."""
+    logging.config.dictConfig(
+        {
+            "version": 1,
+            "disable_existing_loggers": False,
+            "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
+            "handlers": {
+                "file": {
+                    "class": "logging.handlers.RotatingFileHandler",
+                    "formatter": "plain",
+                    "filename": str(kit.path / "log.txt"),
+                    "maxBytes": 10_000_000,
+                    "backupCount": 2,
+                }
+            },
+            "root": {"level": "INFO", "handlers": ["file"]},
+        }
+    )
