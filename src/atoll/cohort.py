@@ -11,6 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from atoll.bounds import Limits
+from atoll.declarations import Declared
+from atoll.declarations import Model as ModelForm
 from atoll.errors import AtollError
 from atoll.graph import Graph, spans
 from atoll.models import Model, build, load, read
@@ -33,6 +36,7 @@ class Schema:
     features: int
     classes: int
     parties: int
+    nodes: int = 0  # where all parties hold the same nodes (vertical), how many; else 0
 
 
 @dataclass(frozen=True)
@@ -82,19 +86,33 @@ class Stateful(Protocol):
 @overload
 def verb(function: Function, /) -> Function: ...
 @overload
-def verb(*, public: bool = False, averaged: Mapping[str, str] | None = None) -> Callable[[Function], Function]: ...
 def verb(
-    function: Function | None = None, /, *, public: bool = False, averaged: Mapping[str, str] | None = None
+    *,
+    public: bool = False,
+    averaged: Mapping[str, str] | None = None,
+    takes: Declared | None = None,
+    gives: Declared | None = None,
+) -> Callable[[Function], Function]: ...
+def verb(
+    function: Function | None = None,
+    /,
+    *,
+    public: bool = False,
+    averaged: Mapping[str, str] | None = None,
+    takes: Declared | None = None,
+    gives: Declared | None = None,
 ) -> Function | Callable[[Function], Function]:
     """Mark a method of a cohort as one the server may call; `public` ones may be asked under secure aggregation.
 
     `averaged` names the fields of the reply that are multiplied by a weight, and the field that holds the weight: the server
     divides one's total by the other's. Those are the fields that robust totals are about.
+    `takes` and `gives` declare its arguments and its reply (see `atoll.declarations`): what does not fit is refused.
     """
 
     def mark(method: Function) -> Function:
         method.__dict__["verb"] = "public" if public else "private"
         method.__dict__["averaged"] = dict(averaged or {})
+        method.__dict__["takes"], method.__dict__["gives"] = takes, gives
         return method
 
     return mark if function is None else mark(function)
@@ -110,6 +128,7 @@ class Cohort:
     node_memory: ClassVar[tuple[str, ...]] = ()  # the same with one row a node
     train_memory: ClassVar[tuple[str, ...]] = ()  # the same with one row a training node
     feature_memory: ClassVar[tuple[str, ...]] = ()  # the same with one row a stored (non-zero) feature
+    limits: Limits | None = None  # what its verbs declare, in this run
 
     def __init__(
         self,
@@ -165,6 +184,8 @@ class Cohort:
         for guard in self.guards:
             fields = guard(message, fields, Draws(self.seed, self.parties, "guard", message.verb, message.round, message.call))
         if agreed is not None:
+            if self.limits is not None:
+                self.limits.own(message, fields, len(self.parties))
             return self._secrets().mask(fields, message.parties, sessions)
         if self.secrets is not None and fields and self.verbs()[message.verb] == "private":
             raise AtollError(
@@ -222,6 +243,7 @@ class Cohort:
         part = type(self)(
             graph, self.settings, self.schema, self.seed, message.parties, self.guards, secrets=self.secrets, blank=True
         )
+        part.limits = self.limits
         whole = self.recall()
         places_of = {name: self._places(name, places) for name in whole}
         part.remember({name: _take(whole[name], places_of[name]) for name in whole})
@@ -298,6 +320,9 @@ def backbone(settings: Training, schema: Schema, parties: int, draws: Draws | No
         bias=settings.bias,
         draws=draws,
     )
+
+
+MODEL = ModelForm(lambda settings, schema: backbone(settings, schema, 1, None))  # the backbone's parameters, for declarations
 
 
 def first_model(settings: Training, schema: Schema, seed: int) -> dict[str, Tensor]:

@@ -52,6 +52,9 @@ class RunSettings:
     placement: str = setting("together", "Parties in one cohort, or each at a site of its own.", choices=("together", "apart"))
     amnesia: bool = setting(False, "Rebuild every party from its declared memory before each message (a check for authors).")
     timeout: float = setting(600.0, "Engine nvflare: seconds to wait for a site's answer.", low=1)
+    max_weight: int = setting(10**8, "The largest weight (training nodes) a party may claim.", low=1, high=10**12)
+    max_share: float = setting(1.0, "The largest share of all weights of a party; who has more is cut to it.", low=0, high=1)
+    max_nodes: int = setting(10**6, "The most nodes a party, or where parties overlap all of them, may have.", low=1, high=10**9)
     sites: int = setting(0, "Engine nvflare: processes on this machine; 0 means one a party, at most 8.", low=0)
 
 

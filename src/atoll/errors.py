@@ -1,5 +1,7 @@
 """The two ways atoll says no: bad input from a person, and a party that could not answer; and how it says mind."""
 
+from typing import Any
+
 
 class AtollError(Exception):
     """Bad input: one clear sentence that says what, where and what to do. The command line prints it and exits with 2."""
@@ -15,3 +17,10 @@ class PartyFailure(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+def short(value: Any, length: int = 300) -> str:
+    """A stranger's text for our logs and reasons: one line, not too long, nothing in it that a terminal would obey."""
+    text = " ".join(str(value if value is not None else "")[: 4 * length].split())
+    text = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in text)
+    return text if len(text) <= length else text[: length - 1] + "…"

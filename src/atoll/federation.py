@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,9 @@ import torch
 from torch import Tensor
 
 from atoll import wire
+from atoll.bounds import DOMINANT, Limits
 from atoll.cohort import Fields, Message, Schema, pick
+from atoll.declarations import Free, Leaf
 from atoll.errors import AtollError
 from atoll.graph import Graph
 from atoll.ledger import Ledger
@@ -107,6 +110,7 @@ class Federation:
         setting: str = "horizontal",
         link: Link | None = None,
         names: Sequence[str] = (),
+        limits: Limits | None = None,
     ) -> None:
         """`verbs`: name → public or private. `robust`: how replies are averaged where parties may lie.
         `public`: what the setting lets the server know (the node setting's edges).
@@ -114,6 +118,7 @@ class Federation:
         `secure_min`: the fewest parties of a secure total. `identities`: the parties' signing keys, where the server knows them.
         `setting`: how the graph is spread over the parties. `link`: a model of the network, for the seconds messages would take.
         `names`: what the parties are called, where they are called anything; messages address them by number all the same.
+        `limits`: what the verbs declare of their replies.
         """
         self.engine = engine
         self.schema = schema
@@ -131,12 +136,15 @@ class Federation:
         self.setting = setting
         self.link = link
         self.names = tuple(names)
+        self.limits = limits
         self.derived: dict[str, Any] = {}  # what the server makes once of what it knows, by name
         self.ledger = Ledger(schema.parties)
         self.round = 0
         self.calls = 0
         self.training = True
         self.missing: dict[int, str] = {}
+        self.refused: set[int] = set()  # those of the missing who answered, but not as declared
+        self.dominant: dict[int, float] = {}  # parties that have nearly all the weight in this round, and their share
 
     @cached_property
     def parties(self) -> Parties:
@@ -167,7 +175,7 @@ class Federation:
         """A new round: everybody who was missing is welcome again."""
         self.round = round
         self.calls = 0
-        self.missing = {}
+        self.missing, self.refused, self.dominant = {}, set(), {}
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -240,12 +248,13 @@ class Federation:
         """Check what arrived, note who is missing, and put the rest in party order."""
         failed = {result.party: result.reason for result in results if isinstance(result, Failure)}
         answers = [result for result in results if isinstance(result, Answer)]
-        if len(answers) > 1:
-            answers, odd = _agreeing(answers)
-            failed |= odd
+        declared = self.limits.reply(message) if self.limits is not None else None
+        answers, odd = self._fitting(answers, declared)
         parties = Parties(np.concatenate([np.empty(0, np.int64), *(answer.parties.numbers for answer in answers)]))
         fields = _concatenate([answer.fields for answer in answers])
-        failed |= {parties[place]: reason for place, reason in _unfit(fields, len(parties)).items()}
+        odd |= {parties[place]: reason for place, reason in self._outliers(fields, len(parties), declared).items()}
+        failed |= odd
+        self._refuse(message, odd)
         kept = Parties(np.sort(parties.without(failed).numbers))
         if kept != parties:
             fields = pick(fields, parties.places(kept))
@@ -254,7 +263,44 @@ class Federation:
             raise AtollError(
                 f"Round {self.round}: no party answered {message.verb!r} ({self.reasons(self.missing)}){_advice(failed)}."
             )
-        return Replies(kept, fields)
+        return Replies(kept, self._weighed(kept, fields, declared))
+
+    def _fitting(self, answers: list[Answer], declared: Mapping[str, Leaf] | None) -> tuple[list[Answer], dict[int, str]]:
+        """Answers with the names, types and shapes declared, and what is wrong with the others."""
+        odd: dict[int, str] = {}
+        if declared is None or self.limits is None:
+            return _agreeing(answers) if len(answers) > 1 else (answers, odd)
+        kept = []
+        for answer in answers:
+            reason = self.limits.misfit(declared, answer.fields, len(answer.parties))
+            odd |= dict.fromkeys(answer.parties, reason) if reason else {}
+            kept += [] if reason else [answer]
+        if len(kept) > 1 and any(isinstance(part, Free) and not leaf.ragged for leaf in declared.values() for part in leaf.shape):
+            kept, others = _agreeing(kept)  # a number of rows that the declaration leaves open
+            odd |= others
+        return kept, odd
+
+    def _outliers(self, fields: Fields, parties: int, declared: Mapping[str, Leaf] | None) -> dict[int, str]:
+        """Places of the parties whose numbers are out of range, or not finite where nothing is declared."""
+        if declared is None or self.limits is None or not parties:
+            return _unfit(fields, parties)
+        return self.limits.outliers(declared, fields, parties)
+
+    def _refuse(self, message: Message, odd: Mapping[int, str]) -> None:
+        self.refused |= odd.keys()
+        if odd and message.round == 0:  # before the first round, which has no line in the history
+            log.warning("before the first round, %r: left out %s", message.verb, self.reasons(odd))
+
+    def _weighed(self, parties: Parties, fields: Fields, declared: Mapping[str, Leaf] | None) -> Fields:
+        """The fields with every weight within `max_share`; who has nearly all the weight is noted."""
+        if declared is None or self.limits is None or not self.training:
+            return fields
+        if self.limits.rules.max_share < 1:
+            fields = self.limits.cut(declared, fields)
+        shares = self.limits.shares(declared, fields)
+        if shares is not None and float(shares.max()) > DOMINANT:
+            self.dominant[parties[int(shares.argmax())]] = round(float(shares.max()), 6)
+        return fields
 
     def note(self, verb: str, failed: Mapping[int, str]) -> None:
         """Some parties are missing from now on in this round, and why; or the run stops."""
@@ -289,10 +335,11 @@ def _sum(fields: Mapping[str, Any]) -> Fields:
 
 def _advice(failed: Mapping[int, str]) -> str:
     """Where all parties' numbers went out of bounds at once, it is the training."""
-    diverged = bool(failed) and all(reason.endswith("is not finite") for reason in failed.values())
+    diverged = bool(failed) and all("is not finite" in reason or ", beyond " in reason for reason in failed.values())
     return ": the training diverges; lower lr, or scale the features" if diverged else ""
 
 
+log = logging.getLogger("atoll.federation")
 TOLD = 5  # reasons an error tells of all there are
 
 

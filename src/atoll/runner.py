@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll import __version__, absence, algorithms, memory, robust
 from atoll import config as configuration
+from atoll.bounds import Limits, Rules
 from atoll.cohort import Cohort, Guard, Schema
 from atoll.config import GIVEN, Config, Described
 from atoll.data.spread import Spread, spread
@@ -177,7 +178,7 @@ def prepare(config: Config, graph: Graph | None = None, *, engine: Callable[[Eng
     if isinstance(config.settings, Described):
         raise AtollError(f"Its algorithm is the file {config.algorithm}, which is not run because a folder names it.")
     data = spread(config, graph, algorithms.find(config.algorithm).SPREADS)
-    schema = Schema(data.parts.num_features, data.parts.num_classes, data.parts.parties)
+    schema = schema_of(data)
 
     identities = simulated(schema.parties) if config.run.secure else None
     least = fewest(config.run.secure_min, schema.parties)
@@ -212,7 +213,23 @@ def stand(
     """Some parties at one place; `blank` where their memory is about to be remembered; `secrets` for secure totals."""
     memory.keep()
     cohort = algorithms.find(config.algorithm).Cohort
-    return cohort(graph, config.settings, schema, config.seed, parties, guards, secrets=secrets, blank=blank)
+    made = cohort(graph, config.settings, schema, config.seed, parties, guards, secrets=secrets, blank=blank)
+    made.limits = limits_of(config, schema)
+    return made
+
+
+def schema_of(data: Spread) -> Schema:
+    """What everybody may know of the parties' data."""
+    parts = data.parts
+    nodes = parts.num_nodes // parts.parties if data.setting == "vertical" else 0
+    return Schema(parts.num_features, parts.num_classes, parts.parties, nodes)
+
+
+def limits_of(config: Config, schema: Schema) -> Limits:
+    """What the verbs of a run take and give."""
+    run = config.run
+    rules = Rules(run.max_weight, run.max_share, run.max_nodes)
+    return Limits(algorithms.find(config.algorithm).Cohort, config.settings, schema, rules, noised=config.dp.verb)
 
 
 def assemble(
@@ -245,6 +262,7 @@ def assemble(
         setting=setting,
         link=Link.of(schema.parties, config.run.latency, config.run.bandwidth),
         names=data.names if data else names,
+        limits=limits_of(config, schema),
     )
     return Experiment(config, algorithm, data, federation, releases or Releases())
 
@@ -421,6 +439,8 @@ def _row(book: Book, federation: Federation, metrics: dict[str, Any]) -> dict[st
             row["missing_names"] = {str(party): federation.name_of(party) for party in federation.missing}
         if metrics:
             row["partial"] = True  # the metrics leave those parties out
+    if federation.dominant:
+        row["dominant"] = {str(party): share for party, share in federation.dominant.items()}
     if federation.link is not None:
         row["simulated_seconds"] = federation.ledger.seconds.get(book.round, 0.0)
     return row | {"seconds": round(book.seconds, 6)}

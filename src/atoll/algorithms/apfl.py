@@ -17,7 +17,8 @@ import atoll.cohort
 from atoll import metrics, optim
 from atoll.algorithms import State
 from atoll.algorithms.fedavg import SPREADS, start, step
-from atoll.cohort import Fields, backbone, verb
+from atoll.cohort import MODEL, Fields, backbone, verb
+from atoll.declarations import COUNTS, WEIGHT
 from atoll.federation import Federation
 from atoll.losses import cross_entropy
 from atoll.models import load
@@ -52,7 +53,7 @@ class Cohort(atoll.cohort.Cohort):
         self.optimizer = optim.make(s.optimizer, self.model, s.lr, s.weight_decay)
         self.personal_optimizer = optim.make(s.optimizer, self.personal, s.lr, s.weight_decay)
 
-    @verb(averaged={"model": "n"})
+    @verb(takes={"model": MODEL}, gives={"model": MODEL, "n": WEIGHT}, averaged={"model": "n"})
     def fit(self, model: Fields) -> Fields:
         """E epochs: w_k down its own loss, v_k down the mixture's; α_k once a round, before them (Section 4.3)."""
         s, graph = self.settings, self.graph
@@ -75,7 +76,7 @@ class Cohort(atoll.cohort.Cohort):
         (slope,) = torch.autograd.grad(cross_entropy(self.mixed(mixture), self.graph, "train"), mixture)
         self.mixture = (self.mixture - self.settings.mixture_lr * slope).clamp(0, 1)
 
-    @verb
+    @verb(takes={"model": MODEL}, gives=COUNTS)
     def evaluate(self, model: Fields) -> Fields:
         """Counts of each party's mixture with the server's model."""
         load(self.model, model)

@@ -17,13 +17,17 @@ from torch import Tensor
 
 from atoll import optim
 from atoll.algorithms import State, nfedgnn
-from atoll.algorithms.nfedgnn import SPREADS, descend, evaluate, first_weight, heard, places, start
+from atoll.algorithms.nfedgnn import LATENT, SPREADS, descend, evaluate, first_weight, heard, places, start
 from atoll.cohort import Fields, verb
+from atoll.declarations import real
 from atoll.federation import Federation
 from atoll.lazy import Lazy
 from atoll.rowsparse import Patched
 
 __all__ = ["SPREADS", "Cohort", "Settings", "evaluate", "start", "step"]
+
+
+WEIGHTS = real("features", "width")  # W_i
 
 
 @dataclass(frozen=True)
@@ -54,12 +58,12 @@ class Cohort(nfedgnn.Cohort):
         self.weights.share(weight)
         self.rest = weight.expand_as(self.rest)
 
-    @verb
+    @verb(takes={}, gives={"latent": LATENT, "weight": WEIGHTS})
     def upload(self) -> Fields:
         """x̄_i = x_i·W_i and W_i."""
         return self.embed() | {"weight": Lazy(Patched(self.features, self.weights.rows.clone(), self.rest))}
 
-    @verb
+    @verb(takes={"weight": WEIGHTS, "gradient": LATENT}, gives={})
     def update(self, weight: Tensor, gradient: Tensor) -> None:  # type: ignore[override]
         """W_i ← W̄, then one step of Adam with ∂L/∂W_i = x_iᵀ·∂L/∂x̄_i."""
         self.weights.share(weight)

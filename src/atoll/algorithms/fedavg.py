@@ -14,7 +14,8 @@ from torch import Tensor
 import atoll.cohort
 from atoll import metrics, optim
 from atoll.algorithms import State
-from atoll.cohort import Fields, backbone, first_model, verb
+from atoll.cohort import MODEL, Fields, backbone, first_model, verb
+from atoll.declarations import COUNTS, WEIGHT
 from atoll.federation import Federation
 from atoll.losses import cross_entropy
 from atoll.models import load
@@ -44,7 +45,7 @@ class Cohort(atoll.cohort.Cohort):
         self.model = backbone(s, self.schema, self.graph.parties, None)
         self.optimizer = optim.make(s.optimizer, self.model, s.lr, s.weight_decay)
 
-    @verb(averaged={"model": "n"})
+    @verb(takes={"model": MODEL}, gives={"model": MODEL, "n": WEIGHT}, averaged={"model": "n"})
     def fit(self, model: Fields) -> Fields:
         """w_k ← w, then E epochs; n_k·w_k and n_k."""
         self.train(model)
@@ -64,7 +65,7 @@ class Cohort(atoll.cohort.Cohort):
         """(P,) n_k."""
         return self.graph.num_train if self.settings.weighting == "train" else self.graph.ptr.diff()
 
-    @verb
+    @verb(takes={"model": MODEL}, gives=COUNTS)
     def evaluate(self, model: Fields) -> Fields:
         """Counts of the server's model at each party."""
         load(self.model, model)

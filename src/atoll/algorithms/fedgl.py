@@ -19,8 +19,9 @@ from torch import Tensor
 
 from atoll import metrics, optim, pseudograph
 from atoll.algorithms import State, fedavg
-from atoll.cohort import Fields, first_model, verb
-from atoll.errors import AtollError
+from atoll.cohort import MODEL, Fields, first_model, verb
+from atoll.declarations import ROWS, WEIGHT, Case, Forms, Scalar, nodes, optional, ragged, real, share, whole
+from atoll.errors import AtollError, PartyFailure
 from atoll.federation import Federation
 from atoll.graph import Graph
 from atoll.losses import cross_entropy
@@ -57,20 +58,49 @@ class Settings(fedavg.Settings):
     )
 
 
+def message(case: Case) -> Forms:
+    """What `fit` takes: N, and of each node its pseudo label and its pseudo neighbours."""
+    count = case.argument("nodes")
+    neighbours = min(case.settings.neighbours, count)
+    graph = {"columns": nodes(count, neighbours, below=count), "weights": share(count, neighbours)}
+    labels = whole(count, low=-1, high=lambda case: case.schema.classes - 1, dtype=torch.int16)
+    number = Scalar(0, "max_nodes", optional=True)
+    return {"model": MODEL, "nodes": number, "labels": optional(labels), "graph": optional(graph)}
+
+
+def reply(case: Case) -> Forms:
+    """What `fit` gives: beside the model P_k and H_k as far as they are needed, by the party's rows or by all nodes'."""
+    s, count = case.settings, case.argument("nodes")
+    forms: Forms = {"model": MODEL, "n": WEIGHT}
+    if not (s.alpha or s.beta):
+        return forms
+    if s.upload == "rows":
+        told = {"predictions": share(ROWS, "classes"), "embeddings": real(ROWS, "classes"), "ids": nodes(ROWS, below=count)}
+        told = {name: ragged(form) for name, form in told.items()}
+    else:
+        weighed = real(count, "classes", low=0, high="max_weight")
+        held = real(*([count] if s.fusion == "holders" else []), low=0, high="max_weight")
+        told = {"predictions": weighed, "embeddings": real(count, "classes"), "held": held}
+    unused = {name for name, needed in (("predictions", s.alpha), ("embeddings", s.beta)) if not needed}
+    return {**forms, **{name: form for name, form in told.items() if name not in unused}}
+
+
 class Cohort(fedavg.Cohort):
     """Parties that train the server's model with its pseudo labels over its pseudo graph."""
 
     settings: Settings
 
-    @verb(public=True)
+    @verb(public=True, takes={}, gives={"nodes": whole(low=1, high="max_nodes")})
     def count(self) -> Fields:
         """How far the numbers of the parties' nodes reach."""
         return {"nodes": torch.stack([ids.max() + 1 for ids in torch.split(self.graph.ids, self.graph.sizes)])}
 
-    @verb(averaged={"model": "n", "predictions": "held", "embeddings": "held"})
+    @verb(takes=message, gives=reply, averaged={"model": "n", "predictions": "held", "embeddings": "held"})
     def fit(self, model: Fields, nodes: int = 0, labels: Tensor | None = None, graph: dict[str, Tensor] | None = None) -> Fields:
         """Lines 5 to 8 of Algorithm 1."""
         s = self.settings
+        if nodes and int(self.graph.ids.max()) >= nodes:
+            raise PartyFailure(f"holds nodes beyond the {nodes} that the server knows of")
         load(self.model, model)
         if not s.keep_optimizer:
             self.optimizer.reset()
@@ -125,9 +155,9 @@ def start(federation: Federation, settings: Settings) -> State:
         if federation.robust and (settings.upload, settings.fusion) != ("sum", "holders"):
             raise AtollError("Robust totals need to know who holds a node: use upload=sum and fusion=holders, or robust=none.")
         state["nodes"] = federation.ask("count").stack("nodes").max()
-        if federation.missing:
+        if silent := federation.missing.keys() - federation.refused:  # who names an impossible number is left out
             raise AtollError(
-                f"FedGL must know how many nodes there are: party {federation.name_of(min(federation.missing))} does not answer."
+                f"FedGL must know how many nodes there are: party {federation.name_of(min(silent))} does not answer."
             )
     return state
 

@@ -24,7 +24,8 @@ from torch.func import functional_call
 import atoll.cohort
 from atoll import metrics, optim
 from atoll.algorithms import State
-from atoll.cohort import Fields, backbone, first_model, verb
+from atoll.cohort import MODEL, Fields, backbone, first_model, verb
+from atoll.declarations import COUNTS, WEIGHT, Case, real, whole
 from atoll.federation import Federation
 from atoll.graph import Graph, stack
 from atoll.kernels import Blocks, Sparse
@@ -48,6 +49,18 @@ class Settings(Training):
     keep_optimizer: bool = setting(True, "Keep the parties' optimiser state from round to round instead of starting afresh.")
 
 
+def numbers(case: Case) -> int:
+    """r: twice the width of a node's representation."""
+    settings: Settings = case.settings
+    flat = settings.model == "sgc" or (settings.layers == 1 and settings.model != "gcnii")  # no hidden layer
+    return 2 * (case.schema.classes if flat else settings.hidden)
+
+
+CHANNELS = MODEL.stacked("types")
+CENTRES = real("types", numbers)
+LINKS = whole("types")
+
+
 class Cohort(atoll.cohort.Cohort):
     """Parties that cluster their links and train one channel a type."""
 
@@ -68,7 +81,7 @@ class Cohort(atoll.cohort.Cohort):
         self.added = summing(self.places)
         self.typed: tuple[Tensor, Graph] | None = None  # the last types and their graph: they seldom change
 
-    @verb
+    @verb(takes={"model": CHANNELS}, gives={"centres": CENTRES, "links": LINKS})
     def cluster(self, model: Fields) -> Fields:
         """The party's first link types: K random links as centres, then E and M steps."""
         s = self.settings
@@ -84,7 +97,10 @@ class Cohort(atoll.cohort.Cohort):
             centres = self.links.means(links, self.links.nearest(links, centres), centres)
         return {"centres": centres, "links": self.links.count(self.links.nearest(links, centres), s.types)}
 
-    @verb
+    @verb(
+        takes={"model": CHANNELS, "centres": CENTRES},
+        gives={"model": CHANNELS, "centres": CENTRES, "links": LINKS, "nodes": WEIGHT},
+    )
     def fit(self, model: Fields, centres: Tensor) -> Fields:
         """E step: every link to its nearest centre; M step: centres to their links' mean; then E epochs of all channels."""
         s = self.settings
@@ -102,7 +118,7 @@ class Cohort(atoll.cohort.Cohort):
         channels = {name: value.detach().clone() for name, value in self.channels.items()}
         return {"model": channels, "centres": own, "links": self.links.count(types, s.types), "nodes": self.graph.num_train}
 
-    @verb
+    @verb(takes={"model": CHANNELS, "centres": CENTRES}, gives=COUNTS)
     def evaluate(self, model: Fields, centres: Tensor) -> Fields:
         """Counts of the server's channels, every link with its nearest of the server's centres."""
         self.take(model)

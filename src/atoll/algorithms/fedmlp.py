@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from atoll import optim
 from atoll.algorithms import fedavg
 from atoll.algorithms.fedavg import evaluate, start, step
-from atoll.cohort import Fields, verb
+from atoll.cohort import MODEL, Fields, verb
+from atoll.declarations import WEIGHT
 from atoll.losses import batch, cross_entropy
 from atoll.models import load
 from atoll.parameters import weighted
@@ -36,7 +37,7 @@ class Cohort(fedavg.Cohort):
 
     settings: Settings
 
-    @verb(averaged={"model": "n"})
+    @verb(takes={"model": MODEL}, gives={"model": MODEL, "n": WEIGHT}, averaged={"model": "n"})
     def fit(self, model: Fields) -> Fields:
         """w_k ← w, then I steps on batches of the party's own training vectors."""
         s, draws = self.settings, self.draws()

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 import atoll.cohort
 from atoll import metrics, optim
 from atoll.algorithms import State
-from atoll.cohort import Fields, backbone, first_model, verb
+from atoll.cohort import Fields, Schema, backbone, first_model, verb
+from atoll.declarations import COUNTS, WEIGHT
+from atoll.declarations import Model as ModelForm
 from atoll.federation import Federation
 from atoll.losses import cross_entropy
 from atoll.models import Model, load, read
@@ -31,6 +35,15 @@ class Settings(Training):
     keep_optimizer: bool = setting(True, "Keep the parties' optimiser state from round to round instead of starting afresh.")
 
 
+def base(settings: Settings, schema: Schema) -> dict[str, Tensor]:
+    """W_B of a blank model, for one party."""
+    model = backbone(settings, schema, 1, None)
+    return {name: value for name, value in read(model).items() if name in base_names(model, settings.personal)}
+
+
+BASE = ModelForm(base)  # where all layers are personal it is empty
+
+
 class Cohort(atoll.cohort.Cohort):
     """Parties with layers of their own on top of the server's."""
 
@@ -43,7 +56,7 @@ class Cohort(atoll.cohort.Cohort):
         self.model = backbone(s, self.schema, self.graph.parties, self.first_draws("model"))
         self.optimizer = optim.make(s.optimizer, self.model, s.lr, s.weight_decay)
 
-    @verb(averaged={"base": "n"})
+    @verb(takes={"base": BASE}, gives={"base": BASE, "n": WEIGHT}, averaged={"base": "n"})
     def fit(self, base: Fields | None = None) -> Fields:
         """(W_B, W_P) ← E epochs from the server's W_B and the party's own W_P; only W_B goes back."""
         self.put(base)
@@ -57,7 +70,7 @@ class Cohort(atoll.cohort.Cohort):
         }
         return {"base": weighted(shared, self.graph.num_train), "n": self.graph.num_train}
 
-    @verb
+    @verb(takes={"base": BASE}, gives=COUNTS)
     def evaluate(self, base: Fields | None = None) -> Fields:
         """Counts of the server's base under each party's own layers."""
         self.put(base)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from atoll import optim
 from atoll.algorithms import fedavg
 from atoll.algorithms.fedavg import SPREADS, evaluate, start, step
-from atoll.cohort import Fields, verb
+from atoll.cohort import MODEL, Fields, verb
+from atoll.declarations import WEIGHT
 from atoll.losses import cross_entropy
 from atoll.models import load
 from atoll.parameters import weighted
@@ -36,7 +37,7 @@ class Cohort(fedavg.Cohort):
 
     settings: Settings
 
-    @verb(averaged={"model": "n"})
+    @verb(takes={"model": MODEL}, gives={"model": MODEL, "n": WEIGHT}, averaged={"model": "n"})
     def fit(self, model: Fields) -> Fields:
         """w_k ← argmin F_k(w_k) + μ/2·‖w_k − w‖², inexactly: E epochs (Algorithm 2, line 5)."""
         s = self.settings

@@ -19,6 +19,8 @@ import atoll.cohort
 from atoll import metrics, optim
 from atoll.algorithms import State
 from atoll.cohort import Fields, Schema, backbone, verb
+from atoll.declarations import COUNTS, WEIGHT, Forms, real, share
+from atoll.declarations import Model as ModelForm
 from atoll.errors import AtollError
 from atoll.federation import Federation
 from atoll.graph import Graph
@@ -119,6 +121,11 @@ class Encoder(nn.Module):
         load(self.projector, read(self.classifier))
 
 
+ENCODER = ModelForm(lambda settings, schema: Encoder(settings, schema, 1, None))
+PROXIES = real("classes", "proxy_dim")
+REPORT: Forms = {"encoder": ENCODER, "n": WEIGHT, "proxies": PROXIES, "share": share("classes")}
+
+
 class Cohort(atoll.cohort.Cohort):
     """Parties with a GNN of their own, θ⁽ᵏ⁾, and a copy of the shared encoder and proxies."""
 
@@ -155,7 +162,7 @@ class Cohort(atoll.cohort.Cohort):
         """Where the labelled nodes stand among all."""
         return self.graph.train.nonzero()[:, 0]
 
-    @verb(averaged={"encoder": "n", "proxies": "share"})
+    @verb(takes={"encoder": ENCODER, "proxies": PROXIES}, gives=REPORT, averaged={"encoder": "n", "proxies": "share"})
     def update(self, encoder: Fields, proxies: Tensor) -> Fields:
         """LocalUpdate(ω, S)."""
         load(self.encoder, encoder)
@@ -202,16 +209,16 @@ class Cohort(atoll.cohort.Cohort):
         """What the server adds up: n_k·ω⁽ᵏ⁾ and n_k; π_j·s_j and π_j for every class j, s_j the mean of its s_i (line 23)."""
         labelled, classes = self.labelled, self.schema.classes
         of_class = nn.functional.one_hot(labelled.y, classes).float()  # (n, C)
-        share = labelled.blocks.sum(of_class) / labelled.num_train[:, None]  # π_j⁽ᵏ⁾
+        shares = labelled.blocks.sum(of_class) / labelled.num_train[:, None]  # π_j⁽ᵏ⁾
         sums = labelled.blocks.gram(of_class, self.proxies["own"].detach())  # (P, C, d_s)
         return {
             "encoder": weighted(self.encoder, labelled.num_train),
             "n": labelled.num_train,
             "proxies": sums / labelled.num_train[:, None, None],
-            "share": share,
+            "share": shares,
         }
 
-    @verb
+    @verb(takes={}, gives=COUNTS)
     def evaluate(self) -> Fields:
         """Counts of each party's own GNN."""
         return metrics.count(self.gnn(self.graph), self.graph)

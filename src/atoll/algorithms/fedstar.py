@@ -19,6 +19,8 @@ import atoll.cohort
 from atoll import metrics, optim
 from atoll.algorithms import State
 from atoll.cohort import Fields, Schema, verb
+from atoll.declarations import COUNTS, WEIGHT
+from atoll.declarations import Model as ModelForm
 from atoll.errors import AtollError
 from atoll.federation import Federation
 from atoll.graph import Graph
@@ -92,6 +94,14 @@ def one_layer(settings: Settings, parties: int, draws: Draws | None) -> Chain:
     return layer
 
 
+STRUCTURE = ModelForm(lambda settings, schema: StructureEncoder(settings, 1, depth(settings), None))
+
+
+def depth(settings: Settings) -> int:
+    """Layers of the structure encoder beside its embedding."""
+    return 1 if settings.model == "sgc" else settings.layers
+
+
 class Cohort(atoll.cohort.Cohort):
     """Parties with a feature encoder of their own and the server's structure encoder."""
 
@@ -109,7 +119,7 @@ class Cohort(atoll.cohort.Cohort):
         width = s.walks + s.degrees
         self.embedding = torch.zeros(self.graph.num_nodes, width) if self.blank else embed(self.graph, s.walks, s.degrees)
 
-    @verb(averaged={"structure": "n"})
+    @verb(takes={"structure": STRUCTURE}, gives={"structure": STRUCTURE, "n": WEIGHT}, averaged={"structure": "n"})
     def fit(self, structure: Fields) -> Fields:
         """Both encoders take E epochs on the party's own training nodes; only the structure encoder goes back."""
         load(self.structure, structure)
@@ -120,7 +130,7 @@ class Cohort(atoll.cohort.Cohort):
             optim.descend(self.optimizer, cross_entropy(self.logits(draws), self.graph, "train"))
         return {"structure": weighted(self.structure, self.graph.num_train), "n": self.graph.num_train}
 
-    @verb
+    @verb(takes={"structure": STRUCTURE}, gives=COUNTS)
     def evaluate(self, structure: Fields) -> Fields:
         """Counts of each party's feature encoder with the server's structure encoder."""
         load(self.structure, structure)
@@ -134,8 +144,7 @@ class Cohort(atoll.cohort.Cohort):
 
 def start(federation: Federation, settings: Settings) -> State:
     """A first structure encoder."""
-    layers = 1 if settings.model == "sgc" else settings.layers
-    encoder = StructureEncoder(settings, 1, layers, Draws(federation.seed, [SERVER], "structure"))
+    encoder = StructureEncoder(settings, 1, depth(settings), Draws(federation.seed, [SERVER], "structure"))
     first: Parameters = {name: value[0] for name, value in read(encoder).items()}
     return {"structure": first}
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from atoll import metrics
 from atoll.algorithms import State, fedavg
-from atoll.cohort import Fields, first_model, verb
+from atoll.cohort import MODEL, Fields, first_model, verb
+from atoll.declarations import WEIGHT
 from atoll.federation import Federation, Replies
 from atoll.models import read
 from atoll.parameters import Parameters, scale, weighted
@@ -43,7 +44,7 @@ class Cohort(fedavg.Cohort):
 
     settings: Settings
 
-    @verb
+    @verb(takes={"model": MODEL}, gives={"model": MODEL, "nodes": WEIGHT})
     def fit(self, model: Fields) -> Fields:
         """θ_i ← θ of the party's cluster, then E epochs on its own training nodes."""
         self.train(model)

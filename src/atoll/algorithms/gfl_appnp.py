@@ -25,8 +25,10 @@ from torch import Tensor
 import atoll.cohort
 from atoll import metrics
 from atoll.algorithms import State
-from atoll.cohort import Fields, verb
-from atoll.compensation import Mixture, Sources, Upload, mix, to_means, to_rows
+from atoll.cohort import Fields, Schema, verb
+from atoll.compensation import Mixture, Sources, Upload, mix, to_means, to_rows, width
+from atoll.declarations import COUNTS, Case, Forms, Scalar, flag, optional, real, whole
+from atoll.declarations import Model as ModelForm
 from atoll.errors import AtollError
 from atoll.federation import Federation
 from atoll.graph import Graph
@@ -77,6 +79,32 @@ class Settings:
             raise AtollError("compensation=noisy puts noise on Jacobians, which then have no factors; use encoding=jacobian.")
 
 
+def perceptron(settings: Settings, schema: Schema) -> dict[str, Tensor]:
+    """W₁ and W₂ of one party."""
+    return {
+        FIRST: torch.zeros(1, schema.features, settings.hidden),
+        SECOND: torch.zeros(1, settings.hidden, schema.classes),
+    }
+
+
+MODEL = ModelForm(perceptron)
+SUMS = real(2, low=0, double=True)  # training vectors and their loss
+VOTES = real(2, low=0, high=1, double=True)
+PLACE: Forms = {"model": MODEL, "weight": real(), "context": real("classes")}  # W̄, Ã_kk, C_k
+
+
+def gradients(case: Case) -> Forms:
+    """∇ĥ_j or ∇C_k."""
+    schema, settings = case.schema, case.settings
+    return {"gradient": real(*width(settings.encoding, schema.features, settings.hidden, schema.classes))}
+
+
+def representation(case: Case) -> Forms:
+    """What `represent` replies: with the gradient if that was asked for."""
+    forms: Forms = {"hidden": real("classes"), "trains": flag(), "labelled": flag()}
+    return {**forms, **gradients(case)} if case.arguments["gradient"] else forms
+
+
 class Cohort(atoll.cohort.Cohort):
     """Parties with one node each; between rounds they keep nothing."""
 
@@ -93,7 +121,7 @@ class Cohort(atoll.cohort.Cohort):
             self.latest = model[FIRST], self.graph.pooled.features.product(model[FIRST][None]).relu_()
         return self.latest[1]
 
-    @verb
+    @verb(takes={"model": MODEL, "gradient": Scalar()}, gives=representation)
     def represent(self, model: Fields, gradient: bool) -> Fields:
         """ĥ_j = mean_s MLP(x_js; W̄) and, if asked for, ∇ĥ_j; whether the party trains, and whether it has labels at all."""
         graph = self.graph
@@ -113,7 +141,11 @@ class Cohort(atoll.cohort.Cohort):
         assert self.message is not None
         return V1(self.message, reply, self.draws())
 
-    @verb(averaged={"model": "n"})
+    @verb(
+        takes=lambda case: {**PLACE, "gradient": optional(gradients(case)["gradient"])},
+        gives={"model": MODEL, "n": whole(low=1, high=1)},
+        averaged={"model": "n"},
+    )
     def fit(self, model: Fields, weight: Tensor, context: Tensor, gradient: Tensor | None = None) -> Fields:
         """I times W_k ← W_k − η·mean_s (ŷ_s − y_s)·(Ã_kk·∇h_s + ∇C_k) with ŷ_s = softmax(Ã_kk·h_s + C_k).
 
@@ -143,7 +175,10 @@ class Cohort(atoll.cohort.Cohort):
         size = self.settings.batch_size
         return self.draws().uniform(trained.most, self.settings.local_steps) if 0 < size < trained.most else None
 
-    @verb
+    @verb(
+        takes=PLACE,
+        gives=lambda case: {**COUNTS, "train": SUMS, **({"votes": VOTES} if case.settings.task == "snc" else {})},
+    )
     def evaluate(self, model: Fields, weight: Tensor, context: Tensor) -> Fields:
         """Counts of softmax(Ã_kk·h_ks + C_k), of its training loss and, for one label a node, of the parties' votes."""
         graph = self.graph

@@ -28,6 +28,7 @@ from atoll import metrics, optim
 from atoll.algorithms import State
 from atoll.algorithms._glasu_settings import Settings, sampled, shared
 from atoll.cohort import Fields, Message, verb
+from atoll.declarations import COUNTS, ROWS, Case, Numbers, Scalar, nodes, optional, ragged, real
 from atoll.errors import AtollError
 from atoll.federation import Federation
 from atoll.kernels import spread
@@ -38,6 +39,18 @@ from atoll.vertical import SPLITS, Shape
 SPREADS = ("vertical",)
 Reply = TypeVar("Reply")
 YARDSTICKS = {"centralized": "centralized_vertical"}  # what `centralized` means in a comparison with this algorithm
+
+
+def wide(case: Case) -> int:
+    """Columns of what the server joins: of one representation, or of all parties' side by side."""
+    s: Settings = case.settings
+    return s.hidden * (case.schema.parties if s.aggregation == "concatenation" else 1)
+
+
+NODES = nodes(ROWS)  # S[l]
+HIDDEN = real(ROWS, "hidden")  # H⁺_m[l], and its gradient
+JOINED: Numbers = real(ROWS, wide)  # H[l + 1], and its gradient
+LAYER = Scalar(0, lambda case: case.settings.layers - 1)
 
 
 @dataclass
@@ -169,12 +182,12 @@ class Cohort(atoll.cohort.Cohort):
         draws = Draws(self.seed, self.parties, "sample", self.round, int(self.training), level)
         return below(self.graph, self.progress.batch.level(level + 1), self.settings.fan_out, draws.generators)
 
-    @verb(public=True)
+    @verb(public=True, takes={}, gives={"nodes": NODES})
     def draw(self) -> Fields:
         """Algorithm 5, line 3: the label holder chooses S[L]."""
         return {"nodes": self._top()[None].int()}
 
-    @verb(public=True)
+    @verb(public=True, takes={"level": LAYER, "nodes": optional(NODES)}, gives={"nodes": ragged(NODES)})
     def sample(self, level: int, nodes: Tensor | None = None) -> Fields:
         """Lines 3-8: take the united level above, sample down to this one, say which nodes it needs."""
         self.hear("nodes", next(layer + 1 for layer in self.shared if layer + 1 > level), nodes)
@@ -183,19 +196,19 @@ class Cohort(atoll.cohort.Cohort):
 
     # Algorithms 3 and 4: representations and steps.
 
-    @verb
+    @verb(takes={"nodes": optional(NODES)}, gives={"hidden": HIDDEN})
     def embed(self, nodes: Tensor | None = None) -> Fields:
         """Algorithm 3, from the features to the first shared layer: what Appendix C puts noise on."""
         self.hear("nodes", self.shared[0] + 1, nodes)
         return {"hidden": self._apart(self._run(self.shared[0]).detach())}
 
-    @verb
+    @verb(takes={"layer": LAYER, "aggregate": JOINED}, gives={"hidden": HIDDEN})
     def infer(self, layer: int, aggregate: Tensor) -> Fields:
         """Algorithm 3: go on from the last aggregate to H⁺_m[layer]."""
         self.hear("aggregate", self.shared[self.shared.index(layer) - 1], aggregate)
         return {"hidden": self._apart(self._run(layer).detach())}
 
-    @verb
+    @verb(takes={"aggregate": optional(JOINED), "gradient": optional(JOINED), "share": optional(HIDDEN)}, gives={})
     def train(self, aggregate: Tensor | None = None, gradient: Tensor | None = None, share: Tensor | None = None) -> None:
         """Q times Algorithm 4 (7 where another party holds the labels); or, the gradients known, one exact step."""
         s = self.settings
@@ -208,7 +221,7 @@ class Cohort(atoll.cohort.Cohort):
             self.progress.again()
         self.forget()
 
-    @verb
+    @verb(takes={"aggregate": JOINED}, gives={"gradient": JOINED})
     def differentiate(self, aggregate: Tensor) -> Fields:
         """∇L_m with respect to H_m[L]: where the way back begins (Algorithm 6, lines 15-16)."""
         self.hear("aggregate", self.shared[-1], aggregate)
@@ -216,7 +229,7 @@ class Cohort(atoll.cohort.Cohort):
         (found,) = torch.autograd.grad(self._loss(top), top, retain_graph=True)
         return {"gradient": self._apart(found)}
 
-    @verb
+    @verb(takes={"layer": LAYER, "share": HIDDEN}, gives={"gradient": JOINED})
     def backpropagate(self, layer: int, share: Tensor) -> Fields:
         """From the party's share of a gradient, that of H⁺_m[layer], to the gradient of the aggregate below it."""
         self.hear("share", layer, share, each=self.settings.aggregation == "concatenation")
@@ -225,7 +238,7 @@ class Cohort(atoll.cohort.Cohort):
         (found,) = torch.autograd.grad(self._pull(layer), aggregate, retain_graph=True)
         return {"gradient": self._apart(found)}
 
-    @verb
+    @verb(takes={"aggregate": optional(JOINED)}, gives=COUNTS)
     def evaluate(self, aggregate: Tensor | None = None) -> Fields:
         """Counts of each party's predictions from the last aggregate."""
         if self.shared:

@@ -11,6 +11,7 @@ import atoll.cohort
 from atoll import metrics, optim
 from atoll.algorithms import State
 from atoll.cohort import Fields, backbone, verb
+from atoll.declarations import COUNTS
 from atoll.federation import Federation
 from atoll.losses import cross_entropy
 from atoll.settings import Training
@@ -35,14 +36,14 @@ class Cohort(atoll.cohort.Cohort):
         self.model = backbone(s, self.schema, self.graph.parties, self.first_draws("model"))
         self.optimizer = optim.make(s.optimizer, self.model, s.lr, s.weight_decay)
 
-    @verb(public=True)  # nothing comes back
+    @verb(public=True, takes={}, gives={})
     def fit(self) -> None:
         """θ⁽ᵏ⁾ ← θ⁽ᵏ⁾ − η∇L⁽ᵏ⁾, E times."""
         draws = self.draws()
         for _ in range(self.settings.epochs):
             optim.descend(self.optimizer, cross_entropy(self.model(self.graph, draws), self.graph, "train"))
 
-    @verb
+    @verb(takes={}, gives=COUNTS)
     def evaluate(self) -> Fields:
         """Counts of each party's own model."""
         return metrics.count(self.model(self.graph), self.graph)

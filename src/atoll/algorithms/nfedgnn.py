@@ -22,6 +22,7 @@ from atoll import metrics, optim
 from atoll.algorithms import State
 from atoll.attention import elu
 from atoll.cohort import Fields, verb
+from atoll.declarations import COUNTS, real
 from atoll.federation import Federation, Replies
 from atoll.graph import Graph
 from atoll.losses import cross_entropy, smoothness
@@ -31,6 +32,7 @@ from atoll.rowsparse import Entries, Weights
 from atoll.settings import setting
 
 SPREADS = ("node",)
+LATENT = real("width")  # x̄_i, and its gradient
 
 
 @dataclass(frozen=True)
@@ -80,17 +82,17 @@ class Cohort(atoll.cohort.Cohort):
         else:
             self.weights.share(first_weight(self.settings, self.schema, self.seed))
 
-    @verb
+    @verb(takes={}, gives={"latent": LATENT})
     def embed(self) -> Fields:
         """Lines 5 and 6: x̄_i = x_i·W_i."""
         return {"latent": self.weights()}
 
-    @verb
+    @verb(takes={"gradient": LATENT}, gives={})
     def update(self, gradient: Tensor) -> None:
         """Lines 11 and 12: ∂L/∂W_i = x_iᵀ·∂L/∂x̄_i, one step of Adam."""
         self.optimizer.step([self.weights.backward(gradient)])
 
-    @verb
+    @verb(takes={"logits": real("classes")}, gives=COUNTS)
     def evaluate(self, logits: Tensor) -> Fields:
         """Counts of the server's prediction at each user."""
         return metrics.count(logits, self.graph)
