@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from atoll.bounds import Limits
-from atoll.declarations import Declared
+from atoll.declarations import Declared, flag, secret
 from atoll.declarations import Model as ModelForm
 from atoll.errors import AtollError
 from atoll.graph import Graph, spans
 from atoll.models import Model, build, load, read
 from atoll.parties import Parties
-from atoll.privacy.masking import Call
+from atoll.privacy.identities import SIGNATURE_BYTES
+from atoll.privacy.masking import ADVERT_PARTS, SEED_BYTES, SHARE_BYTES, Call
 from atoll.privacy.secrets import Secrets
 from atoll.random import SERVER, Draws, Word
 from atoll.settings import Training
@@ -26,6 +27,7 @@ from atoll.wire import alike
 
 Fields = dict[str, Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
+SIGNATURE = secret(SIGNATURE_BYTES)
 SECURE_STEPS = ("secure_keys", "secure_shares", "secure_open", "secure_confirm", "secure_reveal")  # they need no memory
 
 
@@ -193,27 +195,27 @@ class Cohort:
             )
         return fields
 
-    @verb(public=True)
+    @verb(public=True, gives={"keys": secret(ADVERT_PARTS, 32), "signature": SIGNATURE, "settled": flag("parties")})
     def secure_keys(self, session: Tensor, total: str) -> Fields:
         """The first step of a secure total of the verb `total`; the fourth is the verb itself, masked."""
         return self._secrets().keys(self._addressed(), self._call(total), session)
 
-    @verb(public=True)
+    @verb(public=True, gives=lambda case: {"shares": secret(case.length("users"), SHARE_BYTES)})
     def secure_shares(self, session: Tensor, users: Tensor, keys: Tensor, signatures: Tensor) -> Fields:
         """The second step: shares of the secrets for everybody."""
         return self._secrets().shares(self._addressed(), self._call(), session, users, keys, signatures)
 
-    @verb(public=True)
+    @verb(public=True, gives=lambda case: {"opened": flag(case.length("dealers"))})
     def secure_open(self, session: Tensor, dealers: Tensor, shares: Tensor) -> Fields:
         """The third step: take the others' shares."""
         return self._secrets().open(self._addressed(), self._call(), session, dealers, shares)
 
-    @verb(public=True)
+    @verb(public=True, gives={"signature": SIGNATURE})
     def secure_confirm(self, session: Tensor, answered: Tensor) -> Fields:
         """The fifth step: sign who answered."""
         return self._secrets().confirm(self._addressed(), self._call(), session, answered)
 
-    @verb(public=True)
+    @verb(public=True, gives=lambda case: {"shares": secret(case.length("answered"), SEED_BYTES)})
     def secure_reveal(self, session: Tensor, answered: Tensor, signatures: Tensor) -> Fields:
         """The last step: one share of everybody's secrets."""
         return self._secrets().reveal(self._addressed(), self._call(), session, answered, signatures)

@@ -45,6 +45,11 @@ class Case:
         value = self.arguments.get(name)
         return value if type(value) is int else 0
 
+    def length(self, name: str) -> int:
+        """Rows of a tensor among the arguments; 0 where there is none."""
+        value = self.arguments.get(name)
+        return len(value) if isinstance(value, Tensor) and value.ndim else 0
+
     def number(self, what: Any) -> Any:
         """A dimension or a bound as a number."""
         if isinstance(what, str):
