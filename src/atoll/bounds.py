@@ -38,9 +38,19 @@ class Rules:
 class Limits:
     """What the verbs of one run's cohorts take and give."""
 
-    def __init__(self, cohort: type[Cohort], settings: Any, schema: Schema, rules: Rules | None = None, noised: str = "") -> None:
-        """`noised`: the verb whose replies are clipped and noised, and so keep no ranges but finite ones."""
-        self.cohort, self.rules, self.noised = cohort, rules or Rules(), noised
+    def __init__(
+        self,
+        cohort: type[Cohort],
+        settings: Any,
+        schema: Schema,
+        rules: Rules | None = None,
+        *,
+        noised: str = "",
+        fractions: str = "",
+    ) -> None:
+        """`noised`: the verb whose replies are clipped and noised, and so keep no ranges but finite ones. `fractions`: a verb
+        all of whose fields are noised, and arrive as fractions."""
+        self.cohort, self.rules, self.noised, self.fractions = cohort, rules or Rules(), noised, fractions
         self.case = Case(settings, schema, self.rules.max_weight, self.rules.max_nodes)
         self.known: dict[tuple[str, str], Expected] = {}
 
@@ -169,6 +179,9 @@ class Limits:
             expected = _weighted(expected, self.cohort.verb_named(message.verb).__dict__.get("averaged", {}))
         if kind == "gives" and message.verb == self.noised:
             expected = {name: _noised(leaf) if isinstance(leaf, Leaf) else leaf for name, leaf in expected.items()}
+        if kind == "gives" and message.verb == self.fractions:
+            doubled = {name: replace(leaf, dtype=torch.float64) for name, leaf in expected.items() if isinstance(leaf, Leaf)}
+            expected = {name: _noised(leaf) for name, leaf in doubled.items()}
         if not callable(declared):
             self.known[kind, message.verb] = expected
         return expected

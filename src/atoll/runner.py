@@ -25,7 +25,7 @@ from atoll.graph import Graph
 from atoll.link import Link
 from atoll.privacy.identities import Identities, simulated
 from atoll.privacy.masking import fewest
-from atoll.privacy.noise import Noise
+from atoll.privacy.noise import EVALUATE, Noise
 from atoll.privacy.releases import FILE, Releases, epsilon_of, need_accountant
 from atoll.privacy.secrets import Secrets
 
@@ -228,8 +228,11 @@ def schema_of(data: Spread) -> Schema:
 def limits_of(config: Config, schema: Schema) -> Limits:
     """What the verbs of a run take and give."""
     run = config.run
+    fractions = EVALUATE if config.dp.evaluation else ""
     rules = Rules(run.max_weight, run.max_share, run.max_nodes)
-    return Limits(algorithms.find(config.algorithm).Cohort, config.settings, schema, rules, noised=config.dp.verb)
+    return Limits(
+        algorithms.find(config.algorithm).Cohort, config.settings, schema, rules, noised=config.dp.verb, fractions=fractions
+    )
 
 
 def assemble(
