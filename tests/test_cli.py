@@ -210,17 +210,19 @@ def test_a_byte_order_mark_in_a_configuration(call) -> None:
     assert call("run", "run.toml")[0] == 0
 
 
-def test_a_split_that_is_not_used_is_told(call, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Most papers split at random; who wrote a split into their data hears of it."""
+@pytest.mark.filterwarnings("default")
+def test_a_split_that_is_not_used_is_told(call, tmp_path: Path) -> None:
+    """Most papers split at random; who wrote a split into their data hears of it, once."""
     nodes = GOOD.replace("label\n", "label,split\n").replace(",0\n", ",0,train\n").replace(",1\n", ",1,test\n")
     write_graph(tmp_path / "graph", nodes)
     arguments = ("run", "local", "--dataset", "graph", "--partition", "whole", "--rounds", "1")
-    told = "atoll: graph brings a split of its own, which split='random' replaces; to use it, say --set split=auto."
-    assert call(*arguments)[0] == 0
-    assert caplog.messages == [told]
-    caplog.clear()
-    assert call(*arguments, "--set", "split=auto")[0] == 0
-    assert not caplog.messages
+    told = "atoll: graph brings a split of its own, which split='random' replaces; to use it, set split=auto.\n"
+    code, _, err = call(*arguments, "--quiet")
+    assert (code, err) == (0, told)
+    code, _, err = call("compare", "local,fedavg", *arguments[2:], "--seeds", "2", "--quiet")
+    assert (code, err) == (0, told)
+    code, _, err = call(*arguments, "--set", "split=auto", "--quiet")
+    assert (code, err) == (0, "")
 
 
 def test_missing_data_says_which_file_to_put_where(call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -260,6 +260,7 @@ def about(version: Annotated[bool, typer.Option("--version", help="Show the vers
 
 def main() -> None:
     """The entry point: what a person can mend is one sentence on stderr and exit code 2."""
+    _told.clear()
     with warnings.catch_warnings():
         warnings.showwarning = _tell_warning
         try:
@@ -284,6 +285,7 @@ def _refuse(sentence: str) -> NoReturn:
 
 
 _show_warning = warnings.showwarning
+_told: set[str] = set()
 
 
 def _tell_warning(
@@ -296,7 +298,9 @@ def _tell_warning(
 ) -> None:
     """What atoll itself says is one line without a place in its code."""
     if issubclass(category, AtollWarning):
-        print(f"atoll: {message}", file=sys.stderr)
+        if str(message) not in _told:  # a comparison reads the same data many times
+            _told.add(str(message))
+            print(f"atoll: {message}", file=sys.stderr)
     else:
         _show_warning(message, category, filename, lineno, file, line)
 

@@ -37,6 +37,7 @@ class Graph:
     widths: tuple[int, ...] | None = None  # vertical: party p's real columns are x[:, :widths[p]], the rest is zero padding
     class_names: tuple[str, ...] | None = None  # where the classes have names
     majority: Tensor | None = None  # (N,) int64: the majority class where each node comes from, if not the block itself
+    feature_names: tuple[str, ...] | None = None  # where the columns have names
 
     @property
     def num_nodes(self) -> int:
@@ -190,6 +191,7 @@ class Graph:
             ptr=torch.tensor([0, len(rows)]),
             class_names=self.class_names,
             majority=None if self.majority is None else self.majority[rows],
+            feature_names=self.feature_names,
         )
 
 
@@ -222,4 +224,5 @@ def stack(graphs: Sequence[Graph]) -> Graph:
         if any(graph.widths is None for graph in graphs)
         else tuple(w for graph in graphs for w in graph.widths or ()),
         class_names=graphs[0].class_names,
+        feature_names=graphs[0].feature_names if len({graph.feature_names for graph in graphs}) == 1 else None,
     )

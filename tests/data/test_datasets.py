@@ -16,7 +16,7 @@ from graphs import dense, edge_set, same
 
 from atoll.data import datasets, from_pyg, known, load, row_normalise
 from atoll.data.assemble import tidy_edges
-from atoll.errors import AtollError
+from atoll.errors import AtollError, AtollWarning
 
 HERE = [
     "cora",
@@ -315,13 +315,14 @@ def test_known_lists_every_name(small: Path) -> None:
 
 def data(**changes: object) -> SimpleNamespace:
     """What a PyG Data object looks like."""
-    found = {"x": torch.ones(3, 2), "edge_index": torch.tensor([[0, 1], [1, 1]]), "y": torch.tensor([0, 1, -1])}
+    found = {"x": torch.ones(3, 2), "edge_index": torch.tensor([[0], [1]]), "y": torch.tensor([0, 1, -1])}
     return SimpleNamespace(**(found | changes))
 
 
 def test_from_pyg() -> None:
     """With and without masks, with a column of masks a fold, with labels as a column or as floats with NaN."""
-    graph = from_pyg(data())
+    with pytest.warns(AtollWarning, match=r"The PyG graph: 1 edge from a node to itself is dropped\."):
+        graph = from_pyg(data(edge_index=torch.tensor([[0, 1], [1, 1]])))
     assert edge_set(graph) == {(0, 1), (1, 0)}
     assert not (graph.train | graph.val | graph.test).any()
     folds = torch.tensor([[True, False], [False, True], [False, False]])

@@ -90,6 +90,7 @@ def assemble(
     num_classes: int | None = None,
     class_names: tuple[str, ...] | None = None,
     ids: Ints | None = None,
+    feature_names: tuple[str, ...] | None = None,
 ) -> Graph:
     """One whole graph (P = 1) from arrays; `where` names the source in the sentence that says what is wrong."""
     check_labels(y, num_classes, where)
@@ -115,6 +116,7 @@ def assemble(
         ids=torch.arange(nodes) if ids is None else torch.from_numpy(ids.astype(np.int64)),
         ptr=torch.tensor([0, nodes]),
         class_names=class_names,
+        feature_names=feature_names,
     )
 
 

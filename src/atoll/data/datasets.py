@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from atoll.data import files, raw
-from atoll.data.assemble import Arrays, assemble, read_npz
+from atoll.data.assemble import Arrays, assemble, plain, read_npz
+from atoll.data.cautions import mind_edges, mind_features
 from atoll.data.csbm import CsbmSettings, generate
 from atoll.data.subcora import NODES, PAIRS, SubcoraSettings, subcora
 from atoll.errors import AtollError
@@ -186,14 +187,11 @@ def from_pyg(data: Any, *, fold: int = 0, directed: bool = False) -> Graph:
             continue
         mask = _tensor(data, part).bool()
         masks.append((mask[:, _checked(fold, mask.shape[1], "The PyG graph")] if mask.dim() == 2 else mask).numpy())
-    return assemble(
-        data.x,
-        edges.numpy(),
-        whole.to(torch.int64).numpy(),
-        (masks[0], masks[1], masks[2]),
-        where="The PyG graph",
-        directed=directed,
-    )
+    where, labels = "The PyG graph", whole.to(torch.int64).numpy()
+    graph = assemble(data.x, edges.numpy(), labels, (masks[0], masks[1], masks[2]), where=where, directed=directed)
+    mind_features(plain(data.x, where), labels, None, where)
+    mind_edges(edges.numpy(), where, [name for name in ("edge_attr", "edge_weight") if getattr(data, name, None) is not None])
+    return graph
 
 
 def _tensor(data: Any, name: str) -> torch.Tensor:

@@ -6,7 +6,7 @@ val, test or empty) and `index` (the node's number in the federation, where part
 classes are 0, 1, 2, … or the names seen, sorted.
 
 An `.npz` (or `graph.npz` in a folder) has `x` or the CSR parts `x_data x_indices x_indptr x_shape`, `edge_index`, `y` and, where
-wanted, `train val test` masks, `ids`, `class_names` and `num_classes`.
+wanted, `train val test` masks, `ids`, `class_names`, `num_classes` and `feature_names`, the columns' names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from atoll.data.assemble import MOST_CLASSES, Arrays, Ints, Masks, assemble, read_npz
+from atoll.data.assemble import MOST_CLASSES, Arrays, Ints, Masks, assemble, plain, read_npz
+from atoll.data.cautions import mind_edges, mind_features
 from atoll.errors import AtollError
 from atoll.graph import Graph
 
@@ -79,6 +80,8 @@ def arrays(graph: Graph) -> Arrays:
         }
     if graph.class_names is not None:
         found["class_names"] = np.array(graph.class_names, dtype=str)
+    if graph.feature_names is not None:
+        found["feature_names"] = np.array(graph.feature_names, dtype=str)
     return found
 
 
@@ -102,6 +105,7 @@ def graph_of(found: Arrays) -> Graph:
         ids=torch.from_numpy(found["ids"]),
         ptr=torch.tensor([0, nodes]),
         class_names=tuple(str(name) for name in found["class_names"]) if "class_names" in found else None,
+        feature_names=tuple(str(name) for name in found["feature_names"]) if "feature_names" in found else None,
     )
 
 
@@ -144,7 +148,7 @@ def _read_npz(path: Path, directed: bool) -> Graph:
             ) from error
     num_classes, names = _named(found, path)
     y = _whole_numbers(found["y"], path)
-    return assemble(
+    graph = assemble(
         x,
         found["edge_index"],
         y,
@@ -154,7 +158,11 @@ def _read_npz(path: Path, directed: bool) -> Graph:
         num_classes=num_classes,
         class_names=names,
         ids=_numbered(found, y, path),
+        feature_names=_columns(found, path),
     )
+    mind_features(plain(x, str(path)), y, graph.feature_names, str(path))
+    mind_edges(found["edge_index"], str(path), [name for name in WEIGHTS if name in found])
+    return graph
 
 
 def _named(found: Arrays, path: Path) -> tuple[int | None, tuple[str, ...] | None]:
@@ -172,6 +180,21 @@ def _named(found: Arrays, path: Path) -> tuple[int | None, tuple[str, ...] | Non
     if num_classes is not None and num_classes != len(names):
         raise AtollError(f"{path} names {len(names)} classes but says num_classes={num_classes}; make them agree.")
     return len(names), names
+
+
+WEIGHTS = ("edge_weight", "edge_weights", "edge_attr")  # arrays that other programs write and that are not used here
+
+
+def _columns(found: Arrays, path: Path) -> tuple[str, ...] | None:
+    """The names of the features."""
+    listed = found.get("feature_names")
+    if listed is None:
+        return None
+    names = tuple(str(name) for name in listed.ravel())
+    width = int(found["x"].shape[-1] if "x" in found else found["x_shape"][-1])
+    if listed.ndim != 1 or len(set(names)) < len(names) or len(names) != width:
+        raise AtollError(f"`feature_names` in {path} must be a list that names each of the {width} features once.")
+    return names
 
 
 def _numbered(found: Arrays, y: Ints, path: Path) -> Ints | None:

@@ -69,6 +69,11 @@ def split(graph: Graph, settings: SplitSettings, seed: int, parties: Sequence[in
     return _with(graph, chosen[row])
 
 
+def replaces_split(graph: Graph, settings: SplitSettings) -> bool:
+    """Whether `split` would put another split in the place of the graph's own."""
+    return settings.split not in ("auto", "public", "geom") and bool((graph.train | graph.val | graph.test).any())
+
+
 def _checked(settings: SplitSettings) -> str:
     if settings.split not in KINDS:
         raise AtollError(f"There is no split {settings.split!r}{suggest(settings.split, KINDS)}")

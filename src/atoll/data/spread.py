@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,8 +12,8 @@ import torch
 
 from atoll.data.datasets import CATALOGUE, DataSettings, load, row_normalise
 from atoll.data.partition import SETTING, partition, setting_of
-from atoll.data.splits import SplitSettings, split
-from atoll.errors import AtollError
+from atoll.data.splits import SplitSettings, replaces_split, split
+from atoll.errors import AtollError, AtollWarning
 from atoll.graph import Graph
 from atoll.metrics import majority
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 
 SETTINGS = ("horizontal", "overlapping", "vertical", "node")
-
-log = logging.getLogger("atoll.data")
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,10 @@ def spread(config: Config, graph: Graph | None, spreads: Sequence[str]) -> Sprea
         graph = load(config.dataset, fold=config.split.fold, seed=config.seed, **asdict(config.data))
         if config.dataset.lower() not in CATALOGUE and isinstance(config.data, DataSettings):
             _mind_own_split(graph, config)
-    elif getattr(config.data, "normalize_features", False):
-        graph = row_normalise(graph)
+    else:
+        _mind_own_split(graph, config)
+        if getattr(config.data, "normalize_features", False):
+            graph = row_normalise(graph)
     chosen = config.partition_settings.partition_seed
     parts = partition(graph, config.partition, config.parties, config.partition_settings, config.seed if chosen < 0 else chosen)
     parts = split(parts, config.split, config.seed)
@@ -93,13 +93,11 @@ def _own_parties(config: Config, spreads: Sequence[str]) -> Spread:
 
 
 def _mind_own_split(graph: Graph, config: Config) -> None:
-    """Say so where the split that a person wrote into their data is not the one that is used."""
-    if config.split.split not in ("auto", "public", "geom") and bool((graph.train | graph.val | graph.test).any()):
-        log.warning(
-            "atoll: %s brings a split of its own, which split=%r replaces; to use it, say --set split=auto.",
-            config.dataset,
-            config.split.split,
-        )
+    """Warn when the split that a person wrote into their data is not the one that is used."""
+    if replaces_split(graph, config.split):
+        name = "The graph" if config.dataset == "given" else config.dataset
+        said = f"{name} brings a split of its own, which split={config.split.split!r} replaces; to use it, set split=auto."
+        warnings.warn(said, AtollWarning, stacklevel=3)
 
 
 def union(parts: Graph, graph: Graph, *, merged: bool = False) -> Graph:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from atoll.data.assemble import LARGEST, MOST_CLASSES, Ints, Masks, assemble
+from atoll.data.cautions import mind_edges, mind_features
 from atoll.errors import AtollError, AtollWarning
 from atoll.graph import Graph
 
@@ -50,15 +51,13 @@ def read_tables(folder: Path, directed: bool) -> Graph:
     edges = _open(folder, "edges", ("source", "target"))
     if len(nodes.frame) == 0:
         raise AtollError(f"{nodes.path} has no nodes; give at least one row.")
-    extra = [column for column in edges.frame.columns if column not in ("source", "target")]
-    if extra:
-        said = f"{edges.path}: only source and target are used; {', '.join(map(str, extra))} is ignored."
-        warnings.warn(said, AtollWarning, stacklevel=3)
     ids = _ids(nodes)
     y, num_classes, names = _labels(nodes, folder)
-    return assemble(
-        _features(nodes),
-        _edges(edges, ids, nodes.path),
+    columns, x = _features(nodes)
+    ends = _edges(edges, ids, nodes.path)
+    graph = assemble(
+        x.astype(np.float32),
+        ends,
         y,
         _splits(nodes, y),
         where=str(folder),
@@ -66,7 +65,15 @@ def read_tables(folder: Path, directed: bool) -> Graph:
         num_classes=num_classes,
         class_names=names,
         ids=_index(nodes),
+        feature_names=columns,
     )
+    extra = [str(column) for column in edges.frame.columns if column not in ("source", "target")]
+    if extra:
+        said = f"{edges.path}: only source and target are used; {', '.join(extra)} is ignored, edges have no weights here."
+        warnings.warn(said, AtollWarning, stacklevel=3)
+    mind_features(x, y, columns, str(nodes.path))
+    mind_edges(ends, str(edges.path))
+    return graph
 
 
 def node_names(folder: Path) -> NDArray[np.object_]:
@@ -81,7 +88,10 @@ def write_tables(graph: Graph, folder: Path, form: str) -> None:
     names = graph.class_names or tuple(str(label) for label in range(graph.num_classes))
     labels = np.array([*names, ""], dtype=object)[graph.y.numpy()]  # −1 takes the last, empty one
     columns = {"id": np.arange(graph.num_nodes), "index": graph.ids.numpy(), "label": labels, "split": roles.astype(object)}
-    nodes = pd.DataFrame(columns | {f"x{column}": x[:, column] for column in range(x.shape[1])})
+    features = graph.feature_names
+    if features is None or {*features} & {*RESERVED}:
+        features = tuple(f"x{column}" for column in range(x.shape[1]))
+    nodes = pd.DataFrame(columns | {name: x[:, column] for column, name in enumerate(features)})
     source, target = graph.edge_index.numpy()
     edges = pd.DataFrame({"source": source, "target": target})
     for name, frame in (("nodes", nodes), ("edges", edges)):
@@ -177,7 +187,8 @@ def _ids(nodes: Table) -> pd.Index:
     return index
 
 
-def _features(nodes: Table) -> NDArray[np.float32]:
+def _features(nodes: Table) -> tuple[tuple[str, ...], NDArray[np.float64]]:
+    """The columns' names and their values, which fit into float32."""
     columns = [column for column in nodes.frame.columns if column not in RESERVED]
     if not columns:
         raise AtollError(
@@ -192,8 +203,7 @@ def _features(nodes: Table) -> NDArray[np.float32]:
         raise AtollError(
             f"Feature `{columns[column]}` in {nodes.place(row)} {said}; give a finite number or leave the column out."
         )
-    narrow: NDArray[np.float32] = numbers.astype(np.float32)
-    return narrow
+    return tuple(str(column) for column in columns), numbers
 
 
 def _numbers(column: pd.Series) -> pd.Series:
