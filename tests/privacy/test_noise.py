@@ -171,6 +171,18 @@ def test_a_party_that_was_left_out_has_spent_less() -> None:
     assert epsilon_of(experiment.spent, 1e-5) == pytest.approx(epsilon(NoiseSettings(noise=4.0), round(each.max())))
 
 
+@pytest.mark.parametrize("upload", ["sum", "rows"])
+def test_rows_of_fedgl_cost_the_same_with_and_without_secure_totals(upload: str) -> None:
+    """Predictions and embeddings are a node's row together; others' noise is not counted on. The model has other rows."""
+    rows: dict[str, Any] = {"dp.verb": "fit", "dp.unit": "row", "dp.noise": 4.0, "upload": upload}
+    spent = [epsilon(NoiseSettings(verb="fit", unit="row", noise=4.0), count) for count in (1, 2, 3)]
+    for secure in (False, True) if upload == "sum" else (False,):
+        result = runner.run(small("fedgl", secure=secure, **rows, **{"dp.fields": "predictions,embeddings"}))
+        assert [row["epsilon"] for row in result.rows] == pytest.approx(spent)
+    with pytest.raises(AtollError, match="different numbers of rows"):
+        runner.run(small("fedgl", **rows))
+
+
 def test_a_planted_feature_is_found_without_noise_and_not_with_it() -> None:
     """The server tells from a party's first model update whether a rare feature occurs there; noise takes that away.
 
