@@ -89,8 +89,9 @@ def _show(told: list[tuple[Exhibit, list[Line]]], only: str | None) -> None:
 
 
 def _write(told: list[tuple[Exhibit, list[Line]]], work: Jobs, out: Path, page: Path) -> None:
+    from atoll import storage
     from atoll.reproduce import pages, pictures
 
     page.parent.mkdir(parents=True, exist_ok=True)
     drawn = pictures.save(told, work, out, page.parent / "img")
-    page.write_text(pages.markdown(told, {name: f"img/{file.name}" for name, file in drawn.items()}))
+    storage.write_whole(page, pages.markdown(told, {name: f"img/{file.name}" for name, file in drawn.items()}).encode())

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 from atoll import wire
 from atoll.errors import AtollError, AtollWarning
@@ -39,18 +39,26 @@ class DamagedError(AtollError):
 
 
 def write_whole(path: Path, *parts: Bytes, previous: Path | None = None) -> None:
+    """Replace a file by these bytes; see `replacing`."""
+    with replacing(path, previous) as file:
+        for part in parts:
+            _write(file.fileno(), part)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, previous: Path | None = None) -> Iterator[BinaryIO]:
     """Replace a file so that it is there whole or not at all, whenever the process or the machine stops.
 
     Symbolic links are not followed: one at `path` is replaced, and the partial file has a name nobody can guess. The file that
     was there is kept as `previous`; a process that stops in between leaves that one only.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
-    try:
-        handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    with writing(path):
+        handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
-            with os.fdopen(handle, "wb", buffering=0) as file:
-                for part in parts:
-                    _write(file.fileno(), part)
+            with os.fdopen(handle, "w+b") as file:
+                yield file
+                file.flush()
                 os.fsync(file.fileno())
             if previous is not None and path.is_file():
                 path.replace(previous)
@@ -59,8 +67,6 @@ def write_whole(path: Path, *parts: Bytes, previous: Path | None = None) -> None
             partial.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
-    except OSError as error:
-        raise unwritable(path, error) from error
 
 
 def append_line(path: Path, text: str, *, durable: bool = True) -> None:
@@ -264,6 +270,7 @@ __all__ = [
     "Lock",
     "append_line",
     "read_document",
+    "replacing",
     "sweep",
     "sync",
     "sync_folder",

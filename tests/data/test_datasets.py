@@ -281,7 +281,7 @@ def test_a_forged_pickle_runs_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
     (tmp_path / "Cora" / "raw").mkdir(parents=True)
     for name in datasets.CATALOGUE["cora"].files:
-        (tmp_path / "Cora" / "raw" / name).write_bytes(pickle.dumps(Forged()))
+        (tmp_path / "Cora" / "raw" / name).write_bytes(pickle.dumps(Forged(), 2))
     with pytest.raises(AtollError, match="has no place in a dataset"):
         load("cora")
     assert not (tmp_path / "ran").exists()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.data import files, raw
+from atoll.data import downloads, files, raw
 from atoll.data.assemble import Arrays, assemble, plain, read_npz
 from atoll.data.cautions import mind_edges, mind_features
 from atoll.data.csbm import CsbmSettings, generate
@@ -256,6 +256,8 @@ def _load_known(dataset: Dataset, fold: int, directed: bool) -> Graph:
     cached = cache_folder() / "processed" / f"{dataset.name}-{digest}.npz"
     graph, folds = _from_cache(cached) or (None, None)
     if graph is None or folds is None:
+        if folder.is_relative_to(downloaded := cache_folder() / "data"):
+            downloads.check(downloaded, {f"{dataset.folder}/{name}": folder / name for name in dataset.files}, new=False)
         try:
             read = READERS[dataset.name](folder, dataset.spelling)
         except AtollError:
@@ -285,10 +287,14 @@ def _download(dataset: Dataset) -> Path:
             root.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as folder:
                 _fetch(dataset, Path(folder))
+                fetched = {f"{dataset.folder}/{name}": next(Path(folder).rglob(name)) for name in dataset.files}
+                downloads.check(root, fetched, new=True)
                 (root / dataset.folder).mkdir(parents=True, exist_ok=True)
-                for name in dataset.files:
-                    next(Path(folder).rglob(name)).replace(root / dataset.folder / name)
+                for name, path in fetched.items():
+                    path.replace(root / name)
             return root / dataset.folder
+        except AtollError:
+            raise
         except Exception as error:  # no network, no space, a moved address: all end in the same advice
             reason = f"downloading it failed ({' '.join([type(error).__name__, *str(error).splitlines()[:1]])})"
     asked = Path(os.environ.get("ATOLL_DATA") or root) / dataset.folder
@@ -319,7 +325,7 @@ def _to_cache(path: Path, graph: Graph, folds: np.ndarray[Any, Any]) -> None:
         for other in path.parent.glob(f"{path.stem.rsplit('-', 1)[0]}-????????????????.npz"):
             if other != path and other.stat().st_mtime < path.stat().st_mtime - 30 * 86400:
                 other.unlink()
-    except OSError:
+    except (OSError, AtollError):
         return  # a cache that cannot be written only costs time
 
 

@@ -11,8 +11,6 @@ wanted, `train val test` masks, `ids`, `class_names`, `num_classes` and `feature
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
+from atoll import storage
 from atoll.data.assemble import MOST_CLASSES, Arrays, Ints, Masks, assemble, plain, read_npz
 from atoll.data.cautions import mind_edges, mind_features
 from atoll.errors import AtollError
@@ -111,15 +110,8 @@ def graph_of(found: Arrays) -> Graph:
 
 def write_npz(path: Path, found: Arrays) -> None:
     """An .npz that appears whole or not at all."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, allow_pickle=False, **found)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with storage.replacing(path) as file:
+        np.savez(file, allow_pickle=False, **found)
 
 
 def _read_npz(path: Path, directed: bool) -> Graph:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import copyreg
 import json
-import pickle
-import warnings
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from atoll.data.assemble import Bools, Features, Ints, Masks
+from atoll.data.planetoid import read
 
 
 @dataclass(frozen=True)
@@ -34,54 +31,39 @@ Reader = Callable[[Path, str], Raw]
 
 
 def planetoid(folder: Path, name: str) -> Raw:
-    """Cora, CiteSeer, PubMed with the public split of Yang et al., the same as PyG gives.
+    """Cora, CiteSeer, PubMed with the public split of Yang et al., the same as PyG gives; see `atoll.data.planetoid`.
 
-    The files are pickles of 2016: only arrays, matrices and lists are let out of them, so that a forged file can run nothing.
     Rows of the test nodes stand in `tx` in the order of `test.index`; nodes that are in no file (CiteSeer) get zeros and class 0.
     """
-    parts = {part: _unpickle(folder / f"ind.{name.lower()}.{part}") for part in ("tx", "allx", "y", "ty", "ally", "graph")}
-    test = np.loadtxt(folder / f"ind.{name.lower()}.test.index", dtype=np.int64)
-    known, nodes = parts["allx"].shape[0], int(test.max()) + 1
+    stem = f"ind.{name.lower()}"
+    tx, allx = (_part(folder / f"{stem}.{part}", sp.csr_array) for part in ("tx", "allx"))
+    y_train, y_test, y_known = (_part(folder / f"{stem}.{part}", np.ndarray) for part in ("y", "ty", "ally"))
+    graph: dict[int, list[int]] = _part(folder / f"{stem}.graph", dict)
+    test = np.loadtxt(folder / f"{stem}.test.index", dtype=np.int64, ndmin=1)
+    known, nodes = allx.shape[0], int(test.max()) + 1
     rows = np.concatenate([np.arange(known), test])  # row r of allx over tx is node rows[r]
+    alike = tx.shape[0] == len(test) == len(y_test) and known == len(y_known) and tx.shape[1] == allx.shape[1]
+    alike = alike and y_test.ndim == y_known.ndim == 2 and y_test.shape[1] == y_known.shape[1]
+    if not alike or len(y_train) + 500 > known or len(np.unique(rows)) != len(rows) or test.min() < 0 or nodes > 2 * len(rows):
+        raise ValueError("the files are not of one dataset")
     place = sp.csr_array((np.ones(len(rows), np.float32), (rows, np.arange(len(rows)))), shape=(nodes, len(rows)))
-    x = place @ sp.csr_array(sp.vstack([parts["allx"], parts["tx"]]), dtype=np.float32)
+    x = place @ sp.csr_array(sp.vstack([allx, tx]), dtype=np.float32)
     y = np.zeros(nodes, np.int64)
-    y[rows] = np.concatenate([parts["ally"], parts["ty"]]).argmax(1)
-    graph = parts["graph"]
-    sources = np.repeat(list(graph), [len(targets) for targets in graph.values()])
+    y[rows] = np.concatenate([y_known, y_test]).argmax(1)
+    sources = np.repeat(np.array(list(graph), np.int64), [len(targets) for targets in graph.values()])
     edges = np.stack([sources, np.concatenate([np.asarray(targets, np.int64) for targets in graph.values()])])
-    labelled = len(parts["y"])
+    if edges.size and not 0 <= edges.min() <= edges.max() < nodes:
+        raise ValueError(f"an edge of {stem}.graph leads to a node that is not there")
+    labelled = len(y_train)
     return Raw(x, edges, y, [(_mask(range(labelled), nodes), _mask(range(labelled, labelled + 500), nodes), _mask(test, nodes))])
 
 
-class _Unpickler(pickle.Unpickler):
-    """Lets out what the Planetoid files hold and nothing else."""
-
-    allowed: ClassVar[dict[str, Any]] = {
-        "scipy.sparse.csr.csr_matrix": sp.csr_matrix,
-        "numpy.core.multiarray._reconstruct": np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
-        "numpy.ndarray": np.ndarray,
-        "numpy.dtype": np.dtype,
-        "collections.defaultdict": defaultdict,
-        "__builtin__.list": list,
-        "__builtin__.object": object,
-        "copy_reg._reconstructor": copyreg._reconstructor,  # type: ignore[attr-defined]
-        "builtins.list": list,
-        "builtins.object": object,
-        "copyreg._reconstructor": copyreg._reconstructor,  # type: ignore[attr-defined]
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        """The allowed thing of that name."""
-        if f"{module}.{name}" not in self.allowed:
-            raise pickle.UnpicklingError(f"{module}.{name} has no place in a dataset")
-        return self.allowed[f"{module}.{name}"]
-
-
-def _unpickle(path: Path) -> Any:
-    with path.open("rb") as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return _Unpickler(file, encoding="latin1").load()
+def _part(path: Path, kind: type) -> Any:
+    """What a file of Planetoid's holds, if it is of that kind."""
+    found = read(path)
+    if not isinstance(found, kind):
+        raise ValueError(f"{path.name} holds something else than it should")
+    return found
 
 
 def gnn_benchmark(folder: Path, name: str) -> Raw:

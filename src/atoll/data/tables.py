@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
+from atoll import storage
 from atoll.data.assemble import LARGEST, MOST_CLASSES, Ints, Masks, assemble
 from atoll.data.cautions import mind_edges, mind_features
 from atoll.errors import AtollError, AtollWarning
@@ -99,7 +100,7 @@ def write_tables(graph: Graph, folder: Path, form: str) -> None:
             frame.to_csv(folder / f"{name}.csv", index=False)
         else:
             frame.to_parquet(folder / f"{name}.parquet", index=False)
-    (folder / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    storage.write_whole(folder / "classes.txt", "".join(f"{name}\n" for name in names).encode())
 
 
 def _open(folder: Path, name: str, needed: tuple[str, ...]) -> Table:

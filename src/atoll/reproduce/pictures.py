@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll import runner
+from atoll import runner, storage
 from atoll.config import Config
 from atoll.embedding import tsne
 from atoll.errors import AtollError
@@ -43,7 +43,7 @@ def save(told: Sequence[tuple[Exhibit, Sequence[Line]]], jobs: Jobs, root: Path,
         if picture is not None and picture.runs >= max(map(_shown, there), default=0):
             folder.mkdir(parents=True, exist_ok=True)
             there = [folder / f"{stem}.{picture.form}"]
-            there[0].write_bytes(picture.data)
+            storage.write_whole(there[0], picture.data)
         if there:
             files[exhibit.name] = there[0]
     return files

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from atoll import reproduce
+from atoll import reproduce, storage
 from atoll.config import Config
 from atoll.errors import AtollError
 from atoll.reproduce import Exhibit, Line, Measured
@@ -97,7 +97,7 @@ def _write_runs(paper: str, exhibits: Sequence[Exhibit], configs: Sequence[Confi
     runs = {folder_of(config, root).name: result for config in configs for result in results([config], root, before)}
     lines = [json.dumps({"run": name, **_pruned(runs[name], names)}, ensure_ascii=False) for name in sorted(runs)]
     if lines:
-        (reproduce.MEASURED / f"{paper}.jsonl").write_text("\n".join(lines) + "\n")
+        storage.write_whole(reproduce.MEASURED / f"{paper}.jsonl", ("\n".join(lines) + "\n").encode())
     dropped = len(before.keys() - runs.keys())
     return [f"{paper}: {dropped} recorded runs dropped, no line asks for them any more."] if dropped else []
 
@@ -141,7 +141,7 @@ def _write_lines(paper: str, exhibits: Sequence[Exhibit], told: Mapping[str, Seq
         if kept:
             text += ["", f"[{table}]", *(_line(row, measured) for row, measured in kept.items())]
     words += [f"{paper}/{table}: dropped, there is no such table." for table in known]
-    (reproduce.MEASURED / f"{paper}.toml").write_text("\n".join(text) + "\n")
+    storage.write_whole(reproduce.MEASURED / f"{paper}.toml", ("\n".join(text) + "\n").encode())
     return words
 
 
