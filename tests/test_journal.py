@@ -152,7 +152,7 @@ def test_a_line_that_could_not_be_written_does_not_stay(how: str, tmp_path: Path
             broken.setattr(os, "write", lambda file, data: write(file, data[: len(data) // 2]))
         else:
             broken.setattr(os, "write" if how == "write" else "fdatasync", refuse)
-        assert site.handle(question()) == b""
+        assert site.handle(b"garbage") == b""
     assert path.read_bytes() == before
     assert site.handle(question()) != b""
     assert [line["line"] for line in lines_of(path)] == [1, 2]
@@ -160,12 +160,23 @@ def test_a_line_that_could_not_be_written_does_not_stay(how: str, tmp_path: Path
 
 
 def test_the_line_is_on_disk_before_the_answer_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is synchronised once per answer, when its line is in it, and before `handle` returns."""
-    path = tmp_path / "journal.jsonl"
+    """Before an answer with anything of the site leaves, the file is synchronised with its line in it; an echo need not wait."""
     synchronised: list[str] = []
-    monkeypatch.setattr(os, "fdatasync", lambda file: synchronised.append(path.read_text()))
-    answer = Site(tmp_path).handle(question())
-    assert [json.loads(text)["sha256"] for text in synchronised] == [hashlib.sha256(answer).hexdigest()]
+    monkeypatch.setattr(
+        os, "fdatasync", lambda file: synchronised.append(Path(f"/proc/self/fd/{file}").read_text().splitlines()[-1])
+    )
+    tap = tapped(small("fedavg", rounds=2), tmp_path)
+    own = []
+    for asked, answer in tap.seen["site-1"]:
+        if wire.decode(answer).get("fields"):
+            own.append(hashlib.sha256(answer).hexdigest())
+            assert wire.decode(asked)["kind"] == "ask"
+    refusal = tap.sites["site-1"].handle(b"garbage")
+    tap.sites["site-1"].handle(question(common={"x": torch.zeros(3)}))
+    lines = [json.loads(line) for line in synchronised]
+    here = {line["sha256"] for line in lines_of(tmp_path / "site-1" / "journal.jsonl")}
+    assert [line["sha256"] for line in lines if line["sha256"] in here] == [*own, hashlib.sha256(refusal).hexdigest()]
+    assert len(own) == 4  # fit and evaluate, twice
 
 
 def test_the_owner_alone_may_read_it(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A site's journal: one line for every answer that leaves it, on disk before the bytes are handed to the transport.
+"""A site's journal: one line for every answer that leaves it, written before the bytes are handed to the transport.
 
 `journal.jsonl` in the kit grows by one JSON object per answer and is never cut or rewritten. Each line holds the SHA-256 of the
 line before it (`previous`), so that a line that was edited, removed or put in breaks the chain; `atoll.audit` reads and checks
@@ -54,7 +54,11 @@ class Journal:
         noised: Sequence[str] = (),
         epsilon: float | None = None,
     ) -> None:
-        """Write the line on an answer, `data` on the wire; it is on disk when this returns, and an error when it cannot be."""
+        """Write the line on an answer, `data` on the wire; an error where that cannot be.
+
+        When this returns, the line outlives a crash of the process and, where the answer holds anything of the site, a loss of
+        power: the file is synchronised. An echo, or that a run has begun or was saved, is synchronised with the next line.
+        """
         fields, left_out = described(answer.get("fields", {}))
         asked = request.get("kind") == "ask"
         training = request.get("training")
@@ -76,9 +80,10 @@ class Journal:
             "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
         }
-        self._append({name: value for name, value in entry.items() if value is not None})
+        own = answer.get("status") != "ok" or (bool(fields) and request.get("kind") != "echo")
+        self._append({name: value for name, value in entry.items() if value is not None}, sync=own)
 
-    def _append(self, entry: Mapping[str, Any]) -> None:
+    def _append(self, entry: Mapping[str, Any], *, sync: bool) -> None:
         with self.lock, self._turn() as file:
             self._catch_up(file)
             torn = [self.rest] if self.rest else []
@@ -90,7 +95,8 @@ class Journal:
             try:
                 if os.write(file, data) < len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fdatasync(file)
+                if sync:
+                    os.fdatasync(file)
             except OSError:
                 with contextlib.suppress(OSError):
                     os.ftruncate(file, self.end)  # the answer does not leave, so its line must not stay
