@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -293,6 +294,18 @@ def test_masked_and_noised(tmp_path: Path) -> None:
     tapped(small("fedavg"), tmp_path / "plain")
     lines = lines_of(tmp_path / "plain" / "site-1" / "journal.jsonl")
     assert not any(line["masked"] or line["noised"] for line in lines)
+
+
+def test_epsilon_so_far(tmp_path: Path, call: Callable[..., tuple[int, str, str]]) -> None:
+    """The party's own count, in every line and in the summary; without a clip it is infinite, and said to be."""
+    path = tmp_path / "journal.jsonl"
+    request, answer = {"kind": "ask", "run": "r", "verb": "fit"}, {"status": "ok", "fields": {"x": torch.zeros(1)}}
+    for epsilon in (0.5, 1.25, math.inf):
+        Journal(path).record(request, answer, b"x", noised=["x"], epsilon=epsilon)
+        told = "infinite" if epsilon == math.inf else f"{epsilon:g}"
+        assert f"ε so far {told}\n" in call("journal", path)[1]
+        assert f" {told} " in call("journal", path, "--lines")[1].splitlines()[-2]
+    assert [line["epsilon"] for line in lines_of(path)] == [0.5, 1.25, "infinite"]
 
 
 def test_what_the_server_chose_is_bounded(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ class Summary:
     first: str
     last: str
     to: set[str] = field(default_factory=set)
-    epsilon: float | None = None
+    epsilon: str = ""  # so far; empty without noise
     kinds: dict[tuple[Any, ...], Kind] = field(default_factory=dict)
 
     @property
@@ -146,8 +146,7 @@ def summaries(entries: Iterable[Mapping[str, Any]]) -> list[Summary]:
         summary = found.setdefault(entry["run"], Summary(entry["run"], entry["time"], entry["time"]))
         summary.last = entry["time"]
         summary.to.add(entry["to"])
-        if isinstance(epsilon := entry.get("epsilon"), (int, float)):
-            summary.epsilon = float(epsilon)
+        summary.epsilon = epsilon_of(entry) or summary.epsilon
         what, purpose = str(entry.get("verb") or entry["kind"]), str(entry.get("purpose") or "")
         outcome = "ok" if entry["status"] == "ok" else str(entry.get("reason", entry["status"]))
         key = (what, purpose, outcome, shapes(entry), entry["masked"], tuple(map(str, entry["noised"])))
@@ -165,6 +164,12 @@ def shapes(entry: Mapping[str, Any]) -> tuple[str, ...]:
     if isinstance(more := entry.get("left_out"), dict):
         words.append(f"and {more.get('fields')} more with {more.get('bytes')} bytes")
     return tuple(words)
+
+
+def epsilon_of(entry: Mapping[str, Any]) -> str:
+    """The ε so far that a line tells, in words; empty where it tells none."""
+    epsilon = entry.get("epsilon")
+    return f"{epsilon:.4g}" if isinstance(epsilon, (int, float)) else str(epsilon) if epsilon is not None else ""
 
 
 def protection(masked: bool, noised: Sequence[str]) -> str:

@@ -154,7 +154,7 @@ def _table(summary: Summary) -> Table:
 
 def _footer(summary: Summary) -> str:
     times = sum(kind.times for kind in summary.kinds.values())
-    spent = "" if summary.epsilon is None else f"; ε so far {summary.epsilon:.4g}"
+    spent = f"; ε so far {plain(summary.epsilon)}" if summary.epsilon else ""
     to = ", ".join(sorted(plain(name) for name in summary.to))
     return f"{times:,} messages, {summary.bytes:,} bytes to {to}, {plain(summary.first)} to {plain(summary.last)}{spent}\n"
 
@@ -164,7 +164,7 @@ def _every(entries: Iterator[Mapping[str, Any]]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from atoll.audit import protection, shapes
+    from atoll.audit import epsilon_of, protection, shapes
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     for name in ("line", "time", "run", "round", "call", "message", "purpose", "fields", "bytes", "protection", "ε", "sha256"):
@@ -172,11 +172,10 @@ def _every(entries: Iterator[Mapping[str, Any]]) -> Table:
     for entry in entries:
         ok = entry["status"] == "ok"
         held = "\n".join(shapes(entry)) if ok else f"no answer: {entry.get('reason', entry['status'])}"
-        epsilon = entry.get("epsilon")
         cells = [entry["line"], entry["time"], entry["run"], entry.get("round", ""), entry.get("call", "")]
         cells += [entry.get("verb") or entry["kind"], entry.get("purpose", ""), held, f"{entry['bytes']:,}"]
         cells += [protection(entry["masked"], [str(name) for name in entry["noised"]]) if entry["fields"] else ""]
-        cells += [f"{epsilon:.4g}" if isinstance(epsilon, (int, float)) else "", entry["sha256"][:16]]
+        cells += [epsilon_of(entry), entry["sha256"][:16]]
         table.add_row(*(Text(plain(str(cell))) for cell in cells))
     return table
 

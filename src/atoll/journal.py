@@ -12,6 +12,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from torch import Tensor
 from atoll import wire
 from atoll.cohort import Fields, Guard, Message
 from atoll.random import Draws
+from atoll.storage import sync_folder
 
 FILE = "journal.jsonl"
 MAX_TEXT = 200  # characters of a text that the server chose
@@ -76,7 +78,7 @@ class Journal:
             "left_out": left_out,
             "masked": answer.get("status") == "ok" and asked and _is_secure(request),
             "noised": list(noised),
-            "epsilon": epsilon,
+            "epsilon": "infinite" if epsilon == math.inf else epsilon,
             "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
         }
@@ -124,13 +126,9 @@ class Journal:
     def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.close()
-        self.file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         self.end, self.rest = 0, b""
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the file's name, too, survives a loss of power
-        finally:
-            os.close(folder)
+        sync_folder(self.path.parent)  # the file's name, too, survives a loss of power
 
     def _catch_up(self, file: int) -> None:
         """Follow the chain through what is there and not known yet: all of it at first, later what another process wrote."""
