@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -328,6 +329,20 @@ def test_values_that_are_no_tensors(tmp_path: Path) -> None:
         {"name": "features", "dtype": "json", "shape": [], "bytes": 2},
         {"name": "names", "dtype": "json", "shape": [], "bytes": 16},
     ]
+    assert "fraud" not in (tmp_path / "journal.jsonl").read_text()  # names and shapes, no values
+
+
+def test_the_page_tells_what_a_line_holds(tmp_path: Path) -> None:
+    """Every key of a line stands in the table of docs/deployment.md, and the growth it tells is that of a FedAvg run."""
+    page = (Path(__file__).parents[1] / "docs" / "deployment.md").read_text()
+    section = page.split("## What left my site?")[1].split("\n## ")[0]
+    told = {name for row in section.splitlines() if row.startswith("| `") for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    tap = tapped(small("fedavg", rounds=10, **{"dp.verb": "fit", "dp.noise": 2.0}), tmp_path)
+    tap.sites["site-1"].handle(b"garbage")
+    lines = (tmp_path / "site-1" / "journal.jsonl").read_text().splitlines()
+    assert told - {"epsilon"} == {key for line in lines for key in json.loads(line)} - {"epsilon"}
+    (growth,) = re.findall(r"about ([\d.]+) kB a message", section)
+    assert sum(map(len, lines)) / len(lines) == pytest.approx(1000 * float(growth), rel=0.3)
 
 
 # The command
