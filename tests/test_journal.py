@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from atoll import __version__, algorithms, audit, cli, kits, runner, wire
-from atoll.cohort import Schema
 from atoll.config import Config
 from atoll.data.spread import spread
 from atoll.engines.nvflare import Nvflare, opened
@@ -52,7 +51,7 @@ def tapped(config: Config, folder: Path, journal: Journal | None = None) -> Tap:
     cuts = [round(parties * place / 3) for place in range(4)]
     roster = {f"site-{place}": range(cuts[place], cuts[place + 1]) for place in range(3) if cuts[place] < cuts[place + 1]}
     tap = Tap({name: Site(folder / name, journal=journal if name == "site-0" else None) for name in roster})
-    schema = Schema(data.parts.num_features, data.parts.num_classes, parties)
+    schema = runner.schema_of(data)
     engine = Nvflare(tap, roster, config.to_dict(), schema, timeout=5.0)  # type: ignore[arg-type]
     runner.rounds(runner.assemble(config, engine, schema, data, data.setting))
     engine.finish()
