@@ -306,6 +306,16 @@ def test_epsilon_so_far(tmp_path: Path, call: Callable[..., tuple[int, str, str]
         assert f"ε so far {told}\n" in call("journal", path)[1]
         assert f" {told} " in call("journal", path, "--lines")[1].splitlines()[-2]
     assert [line["epsilon"] for line in lines_of(path)] == [0.5, 1.25, "infinite"]
+    for clip in (1, 0):
+        config = small("fedavg", **{"dp.verb": "fit", "dp.clip": clip, "dp.noise": 20.0})
+        result = tapped(config, tmp_path / str(clip))
+        lines = lines_of(tmp_path / str(clip) / "site-1" / "journal.jsonl")
+        told = [line["epsilon"] for line in lines if line.get("verb") == "fit"]
+        releases = result.sites["site-1"].releases
+        assert releases is not None
+        assert told[-1] == (releases.epsilon() if clip else "infinite")
+        assert told == (sorted(set(told)) if clip else ["infinite"] * 3)
+        assert len(told) == 3
 
 
 def test_what_the_server_chose_is_bounded(tmp_path: Path) -> None:
@@ -339,7 +349,7 @@ def test_the_page_tells_what_a_line_holds(tmp_path: Path) -> None:
     tap = tapped(small("fedavg", rounds=10, **{"dp.verb": "fit", "dp.noise": 2.0}), tmp_path)
     tap.sites["site-1"].handle(b"garbage")
     lines = (tmp_path / "site-1" / "journal.jsonl").read_text().splitlines()
-    assert told - {"epsilon"} == {key for line in lines for key in json.loads(line)} - {"epsilon"}
+    assert told == {key for line in lines for key in json.loads(line)}
     (growth,) = re.findall(r"about ([\d.]+) kB a message", section)
     assert sum(map(len, lines)) / len(lines) == pytest.approx(1000 * float(growth), rel=0.3)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import re
 import threading
 from collections.abc import Callable
@@ -102,8 +101,8 @@ class Site:
         guards = self.cohort.guards if self.cohort is not None and answer["status"] == "ok" and request["kind"] == "ask" else ()
         noised = [name for guard in guards if isinstance(guard, Watched) for name in guard.changed]
         try:
-            epsilon = self.releases.epsilon() if self.releases is not None else math.inf
-            self.journal.record(request, answer, data, noised=noised, epsilon=epsilon if math.isfinite(epsilon) else None)
+            epsilon = self.releases.epsilon() if self.releases is not None else None
+            self.journal.record(request, answer, data, noised=noised, epsilon=epsilon)
         except Exception as error:  # whatever it is, the answer stays here
             log.exception("the journal could not be written")
             reason = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
