@@ -49,13 +49,16 @@ def federation(sites: list[list[int]] | None = None, wrap: Any = None, secure: b
     """Six giving parties."""
     whole = graph(PARTIES)
     schema = Schema(1, 1, PARTIES)
-    secrets = Secrets(simulated(PARTIES), least=3) if secure else None
+    known = simulated(PARTIES)
+    secrets = Secrets(known, least=3) if secure else None
     engine: Any = InProcess(
         lambda parties, blank: Giving(whole.select(parties), None, schema, 0, parties, secrets=secrets, blank=blank),
         sites or [list(range(PARTIES))],
         amnesia=amnesia,
     )
-    found = Federation(wrap(engine) if wrap else engine, schema, verbs=Giving.verbs(), secure=secure, secure_min=3)
+    found = Federation(
+        wrap(engine) if wrap else engine, schema, verbs=Giving.verbs(), secure=secure, secure_min=3, identities=known
+    )
     found.begin(1)
     return found
 
