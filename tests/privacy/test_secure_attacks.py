@@ -277,4 +277,38 @@ def test_malformed_lists_are_refused(field: str, bad: torch.Tensor) -> None:
         "keys": torch.stack([talk.adverts[user] for user in range(3)]),
         "signatures": torch.stack([talk.signatures[user] for user in range(3)]),
     }
-    assert str(world.send(0, "secure_shares", CALL, common | {field: bad})).startswith("refuses ")
+    rows = len(bad) if field == "users" else 3  # so that nothing else is wrong
+    for name in ("keys", "signatures"):
+        common[name] = torch.cat([common[name], common[name]])[:rows]
+    reason = str(world.send(0, "secure_shares", CALL, common | {field: bad}))
+    assert reason.startswith("refuses a list of parties that" if field == "users" else f"refuses a field {field!r} that")
+
+
+@pytest.mark.parametrize("step", ["dealers", "masks"])
+@pytest.mark.parametrize("listed", [[0, 1, 2, 3, 4, 5], [1, 2, 3, 4], [0, 1, 2]])
+def test_later_lists_are_part_of_earlier_ones(step: str, listed: list[int]) -> None:
+    """Somebody who advertised nothing, a list without the party itself, or fewer than the threshold: refused."""
+    world, talk = World(6), Talk(CALL)
+    world.keys_of(talk, range(5))
+    world.share(talk, range(5))
+    talk.shares[5] = talk.shares[4]
+    world.open(talk, listed if step == "dealers" else range(5), [0])
+    if step == "masks":
+        world.mask(talk, listed, [0])
+    few = "refuses a secure total of 3 parties: at least 4 must take part"
+    assert world.refusals == [few if len(listed) == 3 else "refuses a list of parties that does not fit what it was told before"]
+
+
+def test_who_is_not_in_the_sum_does_not_confirm_it() -> None:
+    """A party that helps the server signs a list it is not in: it does not count."""
+    world, talk = World(6), Talk(CALL)
+    world.keys_of(talk, range(6))
+    world.share(talk, range(6))
+    world.open(talk, range(6))
+    world.mask(talk, range(6))
+    inside = [0, 1, 2, 3, 4]
+    world.confirm(talk, inside, [0, 1, 2, 3])
+    transcript = world.hosts[0].secrets.sessions[0].transcript  # type: ignore[union-attr]
+    signature = world.keys[5].sign(masking.answered_statement(transcript, 5, inside))
+    talk.confirmed[5] = masking.as_bytes(signature)
+    assert world.reveal(talk, inside, [0]) == ["refuses to reveal shares: 4 parties confirmed who answered, 5 must"]

@@ -111,6 +111,24 @@ def test_keys_of_low_order_are_refused_even_if_signed(monkeypatch: pytest.Monkey
     assert found.missing == {LIAR: "sent keys that cannot be used"}
 
 
+def test_a_dealer_is_bound_to_what_is_in_its_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Boxes that open, but hold other shares than the dealer committed to, are as good as damaged."""
+    deal, bind = Secrets._deal, masking.share_commitment
+
+    def crooked(self: Secrets, party: int, own: Any) -> list[bytes]:
+        if party == LIAR:
+            monkeypatch.setattr(masking, "share_commitment", lambda *anything: bytes(32))
+        try:
+            return deal(self, party, own)
+        finally:
+            monkeypatch.setattr(masking, "share_commitment", bind)
+
+    monkeypatch.setattr(Secrets, "_deal", crooked)
+    found = federation([[party] for party in range(PARTIES)])
+    assert_sum(total(found), OTHERS)
+    assert found.missing == {LIAR: "dealt shares that the others could not open"}
+
+
 def test_shares_that_do_not_fit_together_are_never_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dealer bound to shares of no single polynomial is found out when they are put together; the sum is not told."""
     split, dealt = masking.split, []
