@@ -13,7 +13,7 @@ import typer
 
 from atoll import __version__, cli_journal, cli_reproduce
 from atoll import cli_deploy as deployment
-from atoll.errors import AtollError, AtollWarning
+from atoll.errors import AtollError, AtollWarning, shown
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -280,7 +280,7 @@ def main() -> None:
 
 
 def _refuse(sentence: str) -> NoReturn:
-    print(f"atoll: {sentence}", file=sys.stderr)
+    print(f"atoll: {shown(sentence)}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -300,7 +300,7 @@ def _tell_warning(
     if issubclass(category, AtollWarning):
         if str(message) not in _told:  # a comparison reads the same data many times
             _told.add(str(message))
-            print(f"atoll: {message}", file=sys.stderr)
+            print(f"atoll: {shown(message)}", file=sys.stderr)
     else:
         _show_warning(message, category, filename, lineno, file, line)
 

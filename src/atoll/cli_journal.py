@@ -57,7 +57,7 @@ def journal(
             show(_table(summary))
             console.print(_footer(summary), soft_wrap=True, markup=False)
     for problem in damaged:
-        print(f"atoll: {path}: {problem}.", file=sys.stderr)
+        print(plain(f"atoll: {path}: {problem}."), file=sys.stderr)
 
 
 def _path(kit: Path) -> Path:
@@ -136,7 +136,7 @@ def _table(summary: Summary) -> Table:
     from atoll.audit import protection
 
     title = f"Run {plain(summary.run)}" if summary.run else "Before a run"
-    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = Table(title=Text(plain(title)), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     for name in ("message", "purpose", "rounds", "times", "fields", "bytes", "protection"):
         table.add_column(name, justify="right" if name in ("times", "bytes") else "left")
     for kind in summary.kinds.values():

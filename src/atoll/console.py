@@ -15,18 +15,32 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
+from rich.text import Text
 
 from atoll.absence import summary, verdict
+from atoll.errors import shown
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+
+class Terminal(Console):
+    """A console that shows every text as text: no markup, no emoji codes, nothing that a terminal would obey."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Every plain text that is printed, and every cell of a table, comes through here."""
+        return super().render_str(shown(text, lines=True), **(options | {"markup": False, "emoji": False}))
+
+
+out = Terminal()
+err = Terminal(stderr=True)
 
 
 def show(table: RenderableType) -> None:
     """Print a table that needs room: in the terminal as it is; elsewhere as wide as it wants to be, within reason."""
     if not out.is_terminal:
         wanted = Measurement.get(out, out.options.update(max_width=400), table).maximum
-        Console(highlight=False, width=max(140, wanted)).print(table)
+        Terminal(width=max(140, wanted)).print(table)
     else:
         out.print(table)
 
@@ -39,15 +53,15 @@ class Progress:
     """One line while a run goes on: round, loss, validation, megabytes, seconds left. Call it with each history row."""
 
     def __init__(self, label: str) -> None:
-        self.label = label
+        self.label = shown(label)
         self.megabytes = 0.0
         self.began = self.told = time.perf_counter()
         self.first_round = 0
         self.live = err.is_terminal
         self.bar = Bar(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
-            TextColumn("{task.fields[facts]}"),
+            TextColumn("{task.fields[facts]}", markup=False),
             console=err,
             transient=True,
         )

@@ -23,7 +23,7 @@ from atoll.data.partition import SETTING
 from atoll.data.spread import spread
 from atoll.ends import Guest, Servant, local, named, read_result
 from atoll.engines.terms import Terms
-from atoll.errors import AtollError
+from atoll.errors import AtollError, shown
 from atoll.folder import MODEL, Folder
 from atoll.graph import Graph
 from atoll.kits import Kit, need_nvflare
@@ -176,4 +176,4 @@ def port_is_free(port: int, patience: float = 0.0) -> bool:
 
 
 def _warn(text: str) -> None:
-    print(f"atoll: {text}", file=sys.stderr, flush=True)
+    print(f"atoll: {shown(text)}", file=sys.stderr, flush=True)

@@ -24,3 +24,14 @@ def short(value: Any, length: int = 300) -> str:
     text = " ".join(str(value if value is not None else "")[: 4 * length].split())
     text = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in text)
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def shown(text: Any, *, lines: bool = False) -> str:
+    """Somebody else's text as text: whatever a terminal would obey, or that turns what is read around, stands there by its code.
+
+    With `lines`, line breaks are kept.
+    """
+    plain = str(text)
+    if plain.isprintable():
+        return plain
+    return "".join(sign if sign.isprintable() or (lines and sign == "\n") else ascii(sign)[1:-1] for sign in plain)

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.data.assemble import Ints, distinct
+from atoll.errors import shown
 from atoll.graph import Graph
 
 
@@ -102,7 +103,7 @@ def render(found: Facts, most: int = 20, names: Sequence[str] = ()) -> Table:
         table.add_column(heading, justify="left" if heading == "classes" else "right", no_wrap=True)
     for number, one in enumerate(found.parties[:most]):
         table.add_row(
-            Text(names[number] if number < len(names) else str(number)),
+            Text(shown(names[number]) if number < len(names) else str(number)),
             f"{one.nodes:,}",
             f"{one.edges:,}",
             f"{one.train}/{one.val}/{one.test}",

@@ -19,7 +19,7 @@ from torch import Tensor
 from atoll import __version__, wire
 from atoll.cohort import Fields, Message, Schema
 from atoll.engines.saves import LOST_SAVE
-from atoll.errors import AtollError
+from atoll.errors import AtollError, shown
 from atoll.federation import Answer, Failure
 from atoll.parties import Parties
 
@@ -258,5 +258,5 @@ def _jsonable(config: Mapping[str, Any]) -> list[Any]:
 
 def _short(value: Any) -> str:
     """A stranger's text, for our log: one line, not too long."""
-    text = " ".join(str(value if value is not None else "").split())
+    text = shown(" ".join(str(value if value is not None else "").split()))
     return text if len(text) <= 300 else text[:299] + "…"

@@ -31,7 +31,7 @@ from atoll.engines.nvflare import LARGEST
 from atoll.engines.own_metrics import OwnMetrics
 from atoll.engines.saves import LOST_SAVE, Saves
 from atoll.engines.terms import Terms
-from atoll.errors import AtollError, PartyFailure
+from atoll.errors import AtollError, PartyFailure, shown
 from atoll.graph import Graph
 from atoll.journal import FILE, Journal, Watched
 from atoll.models import read
@@ -89,7 +89,7 @@ class Site:
                 if self.releases is not None:
                     answer["spent"] = self.releases.most()
             except (PartyFailure, AtollError) as error:
-                log.warning("refused: %s", error)
+                log.warning("refused: %s", shown(error))
                 answer = {"status": "failed", "reason": f"refused: {error}" if isinstance(error, AtollError) else error.reason}
             except Exception as error:  # its text may hold data of the site: only its kind is told
                 log.exception("a message could not be answered")

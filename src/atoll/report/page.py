@@ -6,14 +6,13 @@ import importlib.resources
 import json
 import re
 from collections.abc import Sequence
-from html import escape
 from itertools import groupby
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from atoll import __version__
-from atoll.errors import AtollError
+from atoll.errors import AtollError, shown
 from atoll.folder import finite
 from atoll.report import table
 from atoll.report.figures import PALETTE, Figure, Series
@@ -22,6 +21,7 @@ from atoll.report.runs import Row
 if TYPE_CHECKING:
     from atoll.report import Report
 
+escape = table.escape
 REFRESH = 5  # seconds between reloads while a run goes on
 DASHES = ("solid", "dash", "dot", "dashdot")
 
@@ -130,12 +130,12 @@ def traces_of(figure: Figure, series: Series) -> list[dict[str, Any]]:
     """A line with its band, points, or bars with their whiskers."""
     colour, dash = PALETTE[series.colour % len(PALETTE)], DASHES[series.colour // len(PALETTE) % len(DASHES)]
     x, y = short(series.x), short(series.y)
-    trace: dict[str, Any] = {"name": series.name, "x": x, "y": y, "legendgroup": series.name, "showlegend": True}
+    trace: dict[str, Any] = {"name": label(series.name), "x": x, "y": y, "legendgroup": label(series.name), "showlegend": True}
     if figure.kind in ("bars", "stack"):
         trace |= {"type": "bar", "marker": {"color": colour}}
         height = "y"
         if lying(figure):
-            trace |= {"orientation": "h", "x": y, "y": ["<br>".join(wrap(str(name), 20)) for name in x]}
+            trace |= {"orientation": "h", "x": y, "y": ["<br>".join(map(label, wrap(str(name), 20))) for name in series.x]}
             height = "x"
         if series.spread is not None:
             trace[f"error_{height}"] = {"type": "data", "array": short(series.spread), "thickness": 1.2}
@@ -166,7 +166,7 @@ def traces_of(figure: Figure, series: Series) -> list[dict[str, Any]]:
         "fillcolor": f"{colour}2e",
         "line": {"width": 0},
         "hoverinfo": "skip",
-        "legendgroup": series.name,
+        "legendgroup": label(series.name),
         "showlegend": False,
     }
     return [band, trace]
@@ -184,10 +184,10 @@ def heat(figure: Figure) -> list[dict[str, Any]]:
     assert table is not None
     trace = {
         "type": "heatmap",
-        "x": table.x,
-        "y": table.y,
+        "x": short(table.x),
+        "y": short(table.y),
         "z": [short(line) for line in table.share],
-        "text": table.told,
+        "text": [short(line) for line in table.told],
         "zmin": 0,
         "hovertemplate": f"{figure.y} %{{y}}, {figure.x} %{{x}}: %{{z:.1%}}, %{{text}}<extra></extra>",
         "colorbar": {"tickformat": ".0%", "thickness": 10, "outlinewidth": 0},
@@ -200,5 +200,13 @@ def heat(figure: Figure) -> list[dict[str, Any]]:
 
 
 def short(values: Sequence[Any]) -> list[Any]:
-    """Five significant digits are enough for the eye."""
-    return [float(f"{value:.5g}") if isinstance(value, float) else value for value in values]
+    """Five significant digits are enough for the eye; names are text."""
+    return [
+        float(f"{value:.5g}") if isinstance(value, float) else label(value) if isinstance(value, str) else value
+        for value in values
+    ]
+
+
+def label(text: str) -> str:
+    """A name for plotly, which would take tags in it for markup."""
+    return shown(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
 import numpy as np
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, shown
 from atoll.report.figures import PALETTE, Figure
 
 STYLE: dict[Any, Any] = {
@@ -34,6 +35,19 @@ def draw(figure: Figure, form: str) -> bytes:
     return panels([figure], form)
 
 
+def _as_text(figure: Figure) -> Figure:
+    """The figure with names that matplotlib takes for text: a pair of dollars would be a formula."""
+
+    def name(value: Any) -> Any:
+        return shown(value).replace("$", r"\$") if isinstance(value, str) else value
+
+    series = [replace(each, name=name(each.name), x=[name(value) for value in each.x]) for each in figure.series]
+    heat = figure.heat and replace(
+        figure.heat, x=[name(value) for value in figure.heat.x], y=[name(value) for value in figure.heat.y]
+    )
+    return replace(figure, title=name(figure.title), series=series, heat=heat)
+
+
 def panels(
     figures: Sequence[Figure], form: str, columns: int = 1, description: str = "", *, dpi: int = 300, legend: bool = True
 ) -> bytes:
@@ -43,6 +57,7 @@ def panels(
         from matplotlib.figure import Figure as Canvas
     except ModuleNotFoundError as error:
         raise AtollError('Pictures need matplotlib, which is not installed; run `pip install "atoll[report]"`.') from error
+    figures = [_as_text(figure) for figure in figures]
     first, rows = figures[0], -(-len(figures) // columns)
     with matplotlib.rc_context(STYLE):
         size = columns * WIDTH, rows * (WIDTH if first.kind == "map" else HEIGHT)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import html as markup
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 
+from atoll.errors import shown
 from atoll.report.runs import Row, mean
 
 NAMES = {
@@ -104,6 +105,11 @@ def metrics_of(rows: Sequence[Row]) -> list[str]:
     return usual + [name for name in there if name not in NAMES]
 
 
+def escape(text: str, *, quote: bool = True) -> str:
+    """Somebody else's text as text in HTML: no tags, and nothing that turns what is read around."""
+    return markup.escape(shown(text, lines=True), quote=quote)
+
+
 def html(table: Table) -> str:
     """A table whose headings sort it."""
     heads = ["<th scope=col aria-sort=none><button type=button>run</button></th>"]
@@ -133,7 +139,7 @@ def markdown(table: Table) -> str:
             f"**{column.cells[place].text()}**" if column.best() == place else column.cells[place].text()
             for column in table.columns
         ]
-        lines.append("| " + " | ".join([label.replace("|", "\\|"), *cells]) + " |")
+        lines.append("| " + " | ".join([shown(label).replace("|", "\\|").replace("<", "&lt;"), *cells]) + " |")
     return "\n".join([*lines, "", table.caption, ""])
 
 
@@ -153,6 +159,6 @@ def latex(table: Table) -> str:
 
 
 def _tex(text: str) -> str:
-    for symbol in "\\&%$#_{}":
-        text = text.replace(symbol, {"\\": "\\textbackslash "}.get(symbol, f"\\{symbol}"))
+    words = {"\\": "\\textbackslash ", "~": "\\textasciitilde ", "^": "\\textasciicircum "}
+    text = "".join(words.get(sign, f"\\{sign}" if sign in "&%$#_{}" else sign) for sign in shown(text))
     return text.replace("±", "$\\pm$")
