@@ -29,7 +29,7 @@ pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install 'at
 
 from nvflare.fuel.f3.endpoint import EndpointState
 
-from atoll import deploy, ends, kits, runner, wire
+from atoll import audit, deploy, ends, kits, runner, wire
 from atoll.cohort import Message, Schema
 from atoll.config import Config
 from atoll.data import files
@@ -583,6 +583,21 @@ def test_killed_and_taken_up_again(end: str, federation: ends.Local, tmp_path: P
     assert child.child.process.pid != before
     assert_same(whole, result, 0.0)
     assert numbers(whole) == numbers(result)
+
+
+@shared
+def test_every_site_keeps_its_journal_in_its_kit(federation: ends.Local, tmp_path: Path) -> None:
+    """After a run whose site is killed in the middle: every chain is whole, and what the server counted is in the journals."""
+    config = small("fedavg", rounds=30, checkpoint_every=3, missing="stop")
+    result = across(federation, config, tmp_path / "run", killing(4, lambda: federation.guests[1].child.process))
+    run = result.memory["run"]
+    for guest in federation.guests:
+        path = guest.kit.path / "journal.jsonl"
+        assert audit.verify(path).broken == ()
+        lines = [line.entry for line in audit.read(path) if line.entry and line.entry["run"] == run]
+        rounds = [entry["round"] for entry in lines if entry.get("verb") == "fit" and entry["status"] == "ok"]
+        assert sorted(set(rounds)) == list(range(1, 31))
+        assert {entry["to"] for entry in lines} == {f"atoll-server at localhost:{guest.kit.port}"}
 
 
 @shared
