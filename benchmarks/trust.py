@@ -1,11 +1,11 @@
 """Two source trees side by side: a FedAvg round in one process, and `ask` over NVFlare to three sites.
 
-    python -m benchmarks.trust OLD [--new NEW] [--only round,ask] [--starts 5] [--turns 20]
+    python -m benchmarks.trust OLD [--new NEW] [--only round,ask] [--starts 5] [--turns 20] [--threads 1]
 
 OLD and NEW are roots of two checkouts (a `git worktree` of an older commit); NEW is this one by default. Each tree runs in
 processes of its own that take turns, old and new alternately and in changing order, so that both meet the same machine. A start
 is a new pair of processes; its ratio is the median over its turns, the figure is the median over the starts, and the spread is
-their lowest and highest ratio. Run it when nothing else runs.
+their lowest and highest ratio. Run it when nothing else runs; on a busy machine only CPU time tells anything.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,9 @@ TRAINED = 20  # rounds of the run over the sites
 class Tree:
     """A source tree's worker: a process that measures one turn whenever it is told to."""
 
-    def __init__(self, root: Path, kind: str) -> None:
+    def __init__(self, root: Path, kind: str, threads: int) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root / "src"), str(HERE)])}
-        environment |= {"GOMP_SPINCOUNT": "100000", "PYTHONWARNINGS": "ignore"}
+        environment |= {"GOMP_SPINCOUNT": "100000", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": str(threads)}
         command = [sys.executable, "-m", "benchmarks.trust", "--worker", kind]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=tempfile.gettempdir()
@@ -67,12 +68,12 @@ class Tree:
         self.process.wait()
 
 
-def compare(old: Path, new: Path, kind: str, starts: int, turns: int) -> list[dict[str, Any]]:
+def compare(old: Path, new: Path, kind: str, starts: int, turns: int, threads: int) -> list[dict[str, Any]]:
     """A row for each thing that the workers of a kind measure."""
     times: dict[str, list[list[tuple[float, float]]]] = {}
     for start in range(starts):
         order = (old, new) if start % 2 == 0 else (new, old)
-        made = {root: Tree(root, kind) for root in order}
+        made = {root: Tree(root, kind, threads) for root in order}
         try:
             for name in made[new].names:
                 pairs = []
@@ -117,10 +118,10 @@ def rounds() -> Iterator[dict[str, Callable[[], float]]]:
     """A FedAvg round in one process, evaluation included."""
     from atoll import config, runner
 
-    def turn(experiment: Any, count: int) -> float:
-        began = time.perf_counter()
+    def turn(experiment: Any, count: int, clock: Callable[[], float]) -> float:
+        began = clock()
         runner.rounds(experiment)
-        return (time.perf_counter() - began) / count * 1e3
+        return (clock() - began) / count * 1e3
 
     measured: dict[str, Callable[[], float]] = {}
     for dataset, count in ROUNDS.items():
@@ -129,7 +130,8 @@ def rounds() -> Iterator[dict[str, Callable[[], float]]]:
         values = {"rounds": count, "patience": 0}
         chosen = config.resolve("fedavg", dataset=dataset, partition="louvain", parties=5, values=values)
         experiment = runner.prepare(chosen)
-        measured[f"fedavg round on {dataset}, 5 parties"] = lambda e=experiment, n=count: turn(e, n)  # type: ignore[misc]
+        for label, clock in (("", time.perf_counter), (", CPU time", time.process_time)):
+            measured[f"fedavg round on {dataset}, 5 parties{label}"] = partial(turn, experiment, count, clock)
     yield measured
 
 
@@ -156,8 +158,7 @@ def asks() -> Iterator[dict[str, Callable[[], float]]]:
 
             run()  # everybody is there
             measured: dict[str, Callable[[], float]] = {
-                f"{label} to {SITES} sites and back": lambda s=size, t=times: echo(s, t)  # type: ignore[misc]
-                for label, (size, times) in ECHOES.items()
+                f"{label} to {SITES} sites and back": partial(echo, size, times) for label, (size, times) in ECHOES.items()
             }
             yield measured | {f"fedavg round over {SITES} sites": run}
 
@@ -179,6 +180,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--only", default="round,ask", help="round, ask or both")
     parser.add_argument("--starts", type=int, default=5, help="pairs of processes")
     parser.add_argument("--turns", type=int, default=20, help="turns of each pair")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch; with one, turns differ least")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args([] if arguments is None else arguments)
     if given.worker:
@@ -190,7 +192,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         if not (root / "src" / "atoll" / "__init__.py").is_file():
             parser.error(f"{root} holds no src/atoll")
     old, new = given.old.resolve(), given.new.resolve()
-    return [row for kind in given.only.split(",") for row in compare(old, new, kind, given.starts, given.turns)]
+    return [row for kind in given.only.split(",") for row in compare(old, new, kind, given.starts, given.turns, given.threads)]
 
 
 if __name__ == "__main__":
