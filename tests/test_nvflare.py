@@ -35,7 +35,8 @@ from atoll.config import Config
 from atoll.data import files
 from atoll.data.spread import spread
 from atoll.engines import nvflare, site
-from atoll.engines.nvflare import Nvflare, agreed, misfit, opened
+from atoll.engines.agreement import Agreement, agreed
+from atoll.engines.nvflare import Nvflare, misfit, opened
 from atoll.engines.nvflare_server import Auxiliary, Run
 from atoll.engines.site import Site
 from atoll.engines.terms import Terms
@@ -389,13 +390,12 @@ def test_sites_must_agree_on_the_form_of_the_data(tmp_path: Path) -> None:
     deployed = deploy.deployed({"algorithm": "fedavg"}, "run.toml", ["a", "b", "c"])
     ask = wire.encode({"atoll": nvflare.__version__, "run": "", "kind": "describe", "config": [deployed.to_dict()]})
     about = {site: opened(host.handle(ask)) for site, host in sites.items()}
-    assert about["site-0"] == {"features": 12, "classes": 3, "names": []}
-    assert agreed(about, "horizontal") == (12, 3)
+    assert agreed(about, "horizontal") == Agreement(12, 3)
     wider = about | {"site-1": {**about["site-1"], "features": 13}}  # type: ignore[dict-item]
     with pytest.raises(AtollError, match="site-0 has 12 features and site-1 has 13"):
         agreed(wider, "horizontal")
-    with pytest.raises(AtollError, match="the classes' names of site-0 and site-2 differ"):
-        agreed(about | {"site-2": {**about["site-2"], "names": ["fraud", "fine", "new"]}}, "horizontal")  # type: ignore[dict-item]
+    with pytest.raises(AtollError, match="site-2 names its classes and site-0 does not"):
+        agreed(about | {"site-2": {**about["site-2"], "names": torch.tensor([7, 8, 9])}}, "horizontal")  # type: ignore[dict-item]
     with pytest.raises(AtollError, match="site site-1 cannot take part: it timed out"):
         agreed(about | {"site-1": "timed out"}, "horizontal")
     assert "no data of its own" in str(opened(Site(tmp_path).handle(ask)))
@@ -453,7 +453,7 @@ def test_vertical_parties_with_folders_of_their_own(tmp_path: Path) -> None:
     deployed = dataclasses.replace(deployed, settings=config.settings, run=config.run)
     ask = wire.encode({"atoll": nvflare.__version__, "run": "", "kind": "describe", "config": [deployed.to_dict()]})
     about = {site: opened(host.handle(ask)) for site, host in sites.items()}
-    assert agreed(about, "vertical") == (max(parts.widths), 3)
+    assert agreed(about, "vertical") == Agreement(max(parts.widths), 3)
     with pytest.raises(AtollError, match="site-0 has 60 nodes and site-1 has 61"):
         agreed(about | {"site-1": {**about["site-1"], "nodes": 61}}, "vertical")  # type: ignore[dict-item]
     schema = Schema(max(parts.widths), 3, 3)

@@ -260,7 +260,13 @@ def test_what_a_site_says_of_its_data_is_on_the_page(tmp_path: Path) -> None:
     files.save(csbm(20, 3, 1, 1, 4), tmp_path)
     text = PAGE.read_text().split("## Across machines")[1]
     told = next(cells[1] for cells in rows(text) if cells[0] == "`describe`")
-    usual, _, vertical = told.partition("if vertical")
-    for algorithm, expected in (("fedavg", named(usual)), ("glasu", named(usual) | named(vertical))):
+    usual, vertical = told.split("; if vertical also")
+    always, overlapping = usual.split("; if overlapping also")
+    names, columns = named(always.split("and, unless vertical")[0]), named(always)
+    for algorithm, expected in (
+        ("fedavg", columns),
+        ("fedgl", columns | named(overlapping)),
+        ("glasu", names | named(vertical)),
+    ):
         config = deploy.deployed({"algorithm": algorithm}, "run.toml", ["a", "b"])
         assert Site(tmp_path, tmp_path)._describe(config).keys() == expected

@@ -12,6 +12,7 @@ import importlib.util
 import io
 import logging
 import re
+import secrets
 import shutil
 import tempfile
 import tomllib
@@ -31,6 +32,7 @@ IDENTITY = "atoll-server"  # the name in the server's certificate
 PORT = 8102
 LOOPBACK = ("localhost", "127.0.0.1")
 ROOT = "rootCA.pem"  # the certificate of the federation's authority
+NAMES_KEY = "names.secret"  # of every site: what columns, classes and nodes are called is told as digests under this key
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ def provision(sites: Sequence[str], host: str, out: str | Path, *, port: int = P
             raise AtollError(f"{folder / name} already exists; choose another --out, or delete it to make new kits.")
     with tempfile.TemporaryDirectory(prefix="atoll-provision-") as scratch:
         made = _certify(sites, host, port, Path(scratch))
+        names_key = secrets.token_hex(32)
         signing_keys = signing.issue(sites, Path(scratch) / PROJECT / "state" / "cert.json")
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -93,6 +96,9 @@ def provision(sites: Sequence[str], host: str, out: str | Path, *, port: int = P
                 shutil.copytree(made / (IDENTITY if name == SERVER else name), folder / name)
                 signing.write(folder / name, None if name == SERVER else name, signing_keys)
                 _furnish(folder / name, None if name == SERVER else name, sites, host, port)
+                if name != SERVER:  # so that the server cannot look up what the sites' columns are called
+                    (folder / name / NAMES_KEY).touch(0o600)
+                    (folder / name / NAMES_KEY).write_text(names_key + "\n")
         except OSError as error:
             raise AtollError(f"{folder} cannot be written to ({error.strerror}); choose another --out.") from error
     return [folder / name for name in (SERVER, *sites)]

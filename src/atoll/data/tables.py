@@ -232,10 +232,10 @@ def _edges(edges: Table, ids: pd.Index, nodes: Path) -> Ints:
 
 def _labels(nodes: Table, folder: Path) -> tuple[Ints, int, tuple[str, ...] | None]:
     """Classes as numbers, how many there are, and their names where they have names."""
-    if "label" not in nodes.frame.columns:
-        return np.full(len(nodes.frame), -1, np.int64), len(_classes(folder) or ()), None
-    texts = nodes.texts("label")
     given = _classes(folder)
+    if "label" not in nodes.frame.columns:
+        return np.full(len(nodes.frame), -1, np.int64), len(given or ()), _unless_numbers(given)
+    texts = nodes.texts("label")
     labelled = np.flatnonzero(texts != "")
     if given is None:
         numeric = np.array([bool(NUMBER.fullmatch(text)) for text in texts[labelled]], bool)
@@ -252,8 +252,12 @@ def _labels(nodes: Table, folder: Path) -> tuple[Ints, int, tuple[str, ...] | No
             f"Label '{texts[wrong[0]]}' in {nodes.place(int(wrong[0]))} is not among the classes of {folder / 'classes.txt'}; "
             "add it there or correct it."
         )
-    plain = given == tuple(str(number) for number in range(len(given)))
-    return place.astype(np.int64), len(given), None if plain else given
+    return place.astype(np.int64), len(given), _unless_numbers(given)
+
+
+def _unless_numbers(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Names that say more than 0, 1, 2, …"""
+    return None if names is None or names == tuple(str(number) for number in range(len(names))) else names
 
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")

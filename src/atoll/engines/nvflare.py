@@ -52,14 +52,24 @@ class Nvflare:
     """
 
     def __init__(
-        self, carrier: Carrier, roster: Roster, config: Mapping[str, Any], schema: Schema, *, timeout: float, exact: bool = False
+        self,
+        carrier: Carrier,
+        roster: Roster,
+        config: Mapping[str, Any],
+        schema: Schema,
+        *,
+        timeout: float,
+        exact: bool = False,
+        order: Mapping[str, Tensor] | None = None,
     ) -> None:
+        """`order`: digests of columns and classes in the order that the sites agreed on; each puts its own graph in it."""
         self.carrier = carrier
         self.roster = {site: Parties(parties) for site, parties in roster.items()}
         self.config = config
         self.schema = schema
         self.timeout = timeout
         self.exact = exact
+        self.order = dict(order or {})
         self.run = f"{Path(config['algorithm']).stem}-{uuid.uuid4().hex[:12]}"
         self.token = -1  # the round of the last save; −1 before the first
         self.round = 0
@@ -98,13 +108,14 @@ class Nvflare:
         if failed:
             self._warn(f"At the checkpoint of round {self.round}, {failed}.")
         self.token = self.round
-        return {"run": self.run, "round": self.round}
+        return {"run": self.run, "round": self.round, **({"order": self.order} if self.order else {})}
 
     def remember(self, memory: Mapping[str, Any]) -> None:
         """Let every site go back to what it saved."""
         if not memory:
             return
         self.run, self.token = str(memory["run"]), int(memory["round"])
+        self.order = dict(memory.get("order", self.order))  # whoever is there now, the model's columns stay where they were
         failed = self._told(self._begin(list(self.roster)), "resume")
         if failed and self.exact:
             raise AtollError(f"The run cannot be resumed exactly ({failed}).")
@@ -129,6 +140,7 @@ class Nvflare:
 
     def _begin(self, sites: list[str]) -> dict[str, Fields | str]:
         about = {"config": _jsonable(self.config), "schema": vars(self.schema), "token": self.token, "exact": self.exact}
+        about |= {"order": self.order} if self.order else {}
         requests = {site: {"kind": "begin", **about, "parties": torch.tensor(self.roster[site].numbers)} for site in sites}
         replies = self._exchange(requests)
         for site, reply in replies.items():
@@ -211,31 +223,6 @@ def misfit(fields: Fields, parties: int) -> str:
         elif not isinstance(value, Tensor) or value.dim() == 0 or len(value) != parties:
             return f"sent a field {_short(name)!r} that does not hold a row for each of its {parties} parties"
     return ""
-
-
-def agreed(about: Mapping[str, Fields | str], setting: str) -> tuple[int, int]:
-    """The features and classes that all sites' descriptions fit; where they do not, one sentence on who differs in what."""
-    known: dict[str, Fields] = {}
-    for site, described in about.items():
-        if isinstance(described, str):
-            raise AtollError(f"The site {site} cannot take part: it {described.removesuffix('.')}.")
-        known[site] = described
-    same = {"classes": "classes", "names": "classes' names"}
-    same |= {"nodes": "nodes", "ids": "nodes' numbers"} if setting == "vertical" else {"features": "features"}
-    for field, noun in same.items():
-        (first, value), *others = ((site, described.get(field)) for site, described in known.items())
-        for site, other in others:
-            if other == value:
-                continue
-            told = f"the {noun} of {first} and {site} differ"
-            if isinstance(value, int) and isinstance(other, int):
-                told = f"{first} has {value} {noun} and {site} has {other}"
-            raise AtollError(f"The sites' graphs do not fit together: {told}; agree on one form of the data.")
-    counts = [(described.get("features"), described.get("classes")) for described in known.values()]
-    numbers = [(features, classes) for features, classes in counts if isinstance(features, int) and isinstance(classes, int)]
-    if len(numbers) < len(counts):
-        raise AtollError("The sites' descriptions of their graphs could not be read.")
-    return max(features for features, _ in numbers), numbers[0][1]
 
 
 def _request(message: Message) -> Fields:

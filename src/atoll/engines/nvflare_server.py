@@ -27,7 +27,8 @@ from nvflare.fuel.f3.message import Message
 from atoll import __version__, algorithms, config, runner, wire
 from atoll.cohort import Schema
 from atoll.data.spread import Spread, spread
-from atoll.engines.nvflare import LOST, TOPIC, Nvflare, agreed, opened
+from atoll.engines.agreement import Disagreement, agreed
+from atoll.engines.nvflare import LOST, TOPIC, Nvflare, opened
 from atoll.engines.nvflare_cell import connection, open_cell, watch, write_log
 from atoll.engines.nvflare_lock import CHANNEL
 from atoll.errors import AtollError
@@ -161,6 +162,7 @@ class Run:
         self.folder = Folder(order["out"])
         self.resume = bool(order["resume"])
         self.kit = str(order.get("kit", ""))
+        self.order: Mapping[str, torch.Tensor] = {}  # of columns and classes, as the sites agreed
 
     def go(self) -> None:
         """The whole run."""
@@ -221,7 +223,8 @@ class Run:
     def _engine(self, schema: Schema) -> Nvflare:
         run = self.config.run
         exact = run.missing == "stop"
-        return Nvflare(self.carrier, self.roster, self.config.to_dict(), schema, timeout=run.timeout, exact=exact)
+        plain = self.config.to_dict()
+        return Nvflare(self.carrier, self.roster, plain, schema, timeout=run.timeout, exact=exact, order=self.order)
 
     def _wait(self, *, everybody: bool) -> None:
         """Until every site is there; say who is not. Unless `everybody` is needed, those who came in time are enough."""
@@ -256,8 +259,28 @@ class Run:
         about = {site: opened(answer) if isinstance(answer, bytes) else answer for site, answer in raw.items()}
         there = {site: told for site, told in about.items() if not isinstance(told, str) or not told.startswith(LOST)}
         going_on = self.resume and self.config.run.missing == "continue"  # then those who are there are enough
-        features, classes = agreed(there if going_on and there else about, self.config.partition)
-        return Schema(features, classes, len(self.roster))
+        counted = there if going_on and there else about
+        try:
+            form = agreed(counted, self.config.partition)
+        except Disagreement as error:
+            self._tell_sites(error, counted)
+            raise
+        for note in form.notes:
+            log.warning("%s", note)
+            report(warn=note)
+        self.order = form.order
+        return Schema(form.features, form.classes, len(self.roster))
+
+    def _tell_sites(self, error: Disagreement, about: Mapping[str, Any]) -> None:
+        """Let two sites that differ name, in their own logs, what the other does not have."""
+        if not error.field:
+            return
+        document = {"atoll": __version__, "run": "", "kind": "differ", "config": [self.config.to_dict()], "field": error.field}
+        requests = {
+            site: wire.encode({**document, "site": other, "digests": about[other][error.field]})
+            for site, other in (error.sites, error.sites[::-1])
+        }
+        self.carrier.send(requests, self.config.run.timeout)
 
 
 def echo(carrier: Auxiliary, sites: Sequence[str], size: int, times: int) -> list[list[float]]:

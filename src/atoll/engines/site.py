@@ -5,7 +5,6 @@ It knows nothing of NVFlare; `nvflare_site` passes it the server's messages.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 import threading
@@ -25,8 +24,9 @@ from atoll.cohort import Cohort, Fields, Guard, Message, Schema
 from atoll.config import Config
 from atoll.data import files
 from atoll.data.datasets import row_normalise
-from atoll.data.splits import split
+from atoll.data.splits import replaces_split, split
 from atoll.data.spread import spread
+from atoll.engines import form
 from atoll.engines.nvflare import LARGEST
 from atoll.engines.own_metrics import OwnMetrics
 from atoll.engines.saves import LOST_SAVE, Saves
@@ -120,6 +120,8 @@ class Site:
             return dict(request.get("common", {}))
         if kind == "describe":
             return self._describe(self._config(request))
+        if kind == "differ":
+            return self._differ(request)
         if kind == "begin":
             return self._begin(request)
         if request.get("run") != self.run or self.cohort is None:
@@ -148,12 +150,17 @@ class Site:
         return cohort.answer(message)
 
     def _describe(self, config: Config) -> Fields:
-        """What the server must know of a graph to fit the model to it: numbers of columns and classes, and the classes' names."""
-        graph = self._own(config)
-        about: Fields = {"features": graph.num_features, "classes": graph.num_classes, "names": list(graph.class_names or ())}
-        if config.partition == "vertical":  # the parties hold the same nodes: compare without showing them
-            about |= {"nodes": graph.num_nodes, "ids": hashlib.sha256(graph.ids.numpy().tobytes()).hexdigest()}
-        return about
+        """What the server must know of a graph to compare it with the others': numbers, and digests instead of names."""
+        return form.describe(self._own(config), config.partition, form.key_of(self.kit))
+
+    def _differ(self, request: Fields) -> Fields:
+        """Another site has other columns or classes: name those of this one, here."""
+        graph, others = self._own(self._config(request)), request.get("digests")
+        if not isinstance(others, Tensor) or others.dtype != torch.int64:
+            raise AtollError("the message does not say what differs.")
+        whose = re.sub(r"[^a-z0-9-]", "?", str(request.get("site")))[:62]
+        form.differ(graph, str(request.get("field")), others, whose, form.key_of(self.kit), self.say)
+        return {}
 
     def _begin(self, request: Fields) -> Fields:
         config, schema = self._config(request), Schema(**request["schema"])
@@ -165,7 +172,7 @@ class Site:
         if self.data is None:
             graph = spread(config, None, algorithm.SPREADS).parts.select(parties)
         else:
-            graph = self._part(self._own(config), config, schema, parties)
+            graph = self._part(self._own(config, request.get("order", {})), config, schema, parties)
         saves = Saves(self._runs(), self.say)
         saves.check_data(graph.digest, str(self.data or config.dataset))
         saved = saves.read(token, bool(request["exact"])) if token >= 0 else None
@@ -209,7 +216,7 @@ class Site:
             raise AtollError("noise from the run's seed is no secret from the server; set dp.source to system.")
         return config
 
-    def _own(self, config: Config) -> Graph:
+    def _own(self, config: Config, order: Fields | None = None) -> Graph:
         if self.data is None:
             raise AtollError("this site has no data of its own.")
         try:
@@ -217,6 +224,8 @@ class Site:
         except AtollError as error:  # its text may hold data of the site
             self.say(str(error))
             raise AtollError("its graph could not be read; its log says why.") from error
+        if order:
+            graph = form.arrange(graph, order, form.key_of(self.kit), self.say)
         return row_normalise(graph) if config.data.normalize_features else graph
 
     def _part(self, graph: Graph, config: Config, schema: Schema, parties: Parties) -> Graph:
@@ -229,6 +238,13 @@ class Site:
             raise AtollError(
                 "parties that share nodes must agree on their roles: say in the data which train, validate and test."
             )
+        elif config.partition == "overlapping" and replaces_split(graph, config.split):
+            raise AtollError(
+                f"parties that share nodes must agree on their roles, so the data's own split is used: "
+                f"leave split={config.split.split!r} out of the configuration."
+            )
+        if replaces_split(graph, config.split):
+            self.say(f"the data's own split is replaced: the server's configuration says split={config.split.split!r}")
         graph = split(graph, config.split, config.seed, parties)
         if config.partition != "vertical" and int(graph.train.sum()) == 0:
             raise AtollError("none of its nodes trains; label some, or choose another split.")
