@@ -137,7 +137,7 @@ def test_the_own_algorithm_keeps_the_promises(tmp_path: Path, monkeypatch: pytes
         assert other.metrics["accuracy"] == first.metrics["accuracy"]
         for name, value in first.state["model"].items():
             assert torch.allclose(value, other.state["model"][name], atol=1e-5)
-    assert atoll.resume(tmp_path / "run").metrics == first.metrics
+    assert atoll.resume(tmp_path / "run", algorithm=path).metrics == first.metrics
     weights = sum(p.numel() for p in build("gcn", parties=1, features=64, classes=5).parameters())
     assert first.bytes["up"] == first.bytes["down"] == 3 * 3 * 4 * weights
 
