@@ -14,7 +14,7 @@ from nvflare.fuel.f3.drivers import aio_http_driver
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
 from nvflare.fuel.f3.endpoint import EndpointState
 
-from atoll.engines import nvflare_lock
+from atoll.engines import nvflare_lock, nvflare_streams
 from atoll.engines.nvflare import LARGEST
 from atoll.engines.nvflare_lock import SERVER
 from atoll.errors import AtollError
@@ -36,6 +36,7 @@ SETTINGS = {
 def open_cell(kit: Kit) -> Cell:
     """The cell of an end, locked and not yet started."""
     _settings()
+    nvflare_streams.bound()
     end, startup = "server" if kit.site is None else "client", kit.path / "startup"
     files = {"ca_cert": startup / "rootCA.pem", f"{end}_cert": startup / f"{end}.crt", f"{end}_key": startup / f"{end}.key"}
     try:
