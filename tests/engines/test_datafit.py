@@ -407,3 +407,34 @@ def test_column_names_are_kept_by_every_form(tmp_path: Path) -> None:
     with pytest.raises(AtollError, match="must be a list that names each of the 12 features once"):
         files.read(tmp_path / "bad.npz")
     assert json.dumps(graph.rows(torch.arange(3)).feature_names) == json.dumps(COLUMNS)
+
+
+@pytest.mark.filterwarnings("default")
+def test_what_is_odd_in_a_sites_data_is_said_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`atoll join` prints the warnings of its own data, and the description that it sends holds none of them."""
+    import sys
+
+    from atoll import cli
+
+    kits.provision(["bank-a"], "localhost", tmp_path / "kits")
+    folder = tmp_path / "data"
+    folder.mkdir()
+    rows = [f"{node},{node % 2},{node * node % 7},{('secret-yes', 'secret-no')[node % 2]}" for node in range(80)]
+    (folder / "nodes.csv").write_text("id,target,age,label\n" + "\n".join(rows) + "\n")
+    (folder / "edges.csv").write_text("source,target,weight\n1,1,0.5\n1,2,0.5\n1,2,0.5\n")
+    ended = type("Ended", (), {"left": True, "stop": lambda self: None})
+    monkeypatch.setattr(deploy, "Guest", lambda *arguments, **named: ended())
+    monkeypatch.setattr(sys, "argv", ["atoll", "join", str(tmp_path / "kits" / "bank-a"), "--data", str(folder)])
+    said = []
+    monkeypatch.setattr(
+        sys, "stderr", type("Ear", (), {"write": lambda self, text: said.append(text), "flush": lambda self: None})()
+    )
+    with pytest.raises(SystemExit) as ended_with:
+        cli.main()
+    assert ended_with.value.code == 0
+    told = "".join(said)
+    for words in ("`target` is named like a label", "weight is ignored", "1 edge from a node to itself", "1 repeated edge"):
+        assert told.count(words) == 1
+    config = deploy.deployed({"algorithm": "fedavg"}, "run.toml", ["bank-a"])
+    about = Site(tmp_path / "runs", folder, kit=tmp_path / "kits" / "bank-a")._describe(config)
+    assert b"secret" not in wire.encode(about)

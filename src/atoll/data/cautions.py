@@ -72,7 +72,7 @@ def mind_edges(edges: Ints, where: str, ignored: Sequence[str] = ()) -> None:
     codes.sort()
     if repeats := int((codes[1:] == codes[:-1]).sum()):
         caution(
-            f"{where}: {_counted(repeats, 'edge')} repeated {'is' if repeats == 1 else 'are'} dropped; each edge counts once."
+            f"{where}: {_counted(repeats, 'repeated edge')} {'is' if repeats == 1 else 'are'} dropped; each edge counts once."
         )
 
 
