@@ -461,7 +461,7 @@ def test_damaged_lines_are_named(kit: Path, tmp_path: Path, call: Callable[..., 
 def test_foreign_text_is_shown_as_text(tmp_path: Path, call: Callable[..., tuple[int, str, str]]) -> None:
     """Escape sequences and rich's markup that a server put into its messages do nothing in the auditor's terminal."""
     site = Site(tmp_path)
-    site.handle(question(run="\x1b[2Jrun[bold]", common={"\x1b]0;title\x07[red]field": torch.zeros(1)}))
+    site.handle(question(run="\x1b[2Jrun[bold]", common={"\x1b]0;title\x07[red]field\nfit": torch.zeros(1)}))
     site.handle(question(kind="\x9b31m[link=http://x]", run="\x1b[2Jrun[bold]"))
     for form in ([], ["--lines"], ["--json"]):
         code, out, err = call("journal", tmp_path / "journal.jsonl", *form)
@@ -470,6 +470,7 @@ def test_foreign_text_is_shown_as_text(tmp_path: Path, call: Callable[..., tuple
         assert "[bold]" in out
         assert "[red]field" in out
         assert "[link=http://x]" in out
+        assert "[red]field\\nfit" in out  # a line break does not make a row
     code, out, err = call("journal", tmp_path / "journal.jsonl", "--run", "none")
     assert code == 2
     assert "\x1b" not in err

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, shown
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
     from atoll.audit import Summary
 
@@ -57,7 +58,7 @@ def journal(
             show(_table(summary))
             console.print(_footer(summary), soft_wrap=True, markup=False)
     for problem in damaged:
-        print(plain(f"atoll: {path}: {problem}."), file=sys.stderr)
+        print(shown(f"atoll: {path}: {problem}."), file=sys.stderr)
 
 
 def _path(kit: Path) -> Path:
@@ -110,7 +111,7 @@ def _chosen(path: Path, run: str | None, start: str, damaged: list[str]) -> Iter
             found = True
             yield line.entry
     if run is not None and not found and run not in runs:
-        known = ", ".join(plain(name) for name in runs if name) or "none"
+        known = ", ".join(shown(name) for name in runs if name) or "none"
         raise AtollError(f"{path} tells of no run {run!r}; there is {known}.")
 
 
@@ -135,8 +136,8 @@ def _table(summary: Summary) -> Table:
 
     from atoll.audit import protection
 
-    title = f"Run {plain(summary.run)}" if summary.run else "Before a run"
-    table = Table(title=Text(plain(title)), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    title = f"Run {shown(summary.run)}" if summary.run else "Before a run"
+    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     for name in ("message", "purpose", "rounds", "times", "fields", "bytes", "protection"):
         table.add_column(name, justify="right" if name in ("times", "bytes") else "left")
     for kind in summary.kinds.values():
@@ -145,24 +146,23 @@ def _table(summary: Summary) -> Table:
             *kind.fields[:MAX_SHOWN],
             *([f"and {len(kind.fields) - MAX_SHOWN} more"] if len(kind.fields) > MAX_SHOWN else []),
         ]
-        held = "\n".join(listed) if kind.outcome == "ok" else f"no answer: {kind.outcome}"
-        shown = protection(kind.masked, kind.noised) if kind.fields else ""
-        cells = [kind.what, kind.purpose, rounds, f"{kind.times:,}", held, f"{kind.bytes:,}", shown]
-        table.add_row(*(Text(plain(cell)) for cell in cells))
+        held = listed if kind.outcome == "ok" else [f"no answer: {kind.outcome}"]
+        kept = protection(kind.masked, kind.noised) if kind.fields else ""
+        cells = [kind.what, kind.purpose, rounds, f"{kind.times:,}", held, f"{kind.bytes:,}", kept]
+        table.add_row(*(_cell(value) for value in cells))
     return table
 
 
 def _footer(summary: Summary) -> str:
     times = sum(kind.times for kind in summary.kinds.values())
-    spent = f"; ε so far {plain(summary.epsilon)}" if summary.epsilon else ""
-    to = ", ".join(sorted(plain(name) for name in summary.to))
-    return f"{times:,} messages, {summary.bytes:,} bytes to {to}, {plain(summary.first)} to {plain(summary.last)}{spent}\n"
+    spent = f"; ε so far {shown(summary.epsilon)}" if summary.epsilon else ""
+    to = ", ".join(sorted(shown(name) for name in summary.to))
+    return f"{times:,} messages, {summary.bytes:,} bytes to {to}, {shown(summary.first)} to {shown(summary.last)}{spent}\n"
 
 
 def _every(entries: Iterator[Mapping[str, Any]]) -> Table:
     from rich import box
     from rich.table import Table
-    from rich.text import Text
 
     from atoll.audit import epsilon_of, protection, shapes
 
@@ -171,15 +171,17 @@ def _every(entries: Iterator[Mapping[str, Any]]) -> Table:
         table.add_column(name, justify="right" if name in ("line", "round", "call", "bytes", "ε") else "left")
     for entry in entries:
         ok = entry["status"] == "ok"
-        held = "\n".join(shapes(entry)) if ok else f"no answer: {entry.get('reason', entry['status'])}"
+        held = shapes(entry) if ok else [f"no answer: {entry.get('reason', entry['status'])}"]
         cells = [entry["line"], entry["time"], entry["run"], entry.get("round", ""), entry.get("call", "")]
         cells += [entry.get("verb") or entry["kind"], entry.get("purpose", ""), held, f"{entry['bytes']:,}"]
         cells += [protection(entry["masked"], [str(name) for name in entry["noised"]]) if entry["fields"] else ""]
         cells += [epsilon_of(entry), entry["sha256"][:16]]
-        table.add_row(*(Text(plain(str(cell))) for cell in cells))
+        table.add_row(*(_cell(value) for value in cells))
     return table
 
 
-def plain(text: str) -> str:
-    """Somebody else's text without anything that moves a terminal's cursor or colours it."""
-    return "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in text)
+def _cell(value: Any) -> Text:
+    """A value or a list of them, one below the other, as text that a terminal does not obey."""
+    from rich.text import Text
+
+    return Text("\n".join(shown(each) for each in value) if isinstance(value, (list, tuple)) else shown(value))
