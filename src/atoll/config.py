@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll import algorithms
+from atoll.cohort import SECURE_STEPS
 from atoll.data.csbm import CsbmSettings
 from atoll.data.datasets import DataSettings
 from atoll.data.partition import PartitionSettings
@@ -174,6 +175,8 @@ def _check(algorithm: str, built: Mapping[str, Any]) -> None:
     verb, verbs = built["dp"].verb, algorithms.find(algorithm).Cohort.verbs()
     if verb and verb not in verbs:
         raise AtollError(f"dp.verb is {verb!r}, which {algorithm} does not have{suggest(verb, verbs)}")
+    if verb in SECURE_STEPS:
+        raise AtollError(f"dp.verb is {verb!r}, a step of secure totals, which replies nothing that noise can be put on.")
     run = built["run"]
     check_algorithm(run.robust, algorithm, algorithms.find(algorithm).Cohort.averaged(), secure=run.secure)
     if run.participation <= 0:

@@ -139,11 +139,18 @@ class Experiment:
     data: Spread | None  # None where the parties' data is not here
     federation: Federation
     releases: Releases = field(default_factory=Releases)  # of the parties in this process
+    spent_before: float = 0.0  # what `spent` was in the checkpoint: a site that is away now may have told it
 
     @property
     def spent(self) -> float:
         """ρ of the party that has released most, by the parties' own count."""
-        return max(self.releases.most(), getattr(self.engine, "spent", 0.0))
+        return max(self.releases.most(), getattr(self.engine, "spent", 0.0), self.spent_before)
+
+    def recall_spent(self, spent: float) -> None:
+        """Take back what a checkpoint says was released: the file of the parties in this process holds at least as much."""
+        if self.releases.path is not None and not hasattr(self.engine, "spent") and self.releases.most() < spent * (1 - 1e-9):
+            raise AtollError(f"{self.releases.path} has lost releases: what was released cannot be told; restore it.")
+        self.spent_before = spent
 
     @property
     def engine(self) -> Engine:
@@ -370,6 +377,7 @@ def rounds(
         state = algorithm.start(federation, settings)
     else:
         book, state = _restored(experiment, checkpoint), checkpoint.get("state", {})
+        experiment.recall_spent(checkpoint.get("spent", 0.0))
     began, first = time.perf_counter() - book.seconds, book.round
     wait = time.perf_counter() + SECONDS_BETWEEN_CHECKPOINTS
     while not book.over(run.rounds, run.patience, run.target):
@@ -463,6 +471,7 @@ def _checkpoint(book: Book, state: dict[str, Any], experiment: Experiment) -> di
         "memory": experiment.engine.recall(),
         "ledger": experiment.federation.ledger.state(),
         "data": experiment.extent,
+        "spent": experiment.spent,
     } | ({"algorithm_sha256": digest} if (digest := algorithms.digest(experiment.config.algorithm)) else {})
 
 

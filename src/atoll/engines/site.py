@@ -270,7 +270,10 @@ def _numbers(request: Fields) -> np.ndarray[Any, np.dtype[np.int64]]:
     parties = request.get("parties")
     if not isinstance(parties, Tensor) or parties.dtype != torch.int64 or parties.dim() != 1:
         raise AtollError("the message does not say for which parties it is.")
-    return parties.numpy()
+    numbers = parties.numpy()
+    if len(np.unique(numbers)) < max(len(numbers), 1) or numbers.min() < 0:  # a party named twice would answer twice
+        raise AtollError("the message is for no party, or for one more than once.")
+    return numbers
 
 
 def _alone(model: dict[str, Tensor]) -> dict[str, Tensor]:

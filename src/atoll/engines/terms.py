@@ -49,7 +49,7 @@ class Terms:
         if self.secure and not config.run.secure:
             raise AtollError("this site insists on secure aggregation.")
         if self.dp_epsilon:
-            self._check_noise(config.dp)
+            self._check_noise(config.dp, config.split.split)
 
     @property
     def budget(self) -> Budget | None:
@@ -57,7 +57,7 @@ class Terms:
         return Budget(self.dp_epsilon, self.dp_delta) if self.dp_epsilon else None
 
     @staticmethod
-    def _check_noise(dp: NoiseSettings) -> None:
+    def _check_noise(dp: NoiseSettings, split: str) -> None:
         """All that leaves with data in it must be noised, by party."""
         wrong = ""
         if not dp.verb or not dp.clip or not dp.noise:
@@ -68,6 +68,8 @@ class Terms:
             wrong = "dp.fields must be left out"
         elif not dp.evaluation:
             wrong = "dp.evaluation must be set, or evaluation tells its counts"
+        elif split in ("per_class", "stratified"):
+            wrong = "split must be auto, public or random, or the number of training nodes tells the size of each class"
         if wrong:
             raise AtollError(f"this site insists on differential privacy: {wrong}.")
 

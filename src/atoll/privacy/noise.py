@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll import wire
+from atoll.cohort import SECURE_STEPS
 from atoll.errors import AtollError
 from atoll.privacy.discrete import SIGMA, Lanes, discrete_gaussian, seeded_words, shrinking, system_words, to_grid
 from atoll.privacy.releases import Releases, epsilon_of
@@ -55,9 +56,11 @@ class NoiseSettings:
         (), "The fields of the reply, by their first name; empty means all that are not whole numbers."
     )
     clip: float = setting(
-        1.0, "The norm C that a reply (or, by row, each row) is cut to; 0 cuts nothing and promises nothing.", low=0
+        1.0, "The norm C that a reply (or, by row, each row) is cut to; 0 cuts nothing and promises nothing.", low=0, high=1e30
     )
-    noise: float = setting(1.0, "Standard deviation of the noise in units of the clip, or as it is without one.", low=0)
+    noise: float = setting(
+        1.0, "Standard deviation of the noise in units of the clip, or as it is without one.", low=0, high=1e12
+    )
     unit: str = setting("party", "What is protected: everything of a party, or one row of the reply.", choices=("party", "row"))
     delta: float = setting(1e-5, "The δ of the (ε, δ) in the history.", low=1e-15, high=0.5)
     source: str = setting(
@@ -66,9 +69,9 @@ class NoiseSettings:
         choices=("seed", "system"),
     )
     evaluation: float = setting(
-        0.0, "Noise on each party's evaluation counts, in units of evaluation_clip; 0 leaves them as they are.", low=0
+        0.0, "Noise on each party's evaluation counts, in units of evaluation_clip; 0 leaves them as they are.", low=0, high=1e12
     )
-    evaluation_clip: float = setting(1.0, "The norm that each party's evaluation counts are scaled down to.", low=1e-6)
+    evaluation_clip: float = setting(1.0, "The norm that each party's evaluation counts are scaled down to.", low=1e-6, high=1e12)
 
     def __post_init__(self) -> None:
         for name, value in (("noise", self.noise if self.clip else 0.0), ("evaluation", self.evaluation)):
@@ -109,7 +112,7 @@ class Noise:
             return self._verb(message, fields, draws)
         if message.verb == EVALUATE and self.settings.evaluation:
             return self._counts(message, fields, draws)
-        if self.strict and fields and not message.verb.startswith("secure_"):
+        if self.strict and fields and message.verb not in SECURE_STEPS:
             raise AtollError(f"this site lets nothing leave without noise, and the replies to {message.verb!r} have none.")
         return fields
 
@@ -124,6 +127,9 @@ class Noise:
             return fields
         self.releases.spend(message.parties, self.settings.cost, message.verb, message.round)
         sent = {name: value for name, value in wire.leaves({**message.common, **message.each}) if "/" in name}
+        for name, value in chosen.items():
+            if isinstance(sent.get(name), Tensor) and sent[name].shape not in (value.shape, value.shape[1:]):
+                raise AtollError(f"{name!r} was sent in another shape than it is replied in.")  # one reply would become many
         weight = _weight(flat)
         moved = {name: self._moved(value.detach(), sent.get(name), weight) for name, value in chosen.items()}
         if not self.settings.clip:

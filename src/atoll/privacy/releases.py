@@ -2,13 +2,15 @@
 
 A release of a Gaussian mechanism costs ρ = Δ² / 2σ² (zero-concentrated differential privacy, Bun and Steinke, TCC 2016). Costs
 add up over releases, verbs and runs, and turn into (ε, δ) at the end. In a file every release is a line, on disk before the reply
-is sent: a crash or a resume does not undo it.
+is sent: a crash or a resume does not undo it. Every line holds a checksum of itself and all before it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import warnings
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -22,6 +24,7 @@ from atoll.parties import Parties
 from atoll.storage import append_line
 
 FILE = "releases.jsonl"
+FEW, MANY = [1 + 2.0**-power for power in range(20, 3, -1)], [2.0 ** (power / 4) for power in range(24, 120)]  # Rényi orders
 
 
 @dataclass(frozen=True)
@@ -43,19 +46,24 @@ class Releases:
         self.costs = np.zeros(0)  # of this run, by party
         self.total = 0.0  # of all runs in the file
         self.path: Path | None = None
+        self.check = ""  # the checksum of the file's last line
+        self.length = 0  # of the file, as this process left it
         if path is not None:
             self.keep(path)
 
     def keep(self, path: Path) -> None:
         """Write every release to this file from now on; those it holds count."""
         need_accountant()
-        self.path = path
+        self.path, self.length = path, _length(path)
         for line in _lines(path):
             rho = math.inf if line["rho"] is None else float(line["rho"])
             self._add(line["run"], np.concatenate([np.arange(*span) for span in line["parties"]]), rho)
+            self.check = line["check"]
 
     def spend(self, parties: Parties, rho: float, verb: str = "", round: int = 0) -> None:
-        """Count a release of these parties; refuse it where it goes beyond the budget."""
+        """Count a release of these parties, each once; refuse it where it goes beyond the budget."""
+        if len(np.unique(parties.numbers)) < max(len(parties), 1):
+            raise AtollError(f"a reply to {verb!r} is for no party, or for one more than once.")
         if self.budget is not None:
             reached = epsilon_of(self.total + rho, self.budget.delta)
             if reached > self.budget.epsilon:
@@ -66,9 +74,19 @@ class Releases:
         if self.path is not None:
             cost = rho if math.isfinite(rho) else None
             line = {"run": self.run, "round": round, "verb": verb, "rho": cost, "parties": _spans(parties.numbers)}
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            append_line(self.path, json.dumps(line))
+            self._write(self.path, line)
         self._add(self.run, parties.numbers, rho)
+
+    def _write(self, path: Path, line: dict[str, Any]) -> None:
+        if _length(path) != self.length:
+            raise AtollError(f"{path} was changed by somebody else: what was released cannot be told; restore it.")
+        check = _chained(self.check, line)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            append_line(path, json.dumps(line | {"check": check}))
+        finally:
+            self.length = _length(path)
+        self.check = check
 
     def most(self) -> float:
         """The ρ of the party that has spent most in this run."""
@@ -99,7 +117,10 @@ def epsilon_of(rho: float, delta: float) -> float:
 
     accountant = RDPAccountant()
     accountant.history = [(math.sqrt(0.5 / rho), 1.0, 1)]
-    return float(accountant.get_epsilon(delta))
+    orders = FEW + RDPAccountant.DEFAULT_ALPHAS + MANY  # its own alone never fall below ε = 0.1 at δ = 1e-5
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that the best order is the first or last
+        return max(0.0, float(accountant.get_epsilon(delta, alphas=orders)))  # it falls below 0 where δ alone is enough
 
 
 def need_accountant() -> None:
@@ -115,11 +136,22 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     try:
         data = path.read_bytes()
         lines = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].decode().splitlines()]
-        if any(not {"run", "rho", "parties"} <= line.keys() for line in lines):
-            raise ValueError("a line is not a release")
+        check = ""
+        for number, line in enumerate(lines, 1):
+            if line.get("check") != (check := _chained(check, {name: line[name] for name in line if name != "check"})):
+                raise ValueError(f"the checksum of line {number} does not match")
     except (OSError, ValueError, AttributeError) as error:
         raise AtollError(f"{path} is damaged ({error}): what was released cannot be told; restore it.") from error
     return lines
+
+
+def _chained(before: str, line: dict[str, Any]) -> str:
+    """The checksum of a line that comes after the one with the checksum `before`."""
+    return hashlib.sha256(f"{before}{json.dumps(line)}".encode()).hexdigest()[:32]
+
+
+def _length(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _spans(numbers: np.ndarray[Any, np.dtype[np.int64]]) -> list[list[int]]:
