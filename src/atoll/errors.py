@@ -19,13 +19,6 @@ class PartyFailure(Exception):
         self.reason = reason
 
 
-def short(value: Any, length: int = 300) -> str:
-    """A stranger's text for our logs and reasons: one line, not too long, nothing in it that a terminal would obey."""
-    text = " ".join(str(value if value is not None else "")[: 4 * length].split())
-    text = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in text)
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
 def shown(text: Any, *, lines: bool = False) -> str:
     """Somebody else's text as text: whatever a terminal would obey, or that turns what is read around, stands there by its code.
 
@@ -35,3 +28,9 @@ def shown(text: Any, *, lines: bool = False) -> str:
     if plain.isprintable():
         return plain
     return "".join(sign if sign.isprintable() or (lines and sign == "\n") else ascii(sign)[1:-1] for sign in plain)
+
+
+def short(value: Any, length: int = 300) -> str:
+    """A stranger's text for our logs and reasons: as `shown`, on one line and not too long."""
+    text = shown(" ".join(str(value if value is not None else "")[: 4 * length].split()))
+    return text if len(text) <= length else text[: length - 1] + "…"

@@ -18,9 +18,19 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, short
 
 Payload = Mapping[str, Any]
+
+# Limits of a message; files of our own have none.
+MAX_HEADER = 1 << 25  # bytes
+MAX_FIELDS = 100_000
+MAX_NAME = 200  # letters of a field's full name
+MAX_DEPTH = 16  # of nested fields, and of lists and tables within a scalar
+MAX_TEXT = 10_000  # letters of one text
+MAX_DIGITS = 20
+MAX_AXES = 16
+MAX_SIZE = 1 << 40  # of one dimension
 
 _DTYPES = {
     torch.float64: "F64",
@@ -95,7 +105,91 @@ def decode(data: bytes) -> dict[str, Any]:
             tensors[name] = tensors[name].expand(count, *tensors[name].shape[1:])
         return nest({name: tensors[name] for name in header} | json.loads(metadata["scalars"]))
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, struct.error) as error:
-        raise AtollError(f"A message could not be read: {error}; it is damaged or was not written by atoll.") from error
+        raise AtollError(
+            f"A message could not be read: {short(error, 200)}; it is damaged or was not written by atoll."
+        ) from error
+
+
+def decode_message(data: bytes) -> dict[str, Any]:
+    """The payload behind a stranger's bytes: as `decode`, but with limits, and without anything that only our own files hold."""
+    try:
+        header = _checked_header(data)
+        scalars = _loads(header.pop("__metadata__")["scalars"])
+        for name in (*header, *scalars):
+            if not 0 < len(name) <= MAX_NAME or not name.isprintable() or name.count("/") > MAX_DEPTH:
+                raise ValueError("a field's name is too long or not printable")
+        if header.keys() & scalars.keys():
+            raise ValueError("a field is there twice")
+        _check_scalar(scalars)
+        tensors = safetensors.torch.load(data)
+        return nest({name: tensors[name] for name in header} | scalars)
+    except AtollError:
+        raise
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, MemoryError, struct.error) as error:
+        what = short(error, 200)
+        raise AtollError(f"A message could not be read: {what}; it is damaged or was not written by atoll.") from error
+
+
+def _checked_header(data: bytes) -> dict[str, Any]:
+    (length,) = struct.unpack("<Q", data[:8])
+    if length > min(len(data) - 8, MAX_HEADER):
+        raise ValueError(f"its header has {length} bytes, of at most {MAX_HEADER}")
+    header = _loads(data[8 : 8 + length])
+    if len(header) > MAX_FIELDS:
+        raise ValueError(f"it has {len(header)} fields, of at most {MAX_FIELDS}")
+    if header["__metadata__"].keys() != {"scalars"}:
+        raise ValueError("its header holds what messages do not")
+    for name, entry in header.items():
+        shape = [] if name == "__metadata__" else entry["shape"]
+        if len(shape) > MAX_AXES or not all(type(size) is int and 0 <= size <= MAX_SIZE for size in shape):
+            raise ValueError("a tensor's shape is out of bounds")
+    return header
+
+
+def _loads(text: str | bytes) -> dict[str, Any]:
+    """A JSON object without what JSON has no word for, or says twice."""
+    found = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite, parse_int=_small)
+    if not isinstance(found, dict):
+        raise TypeError("it is not an object")
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is there twice")
+    return found
+
+
+def _refuse(text: str) -> Any:
+    raise ValueError(f"{text} is not a number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number is too large")
+    return number
+
+
+def _small(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError("a whole number is too long")
+    return int(text)
+
+
+def _check_scalar(value: Any, depth: int = 0) -> None:
+    if depth > MAX_DEPTH:
+        raise ValueError("it is nested too deeply")
+    if isinstance(value, str) and len(value) > MAX_TEXT:
+        raise ValueError(f"a text has {len(value)} letters, of at most {MAX_TEXT}")
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _check_scalar(name, depth)
+            _check_scalar(inner, depth + 1)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_scalar(inner, depth + 1)
 
 
 def payload_size(payload: Payload) -> int:

@@ -43,7 +43,7 @@ class Settings(fedavg.Settings):
         "Whether every class of pseudo labels weighs the same; in the paper every pseudo label does. For few labels a class.",
     )
     threshold: float = setting(0.5, "λ, the confidence above which a fused prediction becomes a pseudo label.", low=0, high=1)
-    neighbours: int = setting(10, "s, the neighbours of a node in the pseudo graph; the paper has 100.", low=1)
+    neighbours: int = setting(10, "s, the neighbours of a node in the pseudo graph; the paper has 100.", low=1, high=10**5)
     pseudo_graph: str = setting("joint", "How the pseudo graph is weighted.", choices=pseudograph.FORMS)
     fusion: str = setting(
         "holders",

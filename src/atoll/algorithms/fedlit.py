@@ -43,9 +43,9 @@ CHUNK = 4096  # links represented at a time
 class Settings(Training):
     """The shared training settings and the link types."""
 
-    types: int = setting(2, "Number of latent link types, each with a channel of its own (K); 1 is FedAvg.", low=1)
-    iterations: int = setting(1, "E and M steps of the link types a round.", low=1)
-    first_iterations: int = setting(10, "E and M steps by which every party finds its first link types.", low=0)
+    types: int = setting(2, "Number of latent link types, each with a channel of its own (K); 1 is FedAvg.", low=1, high=1000)
+    iterations: int = setting(1, "E and M steps of the link types a round.", low=1, high=10**5)
+    first_iterations: int = setting(10, "E and M steps by which every party finds its first link types.", low=0, high=10**5)
     keep_optimizer: bool = setting(True, "Keep the parties' optimiser state from round to round instead of starting afresh.")
 
 

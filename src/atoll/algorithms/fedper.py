@@ -30,7 +30,7 @@ class Settings(Training):
     """The shared training settings and where the personal layers begin."""
 
     personal: int = setting(
-        1, "Number of last layers that stay with their party (K_P); 0 is FedAvg, all of them is Local.", low=0
+        1, "Number of last layers that stay with their party (K_P); 0 is FedAvg, all of them is Local.", low=0, high=1000
     )
     keep_optimizer: bool = setting(True, "Keep the parties' optimiser state from round to round instead of starting afresh.")
 

@@ -40,7 +40,7 @@ class Settings(Training):
 
     lambda1: float = setting(5.0, "Weight of the soft targets in a GNN's loss; 0 is Local.", low=0)  # λ₁
     lambda2: float = setting(1.0, "Weight of a GNN's beliefs in the encoder's loss.", low=0)  # λ₂
-    proxy_dim: int = setting(64, "Width of the feature embeddings and of the structure proxies.", low=1)  # d_s
+    proxy_dim: int = setting(64, "Width of the feature embeddings and of the structure proxies.", low=1, high=10**6)  # d_s
     proxy_lr: float = setting(0.02, "Learning rate of the structure proxies.", low=0)
     proxies: bool = setting(True, "Learn structure proxies; without, they are zero throughout (S = 0).")
     variant: str = setting(

@@ -38,8 +38,8 @@ SPREADS = ("horizontal", "overlapping")
 class Settings(Training):
     """The shared training settings and the structure embeddings."""
 
-    walks: int = setting(16, "Random walk embedding: return probabilities after 1 to so many steps (k₁).", low=0)
-    degrees: int = setting(16, "Degree embedding: one-hot degrees from 1 to so many and more (k₂).", low=0)
+    walks: int = setting(16, "Random walk embedding: return probabilities after 1 to so many steps (k₁).", low=0, high=10**4)
+    degrees: int = setting(16, "Degree embedding: one-hot degrees from 1 to so many and more (k₂).", low=0, high=10**5)
     keep_optimizer: bool = setting(True, "Keep the parties' optimiser state from round to round instead of starting afresh.")
 
 

@@ -33,9 +33,9 @@ class Settings(fedavg.Settings):
     epsilon1: float = setting(0.3, "A cluster may be cut once its mean update is shorter than this; 0 never cuts.", low=0)
     epsilon2: float = setting(0.5, "A cluster is cut only if some member's update is longer than this.", low=0)
     relative: bool = setting(True, "Measure both in units of the longest update of the first round.")
-    wait: int = setting(20, "Rounds before the first cut.", low=0)
+    wait: int = setting(20, "Rounds before the first cut.", low=0, high=10**9)
     sequences: bool = setting(False, "GCFL+: cut by dynamic time warping of the sequences of update norms.")
-    length: int = setting(10, "GCFL+: length of the sequences.", low=1)
+    length: int = setting(10, "GCFL+: length of the sequences.", low=1, high=10**5)
     standardize: bool = setting(False, "GCFL+: divide every sequence by its standard deviation, so that only its shape counts.")
 
 

@@ -55,8 +55,8 @@ class Settings:
         "dnc: one vector and one label a node; snc: several vectors, one label; sc: a label for each vector.",
         choices=("dnc", "snc", "sc"),
     )
-    local_steps: int = setting(10, "Steps between two rounds, I.", low=1)
-    batch_size: int = setting(0, "Training vectors of a step, drawn anew for each; 0 takes all of a party's.", low=0)
+    local_steps: int = setting(10, "Steps between two rounds, I.", low=1, high=10**5)
+    batch_size: int = setting(0, "Training vectors of a step, drawn anew for each; 0 takes all of a party's.", low=0, high=10**9)
     compensation: str = setting(
         "full",
         "What parties send of the gradient of ĥ: all, all under normal noise (V1), nothing (V2).",
@@ -69,8 +69,8 @@ class Settings:
         True, "In one process, draw what arrives of the noise instead of each party's: the same distribution, far fewer numbers."
     )
     teleport: float = setting(0.1, "α of the propagation.", low=0, high=1)
-    steps: int = setting(10, "M, steps of the propagation; 0 leaves the graph out (FedMLP).", low=0)
-    hidden: int = setting(64, "Width of the hidden layer.", low=1)
+    steps: int = setting(10, "M, steps of the propagation; 0 leaves the graph out (FedMLP).", low=0, high=10**5)
+    hidden: int = setting(64, "Width of the hidden layer.", low=1, high=10**6)
     lr: float = setting(0.5, "Learning rate, η.", low=0)
     weight_decay: float = setting(0.0, "L2 penalty on the weights.", low=0)
 

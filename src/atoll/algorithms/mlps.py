@@ -23,8 +23,8 @@ class Settings(local.Settings):
     model: str = setting("mlp", "Model of the parties; an MLP has no use for edges.", choices=("mlp",))
     bias: bool = setting(False, "Whether the layers have biases.")
     optimizer: str = setting("sgd", "Optimiser of the parties.", choices=("adam", "sgd"))
-    local_steps: int = setting(1, "Steps a round; `epochs` does nothing here.", low=1)
-    batch_size: int = setting(0, "Training vectors of a step, drawn anew for each; 0 takes all of a party's.", low=0)
+    local_steps: int = setting(1, "Steps a round; `epochs` does nothing here.", low=1, high=10**5)
+    batch_size: int = setting(0, "Training vectors of a step, drawn anew for each; 0 takes all of a party's.", low=0, high=10**9)
 
 
 class Cohort(local.Cohort):

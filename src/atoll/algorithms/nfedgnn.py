@@ -40,8 +40,8 @@ class Split:
     """A network split between users and server: Section 4.1."""
 
     model: str = setting("gcn", "The network that is split between users and server.", choices=("gcn", "gat"))
-    hidden: int = setting(16, "Length of a user's latent vector, for each head.", low=1)
-    heads: int = setting(8, "Attention heads of gat, each with weights of its own at every user.", low=1)
+    hidden: int = setting(16, "Length of a user's latent vector, for each head.", low=1, high=10**6)
+    heads: int = setting(8, "Attention heads of gat, each with weights of its own at every user.", low=1, high=1000)
     dropout: float = setting(0.5, "Share dropped between the layers and, with gat, of the attention.", low=0, high=0.99)
     lr: float = setting(0.1, "Learning rate, on both sides.", low=0)
     weight_decay: float = setting(5e-4, "L2 penalty on the weights, on both sides.", low=0)

@@ -20,15 +20,15 @@ from atoll.settings import setting
 class CsbmSettings:
     """A synthetic graph; the defaults give a small federation for a demo."""
 
-    nodes: int = setting(3000, "N, the number of nodes.", low=2)
+    nodes: int = setting(3000, "N, the number of nodes.", low=2, high=10**9)
     degree: float = setting(5.0, "d, the average degree.", low=0)
     lam: float = setting(1.3, "λ, how strongly edges follow the classes; at most √d.")
     mu: float = setting(120.0, "μ, how strongly features follow the classes.", low=0)
-    features: int = setting(64, "p, the number of features.", low=1)
-    classes: int = setting(5, "The number of classes; the papers' cSBM has 2.", low=2)
-    samples: int = setting(1, "Feature vectors of each node; its rows stand together.", low=1)
+    features: int = setting(64, "p, the number of features.", low=1, high=10**7)
+    classes: int = setting(5, "The number of classes; the papers' cSBM has 2.", low=2, high=10**5)
+    samples: int = setting(1, "Feature vectors of each node; its rows stand together.", low=1, high=10**6)
     flip: float = setting(0.0, "The chance that a sample has another class than its node (GFL-APPNP's SC: 0.3).", low=0, high=1)
-    communities: int = setting(10, "Communities, each with a main class; 0 gives the papers' cSBM.", low=0)
+    communities: int = setting(10, "Communities, each with a main class; 0 gives the papers' cSBM.", low=0, high=10**6)
     mixing: float = setting(0.1, "The share of the edges that leave their community.", low=0, high=1)
     minority: float = setting(0.3, "The share of a community's nodes that are not of its main class.", low=0, high=1)
     graph_seed: int = setting(0, "Seed of classes and edges.")

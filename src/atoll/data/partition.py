@@ -50,7 +50,7 @@ class PartitionSettings:
         -1.0, "Overlap: the exact share of nodes that every party holds; negative draws the parties' nodes independently.", high=1
     )
     edge_fraction: float = setting(0.8, "Vertical: the share of the undirected edges that each party keeps.", low=0, high=1)
-    min_nodes: int = setting(1, "The fewest nodes a party may have; Dirichlet draws again until it holds.", low=0)
+    min_nodes: int = setting(1, "The fewest nodes a party may have; Dirichlet draws again until it holds.", low=0, high=10**9)
 
 
 def setting_of(kind: str, graph: Graph | None = None) -> str:

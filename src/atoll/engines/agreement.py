@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from atoll.cohort import Fields
+from atoll.engines import requests
 from atoll.engines.form import SCALINGS
 from atoll.errors import AtollError
 
@@ -34,6 +35,7 @@ class Agreement:
     classes: int
     order: Fields = field(default_factory=dict)  # digests of the columns (`columns`) and classes (`names`) in the common order
     notes: list[str] = field(default_factory=list)  # for the user: what was put in order, what could not be compared
+    nodes: int = 0  # where all hold the same ones
 
 
 def agreed(about: Mapping[str, Fields | str], setting: str) -> Agreement:
@@ -45,6 +47,8 @@ def agreed(about: Mapping[str, Fields | str], setting: str) -> Agreement:
     for site, described in about.items():
         if isinstance(described, str):
             raise AtollError(f"The site {site} cannot take part: it {described.removesuffix('.')}.")
+        if reason := requests.described(described):
+            raise AtollError(f"The site {site} cannot take part: it {reason}.")
         known[site] = _read(site, described, setting)
     notes: list[str] = []
     _same_number(known, "classes", "names")
@@ -60,7 +64,8 @@ def agreed(about: Mapping[str, Fields | str], setting: str) -> Agreement:
         _same_roles(known)
     features = max(described["features"] for described in known.values())
     classes = next(iter(known.values()))["classes"]
-    return Agreement(features, classes, {name: value for name, value in order.items() if len(value)}, notes)
+    nodes = next(iter(known.values()))["nodes"] if setting == "vertical" else 0
+    return Agreement(features, classes, {name: value for name, value in order.items() if len(value)}, notes, nodes)
 
 
 def _read(site: str, described: Fields, setting: str) -> Fields:

@@ -7,6 +7,7 @@ Memory stays at the sites: a checkpoint holds the number of the round under whic
 from __future__ import annotations
 
 import logging
+import math
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch import Tensor
 from atoll import __version__, wire
 from atoll.cohort import Fields, Message, Schema
 from atoll.engines.saves import LOST_SAVE
-from atoll.errors import AtollError, shown
+from atoll.errors import AtollError, short
 from atoll.federation import Answer, Failure
 from atoll.parties import Parties
 
@@ -178,8 +179,8 @@ class Nvflare:
 
     def _count(self, spent: Any) -> None:
         """Note what a site says it has released; what is no such number is passed over."""
-        if isinstance(spent, float) and spent >= 0:
-            self.spent = max(self.spent, spent)
+        if spent == "unbounded" or (isinstance(spent, float) and spent >= 0):
+            self.spent = max(self.spent, math.inf if spent == "unbounded" else spent)
 
     def _told(self, replies: Mapping[str, Fields | str], what: str) -> str:
         """Note in the log who could not do something; all of them in a few words."""
@@ -196,14 +197,14 @@ def opened(data: bytes, count: Callable[[Any], None] | None = None) -> Fields | 
     if not data:
         return "sent an empty answer, which could not be read; its log says why"
     try:
-        answer = wire.decode(data)
+        answer = wire.decode_message(data)
     except Exception:  # whatever a stranger's bytes bring about, the answer is the same
         return "sent an answer that could not be read"
     version, status = answer.get("atoll"), answer.get("status")
     if version != __version__:
-        return f"runs atoll {_short(version)}, the server {__version__}; use the same version everywhere"
+        return f"runs atoll {short(version)}, the server {__version__}; use the same version everywhere"
     if status != "ok":
-        return _short(answer.get("reason")) or "failed without a reason"
+        return short(answer.get("reason")) or "failed without a reason"
     if count is not None:
         count(answer.get("spent"))
     fields = answer.get("fields", {})
@@ -219,9 +220,9 @@ def misfit(fields: Fields, parties: int) -> str:
                 return inner
         elif isinstance(value, list):
             if len(value) != parties or not all(isinstance(item, Tensor) for item in value):
-                return f"sent a field {_short(name)!r} that does not hold a tensor for each of its {parties} parties"
+                return f"sent a field {short(name)!r} that does not hold a tensor for each of its {parties} parties"
         elif not isinstance(value, Tensor) or value.dim() == 0 or len(value) != parties:
-            return f"sent a field {_short(name)!r} that does not hold a row for each of its {parties} parties"
+            return f"sent a field {short(name)!r} that does not hold a row for each of its {parties} parties"
     return ""
 
 
@@ -241,9 +242,3 @@ def _request(message: Message) -> Fields:
 def _jsonable(config: Mapping[str, Any]) -> list[Any]:
     """A nested table as a scalar of the wire: in a list it is not taken apart."""
     return [dict(config)]
-
-
-def _short(value: Any) -> str:
-    """A stranger's text, for our log: one line, not too long."""
-    text = shown(" ".join(str(value if value is not None else "").split()))
-    return text if len(text) <= 300 else text[:299] + "…"

@@ -252,7 +252,7 @@ class Run:
     def _schema(self, data: Spread | None) -> Schema:
         """What everybody must know: from the data in a simulation, else from what the sites say of theirs."""
         if data is not None:
-            return Schema(data.parts.num_features, data.parts.num_classes, data.parts.parties)
+            return runner.schema_of(data)
         document = {"atoll": __version__, "run": "", "kind": "describe", "config": [self.config.to_dict()]}
         present = [site for site in self.roster if self.carrier.session(site) is not None]
         raw = self.carrier.send(dict.fromkeys(present, wire.encode(document)), self.config.run.timeout)
@@ -269,7 +269,7 @@ class Run:
             log.warning("%s", note)
             report(warn=note)
         self.order = form.order
-        return Schema(form.features, form.classes, len(self.roster))
+        return Schema(form.features, form.classes, len(self.roster), form.nodes)
 
     def _tell_sites(self, error: Disagreement, about: Mapping[str, Any]) -> None:
         """Let two sites that differ name, in their own logs, what the other does not have."""

@@ -6,6 +6,7 @@ It knows nothing of NVFlare; `nvflare_site` passes it the server's messages.
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
 from collections.abc import Callable
@@ -20,18 +21,18 @@ from torch import Tensor, nn
 
 from atoll import __version__, algorithms, wire
 from atoll import config as configuration
-from atoll.cohort import Cohort, Fields, Guard, Message, Schema
+from atoll.cohort import Cohort, Fields, Guard, Schema
 from atoll.config import Config
 from atoll.data import files
 from atoll.data.datasets import row_normalise
 from atoll.data.splits import replaces_split, split
 from atoll.data.spread import spread
-from atoll.engines import form
+from atoll.engines import form, requests
 from atoll.engines.nvflare import LARGEST
 from atoll.engines.own_metrics import OwnMetrics
 from atoll.engines.saves import LOST_SAVE, Saves
 from atoll.engines.terms import Terms
-from atoll.errors import AtollError, PartyFailure, shown
+from atoll.errors import AtollError, PartyFailure, short
 from atoll.graph import Graph
 from atoll.journal import FILE, Journal, Watched
 from atoll.models import read
@@ -46,6 +47,7 @@ from atoll.runner import noise, stand
 from atoll.signing import Signing
 
 TOTALS = "totals.jsonl"  # in a run's folder: which secure totals were opened, and over whom
+REASON = 1000  # letters of a reason that a site tells
 log = logging.getLogger("atoll.site")
 
 
@@ -84,13 +86,15 @@ class Site:
             try:
                 if len(data) > LARGEST:
                     raise AtollError(f"the message has {len(data)} bytes, more than the {LARGEST} that are taken.")
-                request = wire.decode(data)
+                request = wire.decode_message(data)
                 answer: Fields = {"status": "ok", "fields": self._answer(request)}
                 if self.releases is not None:
-                    answer["spent"] = self.releases.most()
+                    spent = self.releases.most()
+                    answer["spent"] = spent if math.isfinite(spent) else "unbounded"
             except (PartyFailure, AtollError) as error:
-                log.warning("refused: %s", shown(error))
-                answer = {"status": "failed", "reason": f"refused: {error}" if isinstance(error, AtollError) else error.reason}
+                reason = f"refused: {error}" if isinstance(error, AtollError) else error.reason
+                log.warning("%s", short(reason, REASON))  # it may quote the server's own text
+                answer = {"status": "failed", "reason": short(reason, REASON)}
             except Exception as error:  # its text may hold data of the site: only its kind is told
                 log.exception("a message could not be answered")
                 answer = {"status": "failed", "reason": f"failed ({type(error).__name__}; its log says more)"}
@@ -111,13 +115,13 @@ class Site:
         return data
 
     def _answer(self, request: Fields) -> Fields:
-        if request.get("atoll") != __version__:
+        if (version := request.get("atoll")) != __version__:
             raise AtollError(
-                f"this site runs atoll {__version__}, the server {request.get('atoll')}; use the same version everywhere."
+                f"this site runs atoll {__version__}, the server {short(version, 50)}; use the same version everywhere."
             )
         kind = request.get("kind")
         if kind == "echo":
-            return dict(request.get("common", {}))
+            return requests.table(request, "common")
         if kind == "describe":
             return self._describe(self._config(request))
         if kind == "differ":
@@ -129,24 +133,17 @@ class Site:
         if kind == "ask":
             return self._ask(request, self.cohort)
         if kind == "save":
-            return self._save(int(request["round"]), self.cohort)
+            return self._save(requests.whole(request, "round"), self.cohort)
         if kind == "finish":
             return self._finish(self.cohort)
-        raise AtollError(f"there is no message {kind!r}.")
+        raise AtollError(f"there is no message {short(kind, 50)!r}.")
 
     def _ask(self, request: Fields, cohort: Cohort) -> Fields:
-        parties = Parties(_numbers(request))
-        message = Message(
-            str(request["verb"]),
-            int(request["round"]),
-            int(request["call"]),
-            bool(request["training"]),
-            parties,
-            request.get("common", {}),
-            request.get("each", {}),
-        )
-        if not np.isin(parties.numbers, cohort.parties.numbers).all():
+        message = requests.message(request)
+        if not np.isin(message.parties.numbers, cohort.parties.numbers).all():
             raise AtollError("the message is for parties that do not live here.")
+        if cohort.limits is not None:
+            cohort.limits.arguments(message, LARGEST)
         return cohort.answer(message)
 
     def _describe(self, config: Config) -> Fields:
@@ -163,19 +160,23 @@ class Site:
         return {}
 
     def _begin(self, request: Fields) -> Fields:
-        config, schema = self._config(request), Schema(**request["schema"])
-        parties, token = Parties(_numbers(request)), int(request["token"])
+        config, schema = self._config(request), requests.schema(request)
+        parties, token = requests.parties(request), requests.whole(request, "token", -1)
+        exact = requests.truth(request, "exact")
         algorithm = algorithms.find(config.algorithm)
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", str(request["run"])):
             raise AtollError("the run's name is not of letters and digits.")
         self.cohort, self.run, self.releases = None, str(request["run"]), None
         if self.data is None:
             graph = spread(config, None, algorithm.SPREADS).parts.select(parties)
+            requests.check_fit(schema, graph, config, parties)
         else:
-            graph = self._part(self._own(config, request.get("order", {})), config, schema, parties)
+            graph = self._own(config, requests.table(request, "order"))
+            requests.check_fit(schema, graph, config, parties)
+            graph = self._part(graph, config, schema, parties)
         saves = Saves(self._runs(), self.say)
         saves.check_data(graph.digest, str(self.data or config.dataset))
-        saved = saves.read(token, bool(request["exact"])) if token >= 0 else None
+        saved = saves.read(token, exact) if token >= 0 else None
         secrets = self._secrets(config, schema, parties) if config.run.secure else None
         cohort = stand(config, graph, schema, parties, blank=saved is not None, secrets=secrets, guards=self._guards(config))
         if saved is not None:
@@ -208,7 +209,8 @@ class Site:
         return guards
 
     def _config(self, request: Fields) -> Config:
-        (document,) = request["config"]
+        given = request.get("config")
+        document: Any = given[0] if isinstance(given, list) and len(given) == 1 else None
         self.terms.admit(document, own_data=self.data is not None)  # before anything it names is looked up
         config = configuration.from_dict(document, "The server's configuration")
         self.terms.check(config)
@@ -264,16 +266,6 @@ class Site:
         numbers = _alone({name: value for name, value in kept.items() if isinstance(value, Tensor)})  # APFL's α
         Saves(self._runs(), self.say).finish(models | numbers if models else {})
         return {}
-
-
-def _numbers(request: Fields) -> np.ndarray[Any, np.dtype[np.int64]]:
-    parties = request.get("parties")
-    if not isinstance(parties, Tensor) or parties.dtype != torch.int64 or parties.dim() != 1:
-        raise AtollError("the message does not say for which parties it is.")
-    numbers = parties.numpy()
-    if len(np.unique(numbers)) < max(len(numbers), 1) or numbers.min() < 0:  # a party named twice would answer twice
-        raise AtollError("the message is for no party, or for one more than once.")
-    return numbers
 
 
 def _alone(model: dict[str, Tensor]) -> dict[str, Tensor]:
