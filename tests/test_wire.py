@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
+import tracemalloc
+from random import Random
 
 import pytest
 import safetensors.torch
@@ -116,3 +118,150 @@ def test_compact_documents_keep_rows_that_are_one_once() -> None:
         assert all(torch.equal(back[name], value) for name, value in payload.items())
     assert wire.alike(wire.decode(small)["all"])
     assert len(large) == wire.wire_size({name: (value.dtype, tuple(value.shape)) for name, value in payload.items()}, {})
+
+
+# Messages: what strangers send.
+
+
+def message(scalars: str = "{}", entries: dict[str, object] | None = None, data: bytes = b"", **metadata: str) -> bytes:
+    """A document with this header."""
+    return _with_header({"__metadata__": {"scalars": scalars, **metadata}, **(entries or {})}, data)
+
+
+ENTRY = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+HOSTILE: dict[str, tuple[bytes, str]] = {
+    "repeated": (message(entries={"a": ENTRY}, data=b"1234", repeated='{"a": 2000000000}'), "holds what messages do not"),
+    "other metadata": (message(other="x"), "holds what messages do not"),
+    "no metadata": (_with_header({"a": ENTRY}, b"1234"), "__metadata__"),
+    "long name": (message(entries={"a" * 201: ENTRY}, data=b"1234"), "name is too long or not printable"),
+    "no name": (message(entries={"": ENTRY}, data=b"1234"), "name is too long or not printable"),
+    "control characters": (message('{"a\\u001b[31m": 1}'), "name is too long or not printable"),
+    "deep name": (message(json.dumps({"/".join("a" * 20): 1})), "name is too long or not printable"),
+    "deep list": (message('{"a": ' + "[" * 40 + "]" * 40 + "}"), "nested too deeply"),
+    "bottomless list": (message('{"a": ' + "[" * 90_000 + "]" * 90_000 + "}"), "recursion"),
+    "bottomless header": (struct.pack("<Q", 100_000) + b"[" * 100_000, "recursion"),
+        message(entries={f"a{i}": {**ENTRY, "shape": [0], "data_offsets": [0, 0]} for i in range(100_001)}),
+        "fields",
+    ),
+    "long text": (message(json.dumps({"a": "x" * 10_001})), "letters"),
+    "long text in a table": (message(json.dumps({"a": [{"b": "x" * 10_001}]})), "letters"),
+    "not a number": (message('{"a": NaN}'), "NaN is not a number"),
+    "infinite": (message('{"a": -Infinity}'), "-Infinity is not a number"),
+    "too large": (message('{"a": 1e999}'), "a number is too large"),
+    "long whole number": (message('{"a": ' + "9" * 5000 + "}"), "whole number is too long"),
+    "twice": (message('{"a": 1, "a": 2}'), "there twice"),
+    "twice in both": (message('{"a": 1}', {"a": ENTRY}, b"1234"), "there twice"),
+    "list of scalars": (message("[1, 2]"), "not an object"),
+    "huge empty shape": (message(entries={"a": {"dtype": "F32", "shape": [0, 2**50], "data_offsets": [0, 0]}}), "out of bounds"),
+    "shape without end": (
+        message(entries={"a": {"dtype": "F32", "shape": [1] * 20, "data_offsets": [0, 4]}}, data=b"1234"),
+        "out of bounds",
+    ),
+    "shape of text": (message(entries={"a": {**ENTRY, "shape": ["1"]}}, data=b"1234"), "out of bounds"),
+    "more than there is": (message(entries={"a": {**ENTRY, "shape": [10**9]}}, data=b"1234"), ""),
+    "overlapping": (message(entries={"a": ENTRY, "b": ENTRY}, data=b"1234"), ""),
+    "long header": (struct.pack("<Q", 1 << 26) + b" " * (1 << 26), "header has"),
+    "clash": (message('{"a/b": 1}', {"a": ENTRY}, b"1234"), ""),
+    "holes in a list": (message('{"a/[0]": 1, "a/[7]": 2}'), ""),
+}
+
+
+@pytest.mark.parametrize("attack", HOSTILE)
+def test_hostile_messages_are_refused(attack: str) -> None:
+    """Each is one sentence of bounded length; the first has 300 bytes and asks for two billion rows."""
+    data, why = HOSTILE[attack]
+    with pytest.raises(AtollError, match="could not be read") as refused:
+        wire.decode_message(data)
+    assert why in str(refused.value)
+    assert len(str(refused.value)) < 350
+
+
+def test_the_number_of_fields_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A header of many small entries is not taken apart."""
+    data = wire.encode({f"a{i}": torch.zeros(0) for i in range(10)})
+    wire.decode_message(data)
+    monkeypatch.setattr(wire, "MAX_FIELDS", 10)
+    with pytest.raises(AtollError, match="it has 11 fields, of at most 10"):
+        wire.decode_message(data)
+
+
+@given(payloads)
+def test_every_payload_passes_as_a_message(payload: dict[str, object]) -> None:
+    """What atoll sends is within the limits."""
+    assert_equal(wire.decode_message(wire.encode(payload)), payload)
+
+
+def test_checkpoints_keep_what_messages_may_not() -> None:
+    """Rows that are one, and numbers that are not finite, are for our own files."""
+    compact = wire.encode({"all": torch.ones(1, 2).expand(9, 2), "best": float("inf")}, compact=True)
+    assert wire.decode(compact)["all"].shape == (9, 2)
+    with pytest.raises(AtollError):
+        wire.decode_message(compact)
+
+
+SAMPLE = {
+    "kind": "ask",
+    "round": 3,
+    "training": True,
+    "config": [{"algorithm": "fedavg", "settings": {"hidden": 4}}],
+    "common": {"model": {"layers.0.weight": torch.rand(3, 4), "layers.0.bias": torch.rand(4)}, "level": 1},
+    "each": {"nodes": [torch.arange(3), torch.arange(5)]},
+}
+
+
+def mutated(random: Random, data: bytes) -> bytes:
+    """Some bytes changed, moved, doubled or cut off; mostly in the header, where the structure is."""
+    work = bytearray(data)
+    for _ in range(random.randint(1, 6)):
+        place = random.randrange(len(work)) if random.random() < 0.3 else random.randrange(min(len(work), 700))
+        kind = random.randrange(6)
+        if kind == 0:
+            work[place] = random.randrange(256)
+        elif kind == 1:
+            work[place] = random.choice(b'0123456789[]{}",:/.e-')
+        elif kind == 2:
+            del work[place : place + random.randint(1, 8)]
+        elif kind == 3:
+            work[place:place] = work[place : place + random.randint(1, 40)]
+        elif kind == 4:
+            work[place:place] = random.choice([b"[" * 50, b"9" * 30, b"NaN", b'"a":{', b"Infinity", b"1e999", b"\xff" * 4])
+        else:
+            del work[random.randrange(len(work)) :]
+        if not work:
+            return b""
+    if random.random() < 0.5 and len(work) > 8:  # a header whose length is right gets further
+        end = bytes(work).rfind(b"}") + 1
+        work[:8] = struct.pack("<Q", max(end - 8, 0))
+    return bytes(work)
+
+
+def fuzz(seed: int, times: int) -> int:
+    """How many mutations were read at all; anything but AtollError, or much memory, is a failure."""
+    random, data, read = Random(seed), wire.encode(SAMPLE), 0
+    tracemalloc.start()
+    try:
+        for _ in range(times):
+            work = mutated(random, data)
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            try:
+                wire.decode_message(work)
+                read += 1
+            except AtollError:
+                pass
+            assert tracemalloc.get_traced_memory()[1] - before < 200 * len(work) + 200_000
+    finally:
+        tracemalloc.stop()
+    return read
+
+
+def test_mutated_messages_never_raise_anything_else() -> None:
+    """Thousands of damaged messages: read, or refused in one sentence, with memory in proportion to their length."""
+    assert 0 < fuzz(1, 3000) < 3000
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_many_more_mutated_messages(seed: int) -> None:
+    """The long run of the same."""
+    fuzz(seed, 30_000)
