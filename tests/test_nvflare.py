@@ -225,7 +225,7 @@ def test_not_a_number_is_refused_by_name(tmp_path: Path) -> None:
     assert "is not finite" in result.rows[1]["missing"]["1"]
 
 
-def test_a_site_never_raises_and_never_tells_why_it_broke(tmp_path: Path) -> None:
+def test_a_site_never_raises_and_never_tells_why_it_broke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Garbage, other versions, unknown kinds, verbs and runs, foreign parties: an answer with a reason, and no data in it."""
     config = small("fedavg")
     host = Site(tmp_path)
@@ -241,7 +241,13 @@ def test_a_site_never_raises_and_never_tells_why_it_broke(tmp_path: Path) -> Non
     assert "no message 'shell'" in str(opened(host.handle(wire.encode({**about, "kind": "shell"}))))
     assert "no verb 'recall'" in str(opened(host.handle(wire.encode({**ask, "verb": "recall", "parties": torch.tensor([0])}))))
     assert "do not live here" in str(opened(host.handle(wire.encode({**ask, "parties": torch.tensor([1])}))))
-    broken = str(opened(host.handle(wire.encode({**ask, "parties": torch.tensor([0]), "common": {"model": {}, "secret-7": 1}}))))
+    asked = wire.encode({**ask, "parties": torch.tensor([0]), "common": {"model": model(config)}})
+
+    def fail(model: Any) -> None:
+        raise TypeError("secret-7")
+
+    monkeypatch.setattr(host.cohort, "train", fail)
+    broken = str(opened(host.handle(asked)))
     assert "failed (TypeError; its log says more)" in broken
     assert "secret" not in broken
 
