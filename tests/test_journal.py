@@ -318,8 +318,9 @@ def test_epsilon_so_far(tmp_path: Path, call: Callable[..., tuple[int, str, str]
         assert len(told) == 3
 
 
-def test_what_the_server_chose_is_bounded(tmp_path: Path) -> None:
+def test_what_the_server_chose_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long names and thousands of fields that the server has echoed do not blow the journal up; their bytes are told."""
+    monkeypatch.setattr(wire, "decode_message", wire.decode)  # which refuses such names
     fields = {f"{'x' * 500}{number}": torch.zeros(2) for number in range(3)}
     fields |= {f"y{number}": torch.zeros(1, dtype=torch.uint8) for number in range(2 * MAX_FIELDS)}
     answer = Site(tmp_path).handle(question(common=fields, run="r" * 5000))
@@ -458,8 +459,11 @@ def test_damaged_lines_are_named(kit: Path, tmp_path: Path, call: Callable[..., 
         assert "line 5 says nothing readable of bytes" in err
 
 
-def test_foreign_text_is_shown_as_text(tmp_path: Path, call: Callable[..., tuple[int, str, str]]) -> None:
+def test_foreign_text_is_shown_as_text(
+    tmp_path: Path, call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Escape sequences and rich's markup that a server put into its messages do nothing in the auditor's terminal."""
+    monkeypatch.setattr(wire, "decode_message", wire.decode)  # which refuses such names
     site = Site(tmp_path)
     site.handle(question(run="\x1b[2Jrun[bold]", common={"\x1b]0;title\x07[red]field\nfit": torch.zeros(1)}))
     site.handle(question(kind="\x9b31m[link=http://x]", run="\x1b[2Jrun[bold]"))
