@@ -187,9 +187,10 @@ ENVELOPES: dict[str, tuple[dict[str, Any], str]] = {
     "verb": ({"verb": "v" * 200}, "names no verb"),
     "no verb": ({"verb": "recall"}, "no verb 'recall'"),
     "common": ({"common": 3}, "common is not a table"),
-    "twice": ({"parties": torch.tensor([0, 0])}, "names a party twice"),
-    "nobody": ({"parties": torch.tensor([], dtype=torch.int64)}, "for which parties"),
-    "negative party": ({"parties": torch.tensor([-1])}, "one that cannot be"),
+    "twice": ({"parties": torch.tensor([0, 0])}, "for one more than once"),
+    "nobody": ({"parties": torch.tensor([], dtype=torch.int64)}, "for no party"),
+    "negative party": ({"parties": torch.tensor([-1])}, "for no party"),
+    "huge party": ({"parties": torch.tensor([10**12])}, "for party 1000000000000, of at most"),
     "foreign party": ({"parties": torch.tensor([7])}, "do not live here"),
     "no parties": ({"parties": 3}, "for which parties"),
 }
