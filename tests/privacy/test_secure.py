@@ -89,6 +89,22 @@ def test_the_sum_is_the_sum(sites: list[list[int]], amnesia: bool) -> None:
     assert_sum(total(federation(sites, amnesia=amnesia)), list(range(PARTIES)))
 
 
+def test_the_bill_of_a_secure_total() -> None:
+    """As docs/privacy.md says: of N parties, with U taking part, each gets 96 + 394·U bytes more and sends 256 + N + 129·U."""
+    found, plain = federation(), federation(secure=False)
+    for asked in ([0, 1, 2, 3, 4, 5], [1, 2, 4, 5]):
+        bills = []
+        for one in (found, plain):
+            one.begin(one.round + 1)
+            one.total("give", to=asked, base=BASE, each={"extra": EXTRA[asked]})
+            bills.append(one.ledger.total(round=one.round))
+        secure, usual = bills
+        count = len(asked)
+        numbers = {"float32": 3 + 2, "others": 1 + 1}  # those of 4 bytes are 8 now
+        assert secure["down"] - usual["down"] == count * (96 + 394 * count)
+        assert secure["up"] - usual["up"] == count * (256 + PARTIES + 129 * count + 4 * numbers["float32"])
+
+
 class DropsAt(Wrapper):
     """Some parties fall silent from a step on."""
 
