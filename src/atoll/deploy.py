@@ -28,6 +28,7 @@ from atoll.folder import MODEL, Folder
 from atoll.graph import Graph
 from atoll.kits import Kit, need_nvflare
 from atoll.runner import Result, Watch
+from atoll.signing import Signing
 
 PUZZLED = 20.0  # seconds after which a site that could not join says so
 RELEASE = 5.0  # seconds for the server of a killed `serve` to let go of its port
@@ -123,6 +124,9 @@ def join(kit_path: str | Path, data: Path, terms: Terms | None = None) -> None:
     for name in terms.only:
         algorithms.find(name)
     kit = Kit.open(kit_path, server=False)
+    if terms.secure:  # what would be refused later is said here and now
+        Signing.open(kit.path)
+        terms.least(len(kit.sites))
     with _in_use(kit):
         _join(kit, data, terms)
 

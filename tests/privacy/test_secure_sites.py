@@ -115,6 +115,16 @@ def test_a_site_decides_how_few_parties_are_too_few(made: Path, tmp_path: Path) 
     assert "at least 5 parties" in begin(again, three, 1, 3)
 
 
+def test_join_says_at_once_what_would_be_refused_later(made: Path, tmp_path: Path) -> None:
+    """A site that insists on secure totals looks into its kit before it joins."""
+    with pytest.raises(AtollError, match="at least 4 parties, and the federation has 3; `atoll join --secure-min 3` lowers that"):
+        deploy.join(made / "kits" / "bank-a", tmp_path, Terms(secure=True, secure_min=4))
+    shutil.copytree(made / "kits" / "bank-a", tmp_path / "kit")
+    shutil.rmtree(tmp_path / "kit" / FOLDER)
+    with pytest.raises(AtollError, match="signing keys cannot be read; make new kits"):
+        deploy.join(tmp_path / "kit", tmp_path, Terms(secure=True))
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
