@@ -25,6 +25,7 @@ from atoll.federation import Answer, Failure
 from atoll.parties import Parties
 
 TOPIC = "atoll"
+MAX_WARNINGS = 100  # that a checkpoint and the result keep
 LARGEST = 1 << 30  # bytes of the largest message that either end takes
 LOST = (
     "timed out",
@@ -78,6 +79,7 @@ class Nvflare:
         self.spent = 0.0  # ρ of the party that has released most, by the sites' own count
         self.lost: dict[str, str] = {}  # sites that did not answer, and why: they may come back
         self.unrestored: dict[str, str] = {}  # sites that have not what they saved, and why
+        self.unsaved = ""  # who could not save at the last checkpoint
         self.warnings: list[str] = []  # for the user: who went on from another save than the server
         self.warn: Callable[[str], None] = log.warning
 
@@ -103,11 +105,12 @@ class Nvflare:
     def recall(self) -> Fields:
         """Let every site save its memory, and say under which number."""
         asked = {site: {"kind": "save", "round": self.round} for site in self.begun}
-        failed = self._told(self._converse(asked), "save its memory")
+        failed = self._told(dict(sorted(self._converse(asked).items())), "save its memory")
         if failed and self.exact:
             raise AtollError(f"Round {self.round}: no exact checkpoint is possible ({failed}).")
-        if failed:
-            self._warn(f"At the checkpoint of round {self.round}, {failed}.")
+        if failed and failed != self.unsaved:  # once, not at every checkpoint
+            self._warn(f"From the checkpoint of round {self.round} on, {failed}.")
+        self.unsaved = failed
         self.token = self.round
         return {"run": self.run, "round": self.round, **({"order": self.order} if self.order else {})}
 
@@ -157,9 +160,9 @@ class Nvflare:
         return replies
 
     def _warn(self, text: str) -> None:
-        if text not in self.warnings:
+        if len(self.warnings) < MAX_WARNINGS and text not in self.warnings:
             self.warnings.append(text)
-            self.warn(text)
+        self.warn(text)
 
     def _exchange(self, requests: Mapping[str, Fields]) -> dict[str, Fields | str]:
         """One request to each site; what came back as fields, or why nothing did."""
