@@ -52,6 +52,7 @@ def open_cell(kit: Kit) -> Cell:
         credentials={DriverParams(name).value: str(path) for name, path in files.items()},
         create_internal_listener=False,
         auth_identity=IDENTITY if kit.site is None else kit.site,
+        auth_identity_map={SERVER: IDENTITY},
     )
     nvflare_lock.install(cell, peers)
     return cell

@@ -293,8 +293,9 @@ def echo(carrier: Auxiliary, sites: Sequence[str], size: int, times: int) -> lis
         encoded = time.perf_counter()
         replies = carrier.send(data, 60.0)
         arrived = time.perf_counter()
-        if not all(isinstance(reply, bytes) and isinstance(opened(reply), dict) for reply in replies.values()):
-            raise AtollError(f"A site did not answer: {replies}.")
+        about = {site: opened(reply) if isinstance(reply, bytes) else reply for site, reply in replies.items()}
+        if silent := [f"{site} {reply}" for site, reply in about.items() if isinstance(reply, str)]:
+            raise AtollError(f"A site did not answer: {'; '.join(silent)}.")
         ended = time.perf_counter()
         own = encoded - began + ended - arrived
         seconds.append([ended - began, own])
