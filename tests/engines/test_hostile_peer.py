@@ -273,8 +273,8 @@ def test_the_sweep_reaches_where_nothing_is_locked(unlocked: Federation) -> None
     """The same frames, without the lock: another member is reached, and it answers to the one who asked."""
     member, echo = unlocked.member, wire.encode({"atoll": nvflare.__version__, "run": "", "kind": "echo"})
     member.stream(VICTIM, *ATOLL, payload=echo)
-    member.send(VICTIM, "credential_manager", "key_exchange")
-    member.send("server", "credential_manager", "key_exchange")
+    member.send(VICTIM, "admin", "sys.shell")
+    member.send("server", "admin", "sys.shell")
     until(lambda: {headers[MessageHeaderKey.ORIGIN] for headers in unsolicited(member)} == {VICTIM, "server"}, "answers")
 
 
