@@ -13,6 +13,7 @@ from nvflare.fuel.f3.comm_config import CommConfigurator, VarName
 from nvflare.fuel.f3.drivers import aio_http_driver
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
 from nvflare.fuel.f3.endpoint import EndpointState
+from nvflare.fuel.utils.config_service import ConfigService
 
 from atoll.engines import nvflare_lock, nvflare_streams
 from atoll.engines.nvflare import LARGEST
@@ -61,6 +62,7 @@ def open_cell(kit: Kit) -> Cell:
 def _settings() -> None:
     CommConfigurator._configuration = dict(SETTINGS)
     CommConfigurator._config_loaded = True
+    ConfigService._var_values.update(SETTINGS)  # NVFlare looks here first
     aio_http_driver.MAX_FRAME_SIZE = FRAME
     configured = CommConfigurator()
     if configured.get_streaming_max_blob_size() != LARGEST or configured.allow_adhoc_connections(True):
