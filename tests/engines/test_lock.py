@@ -56,8 +56,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.contextmanager
 def forgotten() -> Iterator[None]:
-    """NVFlare keeps every cell of a process by its name: afterwards there may be another of that name."""
+    """NVFlare keeps every cell of a process by its name: here, and afterwards, there may be another of that name."""
     cells, pools = dict(CoreCell.ALL_CELLS), dict(StatsPoolManager.pools)
+    CoreCell.ALL_CELLS.clear()
+    StatsPoolManager.pools.clear()
     try:
         yield
     finally:
