@@ -73,7 +73,7 @@ def test_a_party_that_is_named_twice_does_not_answer_twice(parties: list[int], t
     assert server.fit([0])["status"] == "ok"
 
 
-@pytest.mark.parametrize("parties", [[1, 1], [-1], []])
+@pytest.mark.parametrize("parties", [[1, 1], [-1], [10**12], []])
 def test_a_run_does_not_begin_with_a_party_twice(parties: list[int], tmp_path: Path) -> None:
     """Nor with one that cannot be."""
     assert Hostile(Site(tmp_path)).begin(parties)["status"] == "failed"
@@ -100,6 +100,15 @@ def test_the_number_of_training_nodes_does_not_tell_the_classes(split: str, tmp_
     """With k nodes of each class to train on, it is Σ min(k, size of the class): a few cheap runs would tell every size."""
     reply = Hostile(Site(tmp_path, terms=Terms(dp_epsilon=8.0)), split=split).begin([0])
     assert "insists on differential privacy: split must be auto, public or random" in reply["reason"]
+
+
+def test_only_one_number_a_party_leaves_as_its_weight() -> None:
+    """Not a list of nodes or of classes that is called so."""
+    guard = Noise(NoiseSettings(verb="fit"), strict=True)
+    message = Message("fit", 1, 1, True, Parties([0]), {}, {})
+    for name in ("n", "nodes"):
+        with pytest.raises(AtollError, match=f"{name!r} in the replies to 'fit' has none"):
+            guard(message, {"model": torch.ones(1, 2), name: torch.tensor([[3, 5, 8]])}, Draws(0, [0], "guard"))
 
 
 def test_only_the_steps_of_a_secure_total_leave_without_noise() -> None:

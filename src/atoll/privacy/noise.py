@@ -119,7 +119,7 @@ class Noise:
     def _verb(self, message: Message, fields: dict[str, Any], draws: Draws) -> dict[str, Any]:
         flat = dict(wire.leaves(fields))
         chosen = self._chosen(message, flat)
-        if clear := [name for name in flat.keys() - chosen.keys() if self.strict and name not in WEIGHTS]:
+        if clear := [name for name in flat.keys() - chosen.keys() if self.strict and not _is_weight(name, flat[name])]:
             raise AtollError(
                 f"this site lets nothing leave without noise, and {min(clear)!r} in the replies to {message.verb!r} has none."
             )
@@ -127,11 +127,11 @@ class Noise:
             return fields
         self.releases.spend(message.parties, self.settings.cost, message.verb, message.round)
         sent = {name: value for name, value in wire.leaves({**message.common, **message.each}) if "/" in name}
-        for name, value in chosen.items():
-            if isinstance(sent.get(name), Tensor) and sent[name].shape not in (value.shape, value.shape[1:]):
-                raise AtollError(f"{name!r} was sent in another shape than it is replied in.")  # one reply would become many
         weight = _weight(flat)
         moved = {name: self._moved(value.detach(), sent.get(name), weight) for name, value in chosen.items()}
+        for name, value in moved.items():
+            if value.shape != chosen[name].shape:  # each row would be clipped and noised for itself: many replies for one
+                raise AtollError(f"{name!r} was sent in another shape than it is replied in.")
         if not self.settings.clip:
             noised = {name: self._unbounded(name, value, draws) for name, value in moved.items()}
         elif self.settings.unit == "party":
@@ -254,6 +254,11 @@ def epsilon(settings: NoiseSettings, releases: int) -> float:
 def _cost(noise: float) -> float:
     """ρ = (2·C)² / 2·(noise·C)²."""
     return 2.0 / noise**2 if noise else math.inf
+
+
+def _is_weight(name: str, value: Tensor) -> bool:
+    """Whether a field is the number of training nodes: one number a party."""
+    return name in WEIGHTS and value.ndim == 1
 
 
 def _weight(flat: Mapping[str, Any]) -> Tensor | None:
