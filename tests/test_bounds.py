@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,13 +11,13 @@ import torch
 
 from atoll import algorithms, runner
 from atoll.cohort import Cohort, Message
-from atoll.config import groups_of
+from atoll.config import groups_of, resolve
 from atoll.declarations import WEIGHT, real
 from atoll.errors import AtollError, short
 from atoll.federation import Answer, Engine, Failure, Federation
 from atoll.settings import _hints, known
 from lies import at, lying, put
-from small import ALGORITHMS, Wrapper, parties_of, small
+from small import ALGORITHMS, GRAPH, Wrapper, parties_of, small
 from test_promises import numbers, partial, tensors
 from test_threat_model import Settings, variants
 
@@ -309,6 +311,21 @@ def test_an_algorithm_of_ones_own_may_declare_or_not() -> None:
     assert limits.misfit(leaves, good, 2) == ""
     assert limits.outliers(leaves, good, 2) == {}
     assert limits.outliers(leaves, {**good, "x": good["x"] + torch.tensor([[0.0], [2.0]])}, 2).keys() == {1}
+
+
+def test_the_documented_algorithm_runs_with_and_without_declarations(tmp_path: Path) -> None:
+    """The file of docs/own-algorithm.md, and the same with bare verbs: the same numbers."""
+    page = (Path(__file__).parents[1] / "docs" / "own-algorithm.md").read_text()
+    code = page.split('```python title="fedmedian.py"\n')[1].split("```")[0]
+    bare = re.sub(r"@verb\(.*\)", "@verb", code)
+    assert bare != code
+    results = []
+    for name, text in (("declared", code), ("bare", bare)):
+        (tmp_path / f"{name}.py").write_text(text)
+        chosen = {**GRAPH, "rounds": 2}
+        config = resolve(str(tmp_path / f"{name}.py"), dataset="csbm", partition="random", parties=3, values=chosen)
+        results.append(runner.rounds(runner.prepare(config)))
+    assert numbers(results[0]) == numbers(results[1])
 
 
 def test_a_strangers_text_is_shown_as_text() -> None:
