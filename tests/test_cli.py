@@ -117,7 +117,8 @@ WRONG = [
     (["run", "fedavg", "--set", "local.lr=1"], "'local.lr' is a setting of local, but fedavg is run"),
     (["run", "fedavg", "--set", "zzzzzz=1"], "`atoll algorithms fedavg` lists its settings"),
     (["run", "fedavg", "--set", "lr=1e30", "--set", "nodes=300"], "the training diverges; lower lr"),
-    (["run", "fedavg", "--set", "hidden=1000000000000", "--set", "nodes=300"], "not enough memory"),
+    (["run", "fedavg", "--set", "hidden=1000000", "--set", "layers=9", "--set", "nodes=300"], "not enough memory"),
+    (["run", "fedavg", "--set", "hidden=1000000000000"], "hidden is 1000000000000 but must be at most 1000000"),
     (["run", "fedavg", "--secure", "--parties", "1", "--set", "nodes=300"], "have more parties take part, or leave secure out"),
     (
         ["run", "gcfl", "--secure", "--set", "nodes=300", "--parties", "2"],
