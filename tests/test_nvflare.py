@@ -459,7 +459,7 @@ def test_vertical_parties_with_folders_of_their_own(tmp_path: Path) -> None:
     deployed = dataclasses.replace(deployed, settings=config.settings, run=config.run)
     ask = wire.encode({"atoll": nvflare.__version__, "run": "", "kind": "describe", "config": [deployed.to_dict()]})
     about = {site: opened(host.handle(ask)) for site, host in sites.items()}
-    assert agreed(about, "vertical") == Agreement(max(parts.widths), 3)
+    assert agreed(about, "vertical") == Agreement(max(parts.widths), 3, nodes=60)
     with pytest.raises(AtollError, match="site-0 has 60 nodes and site-1 has 61"):
         agreed(about | {"site-1": {**about["site-1"], "nodes": 61}}, "vertical")  # type: ignore[dict-item]
     schema = Schema(max(parts.widths), 3, 3)
