@@ -35,7 +35,7 @@ from nvflare.fuel.f3.streaming.stream_const import (
 
 from atoll import deploy, ends, kits, runner, wire
 from atoll.config import resolve
-from atoll.engines import nvflare_cell, nvflare_lock
+from atoll.engines import nvflare_cell, nvflare_lock, nvflare_site
 from atoll.engines.nvflare import LARGEST, __version__, opened
 from atoll.engines.nvflare_lock import PEER_CN, Gate, Peers
 from atoll.engines.site import Site
@@ -288,6 +288,27 @@ def test_a_process_that_stops_says_why(tmp_path: Path) -> None:
     )
     assert ended.returncode == 2
     assert "holds no usable key and certificates" in " ".join(ended.stderr.split())
+
+
+def test_a_dead_connection_is_given_up() -> None:
+    """One that never said a word gets as long as one that fell silent; whoever speaks, or is asked for it anew, stays."""
+    mute, talker = SimpleNamespace(last_activity=0), SimpleNamespace(last_activity=1000.0)
+    seen: dict[str, float] = {}
+    assert nvflare_cell.silent({"a": mute, "b": talker}, seen, 1000.0) == []
+    assert nvflare_cell.silent({"a": mute, "b": talker}, seen, 1000.0 + nvflare_cell.SILENCE) == []
+    talker.last_activity = 1050.0
+    assert nvflare_cell.silent({"a": mute, "b": talker}, seen, 1001.0 + nvflare_cell.SILENCE) == [mute]
+    assert nvflare_cell.silent({"b": talker}, seen, 1051.0 + nvflare_cell.SILENCE) == [talker]
+    assert seen.keys() == {"b"}
+
+
+def test_only_the_parent_process_makes_a_site_a_simulated_one(tmp_path: Path) -> None:
+    """Without data of its own a site loads what the server names: only where its own machine's user started it so."""
+    given = {"ATOLL_SITE_FOLDER": str(tmp_path), "ATOLL_SITE_JOURNAL": str(tmp_path / "j"), "ATOLL_SITE_SERVER": "server"}
+    with pytest.raises(AtollError, match="A site needs data of its own"):
+        nvflare_site.site_from(given)
+    assert nvflare_site.site_from(given | {"ATOLL_SITE_TERMS": Terms(simulated=True).to_json()}).data is None
+    assert nvflare_site.site_from(given | {"ATOLL_SITE_DATA": str(tmp_path)}).data == tmp_path
 
 
 def ask(document: Any) -> bytes:

@@ -6,6 +6,7 @@ import logging.config
 import ssl
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from nvflare.fuel.f3.cellnet.cell import Cell
@@ -81,20 +82,23 @@ def connection(cell: Cell, peer: str) -> str | None:
 def watch(cell: Cell) -> None:
     """Give up connections that are dead without having been closed: a cable that was pulled, a machine that froze."""
     connections: dict[str, Any] = cell.core_cell.communicator.conn_manager.sfm_conns
-    first: dict[str, float] = {}
+    seen: dict[str, float] = {}
 
     def look() -> None:
         while True:
             time.sleep(PING)
-            now = time.time()
-            for name in first.keys() - connections.keys():
-                del first[name]
-            for name, each in list(connections.items()):
-                if now - max(each.last_activity, first.setdefault(name, now)) > SILENCE:
-                    logging.getLogger("atoll.cell").warning("%s said nothing for %g seconds; closed", each.conn, SILENCE)
-                    each.conn.close()
+            for each in silent(dict(connections), seen, time.time()):
+                logging.getLogger("atoll.cell").warning("%s said nothing for %g seconds; closed", each.conn, SILENCE)
+                each.conn.close()
 
     threading.Thread(target=look, daemon=True).start()
+
+
+def silent(connections: Mapping[str, Any], seen: dict[str, float], now: float) -> list[Any]:
+    """The connections without a word for too long; `seen` keeps when each was looked at first."""
+    for name in seen.keys() - connections.keys():
+        del seen[name]
+    return [each for name, each in connections.items() if now - max(each.last_activity, seen.setdefault(name, now)) > SILENCE]
 
 
 def write_log(kit: Kit) -> None:
