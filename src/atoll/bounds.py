@@ -70,8 +70,12 @@ class Limits:
         """What is wrong with the names, types or shapes of a reply of so many parties; empty where nothing is."""
         return _misfit(leaves, dict(_flatten(fields)), self.case.nodes, parties)
 
-    def outliers(self, leaves: Mapping[str, Leaf], fields: Mapping[str, Any], parties: int) -> dict[int, str]:
-        """Rows of the parties with a number outside its range, and in which field; names and shapes fit."""
+    def outliers(
+        self, leaves: Mapping[str, Leaf], fields: Mapping[str, Any], parties: int, *, tell: bool = True
+    ) -> dict[int, str]:
+        """Rows of the parties with a number outside its range, and in which field; names and shapes fit.
+
+        Without `tell` the number itself is not in the reason."""
         values = dict(_flatten(fields))
         found: dict[int, str] = {}
         for name, leaf in sorted(leaves.items(), key=lambda item: bool(item[1].times)):  # weights before what they multiply
@@ -79,20 +83,21 @@ class Limits:
             if leaf.ragged:
                 for place, own in enumerate(value or []):
                     if _outside(own[None], leaf, None):
-                        found.setdefault(place, _reason(name, own, leaf))
+                        found.setdefault(place, _reason(name, own, leaf, tell=tell))
             elif isinstance(value, Tensor):
                 weights = values.get(leaf.times)
                 for place in _outside(value, leaf, weights):
-                    found.setdefault(place, _reason(name, value[place], leaf, weights is not None))
+                    found.setdefault(place, _reason(name, value[place], leaf, weights is not None, tell=tell))
         return found
 
     def own(self, message: Message, fields: Mapping[str, Any], parties: int) -> None:
-        """Refuse to mask a reply that is out of bounds: the server cannot see it any more."""
+        """Refuse to mask a reply that is out of bounds: the server cannot see it any more. It is not told by how much."""
         leaves = self.reply(replace(message, common={name: x for name, x in message.common.items() if name != "secure"}))
         if leaves is None:
             return
-        reason = self.misfit(leaves, fields, parties) or next(iter(self.outliers(leaves, fields, parties).values()), "")
-        if reason:
+        if reason := self.misfit(leaves, fields, parties):
+            raise PartyFailure(reason)
+        for reason in self.outliers(leaves, fields, parties, tell=False).values():
             raise PartyFailure(reason)
 
     # Weights.
@@ -263,7 +268,9 @@ def _outside(value: Tensor, leaf: Leaf, weights: Tensor | None) -> list[int]:
     return (~fits.reshape(len(value), -1).all(1)).nonzero()[:, 0].tolist()
 
 
-def _reason(name: str, value: Tensor, leaf: Leaf, weighted: bool = False) -> str:
+def _reason(name: str, value: Tensor, leaf: Leaf, weighted: bool = False, *, tell: bool = True) -> str:
+    if not tell:
+        return f"field {name!r} is not finite, or beyond its bounds"
     if value.is_floating_point() and not bool(torch.isfinite(value).all()):
         return f"field {name!r} is not finite"
     value = value.detach().double()

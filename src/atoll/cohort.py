@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from atoll.bounds import Limits
 from atoll.declarations import Declared, flag, secret
 from atoll.declarations import Model as ModelForm
-from atoll.errors import AtollError
+from atoll.errors import AtollError, PartyFailure, short
 from atoll.graph import Graph, spans
 from atoll.models import Model, build, load, read
 from atoll.parties import Parties
+from atoll.privacy import masking
 from atoll.privacy.identities import SIGNATURE_BYTES
 from atoll.privacy.masking import ADVERT_PARTS, SEED_BYTES, SHARE_BYTES, Call
-from atoll.privacy.secrets import Secrets
+from atoll.privacy.secrets import Secrets, Session
 from atoll.random import SERVER, Draws, Word
 from atoll.settings import Training
 from atoll.wire import alike
@@ -92,6 +93,7 @@ def verb(
     *,
     public: bool = False,
     averaged: Mapping[str, str] | None = None,
+    apart: Sequence[str] = (),
     takes: Declared | None = None,
     gives: Declared | None = None,
 ) -> Callable[[Function], Function]: ...
@@ -101,6 +103,7 @@ def verb(
     *,
     public: bool = False,
     averaged: Mapping[str, str] | None = None,
+    apart: Sequence[str] = (),
     takes: Declared | None = None,
     gives: Declared | None = None,
 ) -> Function | Callable[[Function], Function]:
@@ -108,12 +111,15 @@ def verb(
 
     `averaged` names the fields of the reply that are multiplied by a weight, and the field that holds the weight: the server
     divides one's total by the other's. Those are the fields that robust totals are about.
+    `apart` names the arguments that may differ from party to party in a secure total: nobody can check them, and a server that
+    lies can choose them so that it knows all replies but one. All others must have been told to everybody alike.
     `takes` and `gives` declare its arguments and its reply (see `atoll.declarations`): what does not fit is refused.
     """
 
     def mark(method: Function) -> Function:
         method.__dict__["verb"] = "public" if public else "private"
         method.__dict__["averaged"] = dict(averaged or {})
+        method.__dict__["apart"] = tuple(apart)
         method.__dict__["takes"], method.__dict__["gives"] = takes, gives
         return method
 
@@ -180,7 +186,7 @@ class Cohort:
         self.message = message
         common = dict(message.common)
         agreed = common.pop("secure", None)
-        sessions = self._secrets().enter(message.parties, self._call(message.verb), **agreed) if agreed is not None else []
+        sessions = self._enter(message, common, agreed) if agreed is not None else []
         with torch.set_grad_enabled(message.training):
             fields = method(self, **common, **message.each) or {}
         for guard in self.guards:
@@ -194,6 +200,16 @@ class Cohort:
                 f"Secure aggregation is on and {message.verb!r} is private: its reply does not leave the party unmasked."
             )
         return fields
+
+    def _enter(self, message: Message, common: Fields, agreed: Mapping[str, Any]) -> list[Session]:
+        """Whether a masked reply may be given: as part of a session, to arguments that all parties were given alike."""
+        secrets, method = self._secrets(), self.verb_named(message.verb)
+        if message.verb in SECURE_STEPS:
+            raise PartyFailure("refuses a total of the steps of secure totals")
+        if odd := sorted(set(message.each) - set(getattr(method, "apart", ()))):
+            raise PartyFailure(f"refuses {short(odd[0])!r} told to it apart: in a secure total all must be told the same")
+        told = masking.told_digest(common, message.training, message.each)
+        return secrets.enter(message.parties, self._call(message.verb), told, **agreed)
 
     @verb(public=True, gives={"keys": secret(ADVERT_PARTS, 32), "signature": SIGNATURE, "settled": flag("parties")})
     def secure_keys(self, session: Tensor, total: str) -> Fields:

@@ -25,7 +25,7 @@ PARTIES = 6
 class Giving(Cohort):
     """Party k gives numbers of every kind."""
 
-    @verb
+    @verb(apart=("extra",))
     def give(self, base: torch.Tensor, extra: torch.Tensor) -> dict[str, Any]:
         """Replies with a recognisable value."""
         own = torch.tensor([float(party) for party in self.parties])

@@ -219,7 +219,7 @@ def test_the_record_is_on_the_disk_before_a_share_leaves(tmp_path: Path) -> None
     config = config_of(4)
     crashed(tmp_path, config, 3)
     (path,) = (tmp_path / "sites" / "site-1").glob(f"*/{TOTALS}")
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    _, *lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["round"], line["verb"], line["answered"]) for line in lines] == [
         (1, "fit", [0, 1, 2, 3]),
         (1, "evaluate", [0, 1, 2, 3]),

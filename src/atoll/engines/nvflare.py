@@ -23,6 +23,7 @@ from atoll.engines.saves import LOST_SAVE
 from atoll.errors import AtollError, short
 from atoll.federation import Answer, Failure
 from atoll.parties import Parties
+from atoll.privacy.masking import agreement
 
 TOPIC = "atoll"
 MAX_WARNINGS = 100  # that a checkpoint and the result keep
@@ -101,6 +102,11 @@ class Nvflare:
                 assert not isinstance(reply, str)
                 results.append(Answer(here[site], reply))
         return results
+
+    @property
+    def agreement(self) -> str:
+        """What all sites must have been told of the run alike."""
+        return agreement(self.run, self.config, vars(self.schema))
 
     def recall(self) -> Fields:
         """Let every site save its memory, and say under which number."""

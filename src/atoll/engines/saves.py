@@ -23,6 +23,10 @@ class Saves:
         self.folder = folder
         self.say = say
 
+    def known(self) -> bool:
+        """Whether the run has begun here before."""
+        return (self.folder / DATA).exists()
+
     def check_data(self, digest: int, where: str) -> None:
         """Note the data's digest when the run begins here; later, refuse other data."""
         path = self.folder / DATA

@@ -39,7 +39,7 @@ from atoll.models import read
 from atoll.parties import Parties
 from atoll.privacy import releases
 from atoll.privacy.identities import simulated
-from atoll.privacy.masking import fewest
+from atoll.privacy.masking import agreement, fewest
 from atoll.privacy.releases import Releases
 from atoll.privacy.secrets import Secrets
 from atoll.privacy.settled import Settled
@@ -175,9 +175,10 @@ class Site:
             requests.check_fit(schema, graph, config, parties)
             graph = self._part(graph, config, schema, parties)
         saves = Saves(self._runs(), self.say)
+        told = agreement(self.run, request["config"][0], vars(schema))
+        secrets = self._secrets(config, schema, parties, told, saves.known()) if config.run.secure else None
         saves.check_data(graph.digest, str(self.data or config.dataset))
         saved = saves.read(token, exact) if token >= 0 else None
-        secrets = self._secrets(config, schema, parties) if config.run.secure else None
         cohort = stand(config, graph, schema, parties, blank=saved is not None, secrets=secrets, guards=self._guards(config))
         if saved is not None:
             cohort.remember(saved[1])
@@ -189,8 +190,10 @@ class Site:
         self.say(f"{config.algorithm}: {f'going on from round {restored}' if saved else 'ready'}, {graph.num_nodes} nodes")
         return {"restored": restored} if restored < token else {}
 
-    def _secrets(self, config: Config, schema: Schema, parties: Parties) -> Secrets:
-        """What the site's parties keep for secure totals: fresh with every `begin`, but for the record of opened totals."""
+    def _secrets(self, config: Config, schema: Schema, parties: Parties, told: str, known: bool) -> Secrets:
+        """What the site's parties keep for secure totals: fresh with every `begin`, but for the record of opened totals.
+
+        `told` is what the server says of the run; where the run is `known` here already, so must the record be."""
         signing = Signing.open(self.kit) if self.kit is not None else None
         identities = signing.identities(schema.parties) if signing is not None else simulated(schema.parties)
         least = fewest(config.run.secure_min, schema.parties)
@@ -198,7 +201,7 @@ class Site:
             least = max(least, self.terms.least(schema.parties))
             if signing is not None and (schema.parties != len(signing.sites) or set(identities.private) != set(parties)):
                 raise AtollError("the server numbers the parties otherwise than this site's kit.")
-        return Secrets(identities, run=self.run, least=least, settled=Settled(self._runs() / TOTALS))
+        return Secrets(identities, run=told, least=least, settled=Settled(self._runs() / TOTALS, known=known))
 
     def _guards(self, config: Config) -> list[Guard]:
         """What stands between a reply and the channel: the site's metrics are kept here, then noise is added and counted."""

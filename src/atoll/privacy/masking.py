@@ -6,8 +6,9 @@ All primitives are those of `cryptography` (X25519, HKDF-SHA256, ChaCha20, ChaCh
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atoll import wire
 from atoll.errors import AtollError, PartyFailure
 
 if TYPE_CHECKING:
@@ -86,9 +88,29 @@ def keys_transcript(session: bytes, users: Sequence[int], adverts: bytes) -> byt
     return digest("keys", session, users, adverts)
 
 
-def masks_transcript(keys: bytes, dealers: Sequence[int], users: Sequence[int]) -> bytes:
-    """That, and whose masks are in the replies."""
-    return digest("masks", keys, dealers, users)
+def masks_transcript(keys: bytes, dealers: Sequence[int], users: Sequence[int], told: bytes) -> bytes:
+    """That, and whose masks are in the replies, and what the verb was told."""
+    return digest("masks", keys, dealers, users, told)
+
+
+def told_digest(common: Mapping[str, Any], training: bool = False, apart: Iterable[str] = ()) -> bytes:
+    """What all parties are told alike, and the names of what each is told apart.
+
+    A server that sends one party a model, and the others one to which their replies are known, would read the one from the sum.
+    """
+    parts: list[bytes | str | int | Sequence[int]] = ["told", training, json.dumps(sorted(apart))]
+    for name, value in sorted(wire.leaves(common), key=lambda leaf: leaf[0]):
+        if isinstance(value, Tensor):
+            numbers = value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            parts += [name, str(value.dtype), tuple(value.shape), numbers]
+        else:
+            parts += [name, json.dumps(value, sort_keys=True)]
+    return digest(*parts)
+
+
+def agreement(run: str, config: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    """The run as all of its sites must have been told of it: its name, configuration and the form of the data."""
+    return told_digest({"run": run, "config": [dict(config)], "schema": dict(schema)}).hex()
 
 
 def share_commitment(transcript: bytes, dealer: int, receiver: int, kind: int, share: bytes) -> bytes:

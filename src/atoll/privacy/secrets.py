@@ -5,9 +5,9 @@ does not know the session any more, and counts as dropped out. The steps come in
 
     keys → shares → open → mask → confirm → reveal
 
-Everything agreed on so far (the run, the call, every party's signed keys and fresh randomness, who takes part) is hashed into
-each later step: into the keys of ciphers, the masks and the signatures. Parties that were told different things cannot decrypt
-each other's shares, and their signatures do not count for each other.
+Everything agreed on so far (the run with its configuration, the call, every party's signed keys and fresh randomness, who takes
+part, the verb's arguments) is hashed into each later step: into the keys of ciphers, the masks and the signatures. Parties that
+were told different things cannot decrypt each other's shares, and their signatures do not count for each other.
 """
 
 from __future__ import annotations
@@ -147,12 +147,12 @@ class Secrets:
                     mine.received[dealer], opened[row, column] = pair, True
         return {"opened": opened}
 
-    def enter(self, parties: Sequence[int], call: Call, session: Tensor, users: Tensor) -> list[Session]:
-        """Step 4, before the verb is called: whether a masked reply may be given at all."""
+    def enter(self, parties: Sequence[int], call: Call, told: bytes, session: Tensor, users: Tensor) -> list[Session]:
+        """Step 4, before the verb is called: whether a masked reply may be given at all; `told` is the verb's arguments."""
         own = self._take("mask", parties, call, session)
         masked = self._cohort(users, own[0].dealers, parties, threshold(len(own[0].users)))
         for mine in own:
-            mine.masked, mine.transcript = masked, masking.masks_transcript(mine.keys, mine.dealers, masked)
+            mine.masked, mine.transcript = masked, masking.masks_transcript(mine.keys, mine.dealers, masked, told)
         return own
 
     def mask(self, fields: Mapping[str, Any], parties: Sequence[int], sessions: Sequence[Session]) -> dict[str, Any]:

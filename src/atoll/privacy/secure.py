@@ -52,7 +52,7 @@ class Attempt:
         self.where = f"Round {federation.round}"
         self.number = os.urandom(masking.SESSION_BYTES)
         call = Call(federation.round, federation.calls, verb)
-        self.digest = masking.session_digest(str(getattr(federation.engine, "run", "")), call, self.number)
+        self.digest = masking.session_digest(str(getattr(federation.engine, "agreement", "")), call, self.number)
         self.session = {"session": masking.as_bytes(self.number)}
         self.users: list[int] = []  # who advertised keys
         self.adverts: dict[int, Advert] = {}
@@ -62,6 +62,7 @@ class Attempt:
         """All steps."""
         from atoll.cohort import pick
 
+        self.told = masking.told_digest(common, self.federation.training, each)
         keys, settled = self._keys(parties)
         shared = self._exchange("secure_shares", self.users, keys)
         self._enough(shared.parties)
@@ -82,8 +83,7 @@ class Attempt:
         adverts = self._field(replies, "keys", (masking.ADVERT_PARTS, 32))
         signatures = self._field(replies, "signature", (SIGNATURE_BYTES,))
         before = self._field(replies, "settled", (self.federation.schema.parties,), torch.bool)
-        settled = self._settled(before, parties, replies.parties)
-        wrong = {}
+        settled, wrong = self._settled(before, replies.parties)
         for place, party in enumerate(replies.parties):
             self.adverts[party] = Advert.of(adverts[place])
             statement = masking.keys_statement(self.digest, party, b"".join(self.adverts[party]))
@@ -91,7 +91,7 @@ class Attempt:
                 wrong[party] = "sent keys that it did not sign"
             elif not all(masking.usable(key) for key in self.adverts[party][:2]):
                 wrong[party] = "sent keys that cannot be used"
-            elif settled and party not in settled:
+            elif settled and party not in settled and party not in wrong:
                 wrong[party] = "was not in this total before the run was resumed"
         self._note(wrong)
         self.users = [party for party in replies.parties if party not in wrong]
@@ -124,7 +124,9 @@ class Attempt:
         while worst := [dealer for dealer in users if sum((user, dealer) in good for user in users) < self.needed]:
             blamed = min(worst, key=lambda dealer: sum((user, dealer) in good for user in users))
             if sum((user, blamed) in good for user in replies.parties) < self.needed <= len(replies.parties):
-                bad[blamed] = "dealt shares that the others could not open"
+                others = [user for user in replies.parties if (user, blamed) not in good]
+                one = f"{self._named(others[0])} says it" if len(others) == 1 else "the others"  # which may be a lie
+                bad[blamed] = f"dealt shares that {one} could not open"
             users.remove(blamed)
         self._note(bad)
         self._enough(users)
@@ -134,7 +136,7 @@ class Attempt:
             for column, receiver in enumerate(dealers)
         }
         self.good = good
-        self.transcript = masking.masks_transcript(self.keys, dealers, users)
+        self.transcript = masking.masks_transcript(self.keys, dealers, users, self.told)
         return users
 
     def _reveal(self, users: list[int], answered: list[int]) -> dict[int, dict[int, bytes]]:
@@ -236,19 +238,20 @@ class Attempt:
     def _note(self, failed: Mapping[int, str]) -> None:
         self.federation.note(self.verb, failed)
 
-    def _settled(self, before: Tensor, asked: Sequence[int], here: Sequence[int]) -> frozenset[int]:
-        """Over whom the parties opened this call before the run was resumed: they will not over any others."""
-        sets = {frozenset(row.nonzero()[:, 0].tolist()) for row in before if bool(row.any())}
-        if not sets:
-            return frozenset()
-        settled = max(sets, key=lambda one: (len(one), sorted(one)))
-        if len(sets) > 1:
-            raise AtollError(
-                f"{self.where}: the parties opened the total of {self.verb!r} over different parties before "
-                "the run was resumed, and will not again; begin a new run."
-            )
-        self._complete(settled, set(here))
-        return settled
+    def _settled(self, before: Tensor, here: Sequence[int]) -> tuple[frozenset[int], dict[int, str]]:
+        """Over whom the parties opened this call before the run was resumed, for they will not over any others; and whose
+        claim does not fit the others': one that lies must not choose who takes part."""
+        claims: dict[frozenset[int], set[int]] = {}
+        for party, row in zip(here, before, strict=True):
+            if bool(row.any()):
+                claims.setdefault(frozenset(row.nonzero()[:, 0].tolist()), set()).add(party)
+        if not claims:
+            return frozenset(), {}
+        best = max(claims, key=lambda one: (len(claims[one]), len(one), sorted(one)))
+        opened = len(claims[best] | (best - set(here))) >= max(masking.threshold(len(best)), self.federation.secure_min)
+        settled = best if opened or best == set(here) else frozenset()
+        odd = {party for one, said in claims.items() if one != settled for party in said}
+        return settled, dict.fromkeys(sorted(odd), "says that this total was opened over other parties before")
 
     def _complete(self, settled: frozenset[int], here: set[int]) -> None:
         if lost := sorted(settled - here):
