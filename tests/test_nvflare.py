@@ -14,6 +14,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -167,6 +168,25 @@ def test_an_answer_that_breaks_nvflare_is_a_failure_of_its_site(caplog: pytest.L
         "site-1": "is not connected",
     }
     assert "site-0 could not be asked" in caplog.text
+
+
+def test_answers_come_in_the_order_of_asking() -> None:
+    """The first site's columns are everybody's order: who answers first must not decide who is first."""
+    last = threading.Event()
+
+    def send_request(target: str, **anything: Any) -> Any:
+        last.wait(10) if target == "site-0" else last.set()
+        return SimpleNamespace(get_header=lambda name: None, payload=target.encode())
+
+    ready = SimpleNamespace(
+        endpoint=SimpleNamespace(state=EndpointState.READY), connections=[SimpleNamespace(get_name=lambda: "CN1")]
+    )
+    manager = SimpleNamespace(sfm_endpoints={"site-0": ready, "site-2": ready})
+    cell = SimpleNamespace(
+        send_request=send_request, core_cell=SimpleNamespace(communicator=SimpleNamespace(conn_manager=manager))
+    )
+    replies = Auxiliary(cell).send({"site-0": b"", "site-1": b"", "site-2": b""}, 1.0)
+    assert list(replies.items()) == [("site-0", b"site-0"), ("site-1", "is not connected"), ("site-2", b"site-2")]
 
 
 def run_of(config: Config, folder: Path, carrier: Any = None, *, simulated: bool = True, resume: bool = False) -> Run:

@@ -24,6 +24,7 @@ from atoll.data.facts import facts, render
 from atoll.engines.nvflare import opened
 from atoll.engines.site import Site
 from atoll.errors import AtollError, AtollWarning, shown
+from atoll.folder import Folder
 from atoll.report import figures, page, paper, table
 from small import small
 
@@ -138,7 +139,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("nasty")
     runner.run(small("fedavg", rounds=2), out=folder / "run")
     result = json.loads((folder / "run" / "result.json").read_text())
-    (folder / "run" / "result.json").write_text(json.dumps(result | {"warnings": [NASTY]}))
+    Folder(folder / "run").finish(result | {"warnings": [NASTY]})
     source = folder / "run" / "config.toml"
     source.write_text(source.read_text().replace('algorithm = "fedavg"', f"algorithm = {json.dumps(NASTY + '.py')}"))
     shutil.copytree(folder / "run", folder / "other")

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from atoll import algorithms, storage
+from atoll import algorithms, storage, unchanged
 from atoll import config as configuration
 from atoll.config import GIVEN, Config
 from atoll.data import files
@@ -62,8 +62,11 @@ def serve(kit: Kit, config: Config, target: Path, *, watch: Watch | None = None)
     """Be the server of a federation for one run; a run that the folder holds already is taken up."""
     need_nvflare()
     resume = (target / "config.toml").exists()
-    if resume and Folder.open(target)[1].to_dict() != config.to_dict():
-        raise AtollError(f"{target} holds another run; choose another --out, or delete it.")
+    if resume and (differences := unchanged.differing(Folder.open(target)[1].to_dict(), config.to_dict())):
+        raise AtollError(
+            f"{target} holds a run with another configuration ({unchanged.told(differences)}); "
+            "give the --config that it began with, or choose another --out."
+        )
     if resume and (target / MODEL).exists():
         with Folder(target).in_use():
             return read_result(config, Folder(target), {row["round"]: row for row in Folder(target).rows()})

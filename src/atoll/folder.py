@@ -184,6 +184,11 @@ class Folder:
                 failures.append(str(error).rstrip("."))
         if len(failures) == 1:
             raise AtollError(f"{failures[0]}; restore it, or delete {paths[0].name} to start the run from its first round.")
+        if all(failure.startswith(str(self.history)) for failure in failures):
+            raise AtollError(
+                f"{failures[-1]}, and no checkpoint fits it; restore it, or delete both checkpoints to start the run from its "
+                "first round."
+            )
         raise AtollError(
             f"Both checkpoints of {self.path} are damaged ({'; '.join(failures)}); "
             "restore them, or delete both to start the run from its first round."
@@ -223,17 +228,32 @@ class Folder:
     def finished(self) -> bool:
         """Whether result.json is there, whole."""
         try:
-            return "metrics" in json.loads(self.result.read_text(encoding="utf-8"))
+            result = json.loads(self.result.read_text(encoding="utf-8"))
+            return "metrics" in result and is_whole(result)
         except (OSError, ValueError, TypeError):
             return False
 
     def finish(self, result: dict[str, Any]) -> None:
-        """Write result.json."""
-        storage.write_whole(self.result, (json.dumps(finite(result), indent=1) + "\n").encode())
+        """Write result.json, with checksums of itself and of the history it belongs to."""
+        length = self.history.stat().st_size if self.history.exists() else 0
+        document = json.loads(json.dumps(finite(result))) | {"history_sha256": self._digest(length)}
+        document["sha256"] = checksum(document)
+        storage.write_whole(self.result, (json.dumps(document, indent=1) + "\n").encode())
 
     def keep(self, name: str, payload: dict[str, Any]) -> None:
         """Write a payload as one safetensors file."""
         storage.write_document(self.path / name, payload)
+
+
+def checksum(result: dict[str, Any]) -> str:
+    """SHA-256 of everything in a result.json but the checksum itself."""
+    content = {name: value for name, value in result.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def is_whole(result: dict[str, Any]) -> bool:
+    """Whether a result.json has the checksum it was written with; earlier versions wrote none."""
+    return "sha256" not in result or result["sha256"] == checksum(result)
 
 
 def finite(value: Any) -> Any:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll import __version__, absence, algorithms, memory, robust
+from atoll import __version__, absence, algorithms, memory, robust, unchanged
 from atoll import config as configuration
 from atoll.bounds import Limits, Rules
 from atoll.cohort import Cohort, Guard, Schema
 from atoll.config import GIVEN, Config, Described
 from atoll.data.spread import Spread, spread
 from atoll.engines.inprocess import InProcess, apart, together
-from atoll.errors import AtollError
+from atoll.errors import AtollError, AtollWarning
 from atoll.federation import Engine, Federation
 from atoll.folder import Folder
 from atoll.graph import Graph
@@ -377,6 +378,9 @@ def rounds(
         state = algorithm.start(federation, settings)
     else:
         book, state = _restored(experiment, checkpoint), checkpoint.get("state", {})
+        for text in unchanged.changes(checkpoint.get("config"), experiment.config):
+            warned.append(text)
+            warnings.warn(text, AtollWarning, stacklevel=2)
         experiment.recall_spent(checkpoint.get("spent", 0.0))
     began, first = time.perf_counter() - book.seconds, book.round
     wait = time.perf_counter() + SECONDS_BETWEEN_CHECKPOINTS
@@ -421,6 +425,7 @@ def _restored(experiment: Experiment, checkpoint: dict[str, Any]) -> Book:
     """Give the ledger and the parties back what a checkpoint kept; it must be one of this very run."""
     try:
         _same_data(checkpoint.get("data", {}), experiment.extent)
+        unchanged.changes(checkpoint.get("config"), experiment.config)
         if lost := set(checkpoint.get("holds", ())) - checkpoint.get("state", {}).keys():
             raise ValueError(f"its state has lost {', '.join(sorted(lost))}")
         experiment.federation.ledger.restore(checkpoint["ledger"])
@@ -472,6 +477,7 @@ def _checkpoint(book: Book, state: dict[str, Any], experiment: Experiment) -> di
         "ledger": experiment.federation.ledger.state(),
         "data": experiment.extent,
         "spent": experiment.spent,
+        "config": unchanged.record(experiment.config),
     } | ({"algorithm_sha256": digest} if (digest := algorithms.digest(experiment.config.algorithm)) else {})
 
 

@@ -16,7 +16,7 @@ import torch
 
 pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install 'atoll[deploy]'")
 
-from atoll import deploy, kits, runner, wire
+from atoll import __version__, deploy, kits, runner, wire
 from atoll.config import Config
 from atoll.data import files
 from atoll.data.spread import spread
@@ -441,3 +441,14 @@ def test_what_is_odd_in_a_sites_data_is_said_there(tmp_path: Path, monkeypatch: 
     config = deploy.deployed({"algorithm": "fedavg"}, "run.toml", ["bank-a"])
     about = Site(tmp_path / "runs", folder, kit=tmp_path / "kits" / "bank-a")._describe(config)
     assert b"secret" not in wire.encode(about)
+
+
+def test_a_site_that_stays_unfit_says_it_once(tmp_path: Path) -> None:
+    """It is asked again in every round; its owner reads one line."""
+    said: list[str] = []
+    site = Site(tmp_path, tmp_path / "nowhere", say=said.append)
+    config = {"algorithm": "fedavg", "dataset": "given", "partition": "horizontal"}
+    document = {"kind": "describe", "config": [config]}
+    for _ in range(3):
+        site.handle(wire.encode({"atoll": __version__, "run": "", **document}))
+    assert len(said) == 1

@@ -77,7 +77,7 @@ class Auxiliary:
             for site, session, signal in waiting.values():
                 if self.session(site) != session:
                     signal.trigger("lost")
-        return replies
+        return {site: replies[site] for site in requests}  # in the order they were asked in, whoever answered first
 
     def _send(self, site: str, data: bytes, timeout: float, signal: Signal) -> bytes | str:
         try:

@@ -70,7 +70,7 @@ class Site:
         `kit` holds the signing keys of all sites, without it the site is simulated."""
         self.folder = folder
         self.data = data
-        self.say = say
+        self._say, self._said = say, ""
         self.terms = terms or Terms()
         self.journal = journal or Journal(folder / FILE)
         self.kit = kit
@@ -78,6 +78,12 @@ class Site:
         self.cohort: Cohort | None = None
         self.releases: Releases | None = None  # of a run with noise
         self.lock = threading.Lock()
+
+    def say(self, text: str) -> None:
+        """Tell the site's owner, once: a site that cannot take part is asked again in every round."""
+        if text != self._said:
+            self._said = text
+            self._say(text)
 
     def handle(self, data: bytes) -> bytes:
         """The answer to the server's bytes; an empty one where the journal cannot take it: nothing leaves that is not in it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from typing import Any
 from atoll import absence
 from atoll.config import Config
 from atoll.errors import AtollError
-from atoll.folder import Folder
+from atoll.folder import Folder, is_whole
 from atoll.ledger import Ledger
 from atoll.runner import Book
 
@@ -179,7 +180,18 @@ def read(path: Path) -> Run:
     text = _text(folder.history)
     rows = [_json(folder.history, line, ROUND) for line in text[: text.rfind("\n") + 1].splitlines()]
     result = _json(folder.result, _text(folder.result), RESULT) if folder.result.exists() else None
+    if result is not None:
+        _check(folder, result, text)
     return Run(path, config, (path / "config.toml").read_text(), rows, result)
+
+
+def _check(folder: Folder, result: Mapping[str, Any], history: str) -> None:
+    """Refuse numbers that are not those that were written: a changed digit is valid JSON."""
+    if not is_whole(dict(result)):
+        raise AtollError(f"{folder.result} is damaged (its checksum does not match); resume this run or leave it out.")
+    known = result.get("history_sha256")
+    if known is not None and known != hashlib.sha256(history.encode()).hexdigest():
+        raise AtollError(f"{folder.history} is damaged (its checksum does not match); restore it or leave this run out.")
 
 
 def _text(path: Path) -> str:
