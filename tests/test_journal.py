@@ -246,6 +246,17 @@ def test_a_line_that_a_crash_cut_off(written: Path) -> None:
     assert chain.damaged == ("line 5 is not JSON: cut off by a crash, or overwritten",)
 
 
+@pytest.mark.parametrize("over", [b"#", b"[1]", b"{}"])
+def test_an_overwritten_last_line_is_no_crash(written: Path, over: bytes) -> None:
+    """A crash leaves a line without its end: of a whole line that cannot be read nobody says that its answer did not leave."""
+    lines = written.read_bytes().splitlines(keepends=True)
+    written.write_bytes(b"".join([*lines[:-1], over + b"\n"]))
+    chain = audit.verify(written)
+    assert chain.damaged == ()
+    assert chain.broken[0].startswith("line 5 ")
+    assert chain.broken[0].endswith("and no line after it confirms it")
+
+
 def test_a_journal_goes_on_where_it_was(written: Path) -> None:
     """A site that is started again, and two that write at once: one chain, no number twice."""
     one, two = Site(written.parent), Site(written.parent)
@@ -444,6 +455,11 @@ def test_the_check(kit: Path, tmp_path: Path, call: Callable[..., tuple[int, str
     assert (code, out) == (2, "")
     assert "is broken: line" in err
     assert len(err.splitlines()) == 1
+
+
+def test_nothing_in_a_time_is_said(kit: Path, call: Callable[..., tuple[int, str, str]]) -> None:
+    """An empty answer could be a failure."""
+    assert call("journal", kit, "--since", "2999-01-01")[:2] == (0, "Nothing has left this site in that time.\n")
 
 
 def test_damaged_lines_are_named(kit: Path, tmp_path: Path, call: Callable[..., tuple[int, str, str]]) -> None:

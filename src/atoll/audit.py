@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +84,7 @@ def verify(path: Path, head: str = "") -> Chain:
     before, lines, known = "", 0, not head
     broken: list[str] = []
     damaged: list[str] = []
+    last_is_readable = True
     for line in read(path):
         lines = line.number
         if line.entry is None:
@@ -94,10 +96,20 @@ def verify(path: Path, head: str = "") -> Chain:
             elif lines > 1 and line.entry["previous"] != before:
                 broken.append(f"line {lines} does not follow line {lines - 1}: one of them, or one between them, was changed")
         before = line.digest
+        last_is_readable = line.entry is not None
         known = known or before == head
+    if not last_is_readable and _ends_whole(path):  # a crash leaves half a line; its end is written with the next line
+        broken.append(f"{damaged.pop()}, and no line after it confirms it")
     if not known:
         broken.append(f"no line has the head {head}: the journal was cut or rewritten since")
     return Chain(lines, before, tuple(broken), tuple(damaged))
+
+
+def _ends_whole(path: Path) -> bool:
+    """Whether the last line has its end."""
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
 
 
 @dataclass

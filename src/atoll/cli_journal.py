@@ -54,9 +54,12 @@ def journal(
     elif lines:
         show(_every(entries))
     else:
-        for summary in audit.summaries(entries):
+        summaries = audit.summaries(entries)
+        for summary in summaries:
             show(_table(summary))
             console.print(_footer(summary), soft_wrap=True, markup=False)
+        if not summaries and not damaged:
+            console.print("Nothing has left this site in that time." if start else "Nothing has left this site yet.")
     for problem in damaged:
         print(shown(f"atoll: {path}: {problem}."), file=sys.stderr)
 
@@ -123,7 +126,8 @@ def _verify(path: Path, head: str) -> None:
     if chain.broken:
         more = f", and {len(chain.broken) - 1} more breaks" if len(chain.broken) > 1 else ""
         raise AtollError(f"The chain of {path} is broken: {chain.broken[0]}{more}.")
-    console.print(f"The chain is whole: {chain.lines} lines, head {chain.head or 'none'}", soft_wrap=True)
+    count = f"{chain.lines} line{'' if chain.lines == 1 else 's'}"
+    console.print(f"The chain is whole: {count}, head {chain.head or 'none'}", soft_wrap=True)
     for problem in chain.damaged:
         console.print(f"{problem}, as the chain knows it: its answer did not leave", soft_wrap=True, markup=False)
     console.print("Note the head somewhere else: with --head it shows later whether the journal was cut or rewritten.")
@@ -157,7 +161,7 @@ def _footer(summary: Summary) -> str:
     times = sum(kind.times for kind in summary.kinds.values())
     spent = f"; ε so far {shown(summary.epsilon)}" if summary.epsilon else ""
     to = ", ".join(sorted(shown(name) for name in summary.to))
-    return f"{times:,} messages, {summary.bytes:,} bytes to {to}, {shown(summary.first)} to {shown(summary.last)}{spent}\n"
+    return f"{times:,} message{'' if times == 1 else 's'}, {summary.bytes:,} bytes to {to}, {shown(summary.first)} to {shown(summary.last)}{spent}\n"
 
 
 def _every(entries: Iterator[Mapping[str, Any]]) -> Table:
