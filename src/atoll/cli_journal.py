@@ -161,7 +161,8 @@ def _footer(summary: Summary) -> str:
     times = sum(kind.times for kind in summary.kinds.values())
     spent = f"; ε so far {shown(summary.epsilon)}" if summary.epsilon else ""
     to = ", ".join(sorted(shown(name) for name in summary.to))
-    return f"{times:,} message{'' if times == 1 else 's'}, {summary.bytes:,} bytes to {to}, {shown(summary.first)} to {shown(summary.last)}{spent}\n"
+    count = f"{times:,} message{'' if times == 1 else 's'}"
+    return f"{count}, {summary.bytes:,} bytes to {to}, {shown(summary.first)} to {shown(summary.last)}{spent}\n"
 
 
 def _every(entries: Iterator[Mapping[str, Any]]) -> Table:
