@@ -16,7 +16,7 @@ from torch import Tensor
 from atoll import algorithms, config, runner, wire
 from atoll.cohort import Message
 from atoll.config import Config
-from atoll.errors import AtollError
+from atoll.errors import AtollError, AtollWarning
 from atoll.federation import Answer, Engine, Failure
 from atoll.robust import RULES, Robust, needed
 from small import Absent, Wrapper, small
@@ -349,7 +349,8 @@ def test_resume_is_exact(tmp_path: Path) -> None:
     text = (tmp_path / "half" / "config.toml").read_text()
     (tmp_path / "half" / "config.toml").write_text(text.replace("rounds = 2", "rounds = 4"))
     (tmp_path / "half" / "result.json").unlink()
-    resumed = runner.resume(tmp_path / "half")
+    with pytest.warns(AtollWarning, match=r"run\.rounds in config\.toml is 4"):
+        resumed = runner.resume(tmp_path / "half")
     assert resumed.rounds == 4
     for (name, one), (_, other) in zip(wire.leaves(whole.state), wire.leaves(resumed.state), strict=True):
         assert torch.equal(one, other), name
