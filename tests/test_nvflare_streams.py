@@ -71,13 +71,29 @@ def send(streamer: BlobStreamer, data: bytes) -> tuple[Any, weakref.ref[Any]]:
     return future, SENDING[-1]
 
 
-@pytest.mark.parametrize("size", [0, 10, 1 << 20, 3_500_000])
+@pytest.mark.parametrize("size", [0, 10, 4096, 70_000, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3_500_000])
 def test_bytes_arrive_whole(streamer: BlobStreamer, size: int) -> None:
     """Of nothing, of a part of a chunk, of a chunk, of several."""
     data = bytes(range(256)) * (size // 256) + bytes(size % 256)
     future, _ = send(streamer, data)
     assert future.result(timeout=60) == size
     assert b"".join(streamer.byte_streamer.cell.parts) == data
+    assert len(streamer.byte_streamer.cell.parts) == max(1, -(-size // (1 << 20)))
+
+
+def test_a_small_message_has_a_small_buffer(streamer: BlobStreamer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a large one NVFlare's."""
+    sizes: list[int] = []
+    begin = TxTask.__init__
+
+    def noted(self: Any, *args: Any) -> None:
+        begin(self, *args)
+        sizes.append(len(self.buffer))
+
+    monkeypatch.setattr(Noted, "__init__", noted)
+    for size in (5, 70_000, 3_500_000):
+        send(streamer, bytes(size))[0].result(timeout=60)
+    assert sizes == [nvflare_streams.MIN_CHUNK, 70_000, 1 << 20]
 
 
 def test_what_was_sent_is_released_without_the_collector(streamer: BlobStreamer) -> None:

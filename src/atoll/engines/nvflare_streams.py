@@ -2,7 +2,8 @@
 
 What sends a stream and what waits for its end refer to each other. So the message and a buffer of a megabyte stay until Python's
 collector comes to its oldest objects, which takes thousands of rounds. Each end also remembers the last 10,000 streams that it
-sent, for errors that come late. Here a stream that was sent is released at once, and fewer are remembered.
+sent, for errors that come late. Here a stream that was sent is released at once, fewer are remembered, and a message that is
+smaller than the buffer gets a smaller one: the server's history of small things lay between megabytes that came and went.
 
 What arrives needs no such care: streams are not repeated (`reliable=False`), so a whole one is forgotten at once, and NVFlare
 keeps no timer thread for it. One that failed has a timer for five seconds.
@@ -10,6 +11,7 @@ keeps no timer thread for it. One that failed has a timer for five seconds.
 
 from __future__ import annotations
 
+import inspect
 from functools import cache
 from typing import Any
 
@@ -19,20 +21,31 @@ from nvflare.fuel.f3.streaming.stream_types import StreamFuture
 
 from atoll.errors import AtollError
 
+MIN_CHUNK = 4096  # bytes
+STREAM = 4  # place of the stream among what follows the size of a chunk
 MAX_SENT = 256  # streams that an end remembers after it has sent them
 
 
 @cache
 def bound() -> None:
     """Have NVFlare release what it has sent; once per process."""
-    if not (hasattr(byte_streamer, "MAX_STREAM_ERROR_CONTEXTS") and hasattr(StreamFuture(0), "task_handle")):
+    takes = list(inspect.signature(TxTask.__init__).parameters)[:9]
+    if not (
+        takes == ["self", "cell", "chunk_size", "channel", "topic", "target", "headers", "stream", "reliable"]
+        and hasattr(byte_streamer, "MAX_STREAM_ERROR_CONTEXTS")
+        and hasattr(StreamFuture(0), "task_handle")
+    ):
         raise AtollError("NVFlare keeps its streams otherwise than atoll needs it; install nvflare==2.9.0.")
     byte_streamer.MAX_STREAM_ERROR_CONTEXTS = MAX_SENT
-    original = TxTask.stop
+    begin, end = TxTask.__init__, TxTask.stop
+
+    def start(self: Any, cell: Any, chunk_size: int, *rest: Any) -> None:
+        stream = rest[STREAM]
+        begin(self, cell, min(chunk_size, max(MIN_CHUNK, stream.get_size())), *rest)
 
     def stop(self: Any, error: Any = None, notify: bool = True) -> None:
-        original(self, error, notify)
+        end(self, error, notify)
         if self.stopped and self.stream_future is not None:
             self.stream_future.task_handle = None  # the future is done: there is nothing left to cancel
 
-    TxTask.stop = stop
+    TxTask.__init__, TxTask.stop = start, stop
