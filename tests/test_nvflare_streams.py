@@ -12,10 +12,13 @@ import pytest
 
 pytest.importorskip("nvflare")
 
+import msgpack
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming import byte_streamer
 from nvflare.fuel.f3.streaming.blob_streamer import BlobStreamer
 from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer, TxTask
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import StreamError
 
 from atoll.engines import nvflare_streams
@@ -132,6 +135,15 @@ def test_what_failed_is_released_too() -> None:
     del future
     gc.collect()
     assert task() is None
+
+
+def test_the_names_of_headers_are_interned_for_good() -> None:
+    """A message that arrives brings no new string but its values."""
+    nvflare_streams.bound()
+    names = [name for keys in (MessageHeaderKey, StreamHeaderKey) for key, name in vars(keys).items() if not key.startswith("__")]
+    for name in names:
+        (arrived,) = msgpack.unpackb(msgpack.packb({name: 1}))
+        assert any(arrived is known for known in names), name
 
 
 def test_few_streams_are_remembered(streamer: BlobStreamer) -> None:

@@ -2,8 +2,11 @@
 
 What sends a stream and what waits for its end refer to each other. So the message and a buffer of a megabyte stay until Python's
 collector comes to its oldest objects, which takes thousands of rounds. Each end also remembers the last 10,000 streams that it
-sent, for errors that come late. Here a stream that was sent is released at once, fewer are remembered, and a message that is
-smaller than the buffer gets a smaller one: the server's history of small things lay between megabytes that came and went.
+sent, for errors that come late. Here a stream that was sent is released at once, fewer are remembered, and a message smaller than
+the buffer gets a smaller one.
+
+msgpack interns the names of headers with every message, and Python's table of interned strings, 4 MB, is copied whenever that has
+used its places up; the old one leaves a hole that small things soon share. Here the names are interned for good.
 
 What arrives needs no such care: streams are not repeated (`reliable=False`), so a whole one is forgotten at once, and NVFlare
 keeps no timer thread for it. One that failed has a timer for five seconds.
@@ -12,11 +15,14 @@ keeps no timer thread for it. One that failed has a timer for five seconds.
 from __future__ import annotations
 
 import inspect
+import sys
 from functools import cache
 from typing import Any
 
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.streaming import byte_streamer
 from nvflare.fuel.f3.streaming.byte_streamer import TxTask
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import StreamFuture
 
 from atoll.errors import AtollError
@@ -37,6 +43,10 @@ def bound() -> None:
     ):
         raise AtollError("NVFlare keeps its streams otherwise than atoll needs it; install nvflare==2.9.0.")
     byte_streamer.MAX_STREAM_ERROR_CONTEXTS = MAX_SENT
+    for headers in (MessageHeaderKey, StreamHeaderKey):
+        for name in vars(headers).values():
+            if isinstance(name, str):
+                sys.intern(name)  # this very string, which the class keeps
     begin, end = TxTask.__init__, TxTask.stop
 
     def start(self: Any, cell: Any, chunk_size: int, *rest: Any) -> None:
