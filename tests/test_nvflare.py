@@ -38,7 +38,8 @@ from atoll.data.spread import spread
 from atoll.engines import nvflare, site
 from atoll.engines.agreement import Agreement, agreed
 from atoll.engines.nvflare import Nvflare, misfit, opened
-from atoll.engines.nvflare_server import Auxiliary, Run
+from atoll.engines.nvflare_carrier import Auxiliary
+from atoll.engines.nvflare_server import Run
 from atoll.engines.site import Site
 from atoll.engines.terms import Terms
 from atoll.errors import AtollError
@@ -161,7 +162,9 @@ def test_an_answer_that_breaks_nvflare_is_a_failure_of_its_site(caplog: pytest.L
     )
     manager = SimpleNamespace(sfm_endpoints={"site-0": ready})
     cell = SimpleNamespace(
-        send_request=send_request, core_cell=SimpleNamespace(communicator=SimpleNamespace(conn_manager=manager))
+        send_request=send_request,
+        requests_dict={},
+        core_cell=SimpleNamespace(communicator=SimpleNamespace(conn_manager=manager)),
     )
     assert Auxiliary(cell).send({"site-0": b"", "site-1": b""}, 1.0) == {
         "site-0": "could not be reached (ValueError)",

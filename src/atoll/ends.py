@@ -253,9 +253,9 @@ def named(name: str, say: Say) -> Say:
 
 
 def _command(end: str, kit: Kit) -> list[str]:
-    """The program of an end: atoll's own, which locks NVFlare before it starts it."""
+    """The program of an end: atoll's own, which locks NVFlare before it starts it; no code is taken from where it is started."""
     module = f"atoll.engines.nvflare_{end}"
-    return [sys.executable, "-u", "-m", module, str(kit.path), *([] if kit.site is None else [kit.site])]
+    return [sys.executable, "-P", "-u", "-m", module, str(kit.path), *([] if kit.site is None else [kit.site])]
 
 
 def read_result(config: Config, folder: Folder, rows: Mapping[int, dict[str, Any]]) -> Result:

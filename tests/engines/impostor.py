@@ -16,7 +16,7 @@ from nvflare.fuel.f3.drivers.driver_params import DriverParams
 from nvflare.fuel.f3.message import Message
 
 from atoll import wire
-from atoll.engines.nvflare_server import ECHO
+from atoll.engines.nvflare_carrier import ECHO
 
 if __name__ == "__main__":
     startup, port = Path(sys.argv[1]) / "startup", sys.argv[2]

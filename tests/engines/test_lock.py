@@ -37,7 +37,8 @@ from atoll import deploy, ends, kits, runner, wire
 from atoll.config import resolve
 from atoll.engines import nvflare_cell, nvflare_lock, nvflare_site
 from atoll.engines.nvflare import LARGEST, __version__, opened
-from atoll.engines.nvflare_lock import PEER_CN, Gate, Peers
+from atoll.engines.nvflare_lock import Gate
+from atoll.engines.nvflare_peers import PEER_CN, Peers
 from atoll.engines.site import Site
 from atoll.engines.terms import Terms
 from atoll.errors import AtollError

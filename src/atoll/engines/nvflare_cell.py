@@ -6,6 +6,7 @@ import logging.config
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from nvflare.fuel.f3.drivers.driver_params import DriverParams
 from nvflare.fuel.f3.endpoint import EndpointState
 from nvflare.fuel.utils.config_service import ConfigService
 
-from atoll.engines import nvflare_lock, nvflare_streams
+from atoll.engines import nvflare_lock, nvflare_streams, nvflare_tls
 from atoll.engines.nvflare import LARGEST
 from atoll.engines.nvflare_lock import SERVER
 from atoll.errors import AtollError
@@ -24,6 +25,7 @@ from atoll.kits import IDENTITY, LOOPBACK, Kit
 
 PING = 5  # seconds without a word after which a connection is asked whether it is there
 SILENCE = 60.0  # seconds without a word after which a connection is given up
+MAX_LINES = 100  # of a part of NVFlare, or about one peer, in the log in a minute
 FRAME = 4 << 20  # bytes of the largest frame that the server takes; a chunk of a stream has a quarter of them
 # NVFlare would take these from a file of the kit or from the environment; here they are part of the program.
 SETTINGS = {
@@ -39,6 +41,7 @@ def open_cell(kit: Kit) -> Cell:
     """The cell of an end, locked and not yet started."""
     _settings()
     nvflare_streams.bound()
+    nvflare_tls.install()
     end, startup = "server" if kit.site is None else "client", kit.path / "startup"
     files = {"ca_cert": startup / "rootCA.pem", f"{end}_cert": startup / f"{end}.crt", f"{end}_key": startup / f"{end}.key"}
     try:
@@ -101,12 +104,32 @@ def silent(connections: Mapping[str, Any], seen: dict[str, float], now: float) -
     return [each for name, each in connections.items() if now - max(each.last_activity, seen.setdefault(name, now)) > SILENCE]
 
 
+class Sparse(logging.Filter):
+    """Lets what strangers bring about have so many lines a minute: nobody pushes the rest out of the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: Counter[str] = Counter()
+        self.minute = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a line is written."""
+        if record.name.startswith("atoll.") and not record.name.startswith(nvflare_lock.log.name):
+            return True
+        if (minute := int(record.created // 60)) != self.minute:
+            self.minute = minute
+            self.written.clear()
+        self.written[record.name] += 1
+        return self.written[record.name] <= MAX_LINES
+
+
 def write_log(kit: Kit) -> None:
     """One log file, `log.txt` in the kit."""
     logging.config.dictConfig(
         {
             "version": 1,
             "disable_existing_loggers": False,
+            "filters": {"sparse": {"()": Sparse}},
             "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
             "handlers": {
                 "file": {
@@ -115,6 +138,7 @@ def write_log(kit: Kit) -> None:
                     "filename": str(kit.path / "log.txt"),
                     "maxBytes": 10_000_000,
                     "backupCount": 2,
+                    "filters": ["sparse"],
                 }
             },
             "root": {"level": "INFO", "handlers": ["file"]},

@@ -3,7 +3,7 @@
 atoll uses NVFlare's cells (authenticated connections, streams of bytes) and nothing above them: no jobs, admin commands,
 registration, network agents or log streams are ever started, so there is nothing to ask for. The lock guards what remains, twice:
 
-- `Peers`, when a connection is made: the name a peer gives itself must be the one of its TLS certificate.
+- `Peers`, when a connection is made: the name a peer gives itself must be the one of its TLS certificate. `Crowd`: not too many.
 - `Gate`, at the point where a cell is given its messages, before anything looks at them: the origin a message claims must be the
   one of the certificate of the connection it came in on; it must be for this cell (nothing is forwarded); it must be a part of a
   stream that atoll uses. All other headers are thrown away, so no setting of the other end has a meaning here.
@@ -22,7 +22,6 @@ import nvflare
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, Encoding, MessageHeaderKey, MessageType
-from nvflare.fuel.f3.drivers.driver_params import DriverParams
 from nvflare.fuel.f3.message import Message, MessageReceiver
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer
@@ -36,13 +35,13 @@ from nvflare.fuel.f3.streaming.stream_const import (
 )
 
 from atoll.engines.nvflare import LARGEST, TOPIC
+from atoll.engines.nvflare_peers import PEER_CN, Crowd, Peers
 from atoll.errors import AtollError
 
 VERSION = "2.9.0"  # the NVFlare whose private parts are used here
 SERVER = "server"  # the name of the server's cell
 CHANNEL = CellChannel.AUX_COMMUNICATION
 REPLIES = (CellChannel.RETURN_ONLY, f"{CHANNEL}:{TOPIC}")  # the stream on which an answer comes back
-PEER_CN = DriverParams.PEER_CN.value
 MAX_NAMED = 20  # refusals of one peer that are logged one by one; then each time their number has doubled
 MAX_SEQUENCE = 1 << 32
 
@@ -54,23 +53,6 @@ NEEDED = {
 }
 
 log = logging.getLogger("atoll.lock")
-
-
-class Peers:
-    """In the place of NVFlare's identity resolver: who may connect, as cell name → common name of the certificate."""
-
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self.names = dict(names)
-
-    def resolve(self, cell: str) -> str | None:
-        """The common name that belongs to a cell."""
-        return self.names.get(cell)
-
-    def require_match(self, cell: str, common_name: str, described: str) -> None:
-        """Refuse a connection whose certificate does not belong to the name it gives itself; NVFlare then closes it."""
-        if not common_name or self.names.get(cell) != common_name:
-            log.warning("refused %s: authenticated as %r but claimed endpoint %r", described, common_name, cell[:100])
-            raise ValueError(f"{described} authenticated as {common_name!r} but claimed endpoint {cell[:100]!r}")
 
 
 class Gate(MessageReceiver):  # type: ignore[misc]
@@ -144,7 +126,10 @@ class Gate(MessageReceiver):  # type: ignore[misc]
         if not _whole(headers.get(StreamHeaderKey.SEQUENCE)):
             return "its parts are not numbered"
         request = headers.get(StreamHeaderKey.STREAM_REQ_ID)
-        if name == SERVER or (name, stream) in RxTask.rx_task_map:
+        task = RxTask.rx_task_map.get((name, stream))
+        if task is not None:  # NVFlare goes by the request in part 0, which need not come first
+            return "" if task.headers.get(StreamHeaderKey.STREAM_REQ_ID) == request else "its stream belongs to another request"
+        if name == SERVER:
             return "" if isinstance(request, str) else "it belongs to no request"
         waiter = self.waiters.get(request) if isinstance(request, str) else None
         if waiter is None or waiter.target != name:
@@ -215,6 +200,8 @@ def install(cell: Cell, peers: Mapping[str, str]) -> Gate:
     manager: Any = getattr(core.communicator, "conn_manager", None)
     _need(getattr(manager, "receivers", {}).get(CoreCell.APP_ID) is core, "a cell's messages come in another way")
     _need(hasattr(manager, "identity_resolver"), "connections are identified in another way")
+    _need(isinstance(getattr(manager, "sfm_conns", None), dict), "connections are kept in another way")
+    _need(callable(getattr(manager, "handle_new_connection", None)), "connections are taken in another way")
     _need(isinstance(vars(cell).get("requests_dict"), dict), "replies are awaited in another way")
     _need(not core.running and core.int_listener is None, "the cell listens already")
     _need(not core.connector_manager.adhoc_allowed, "cells may connect to each other directly")
@@ -224,6 +211,7 @@ def install(cell: Cell, peers: Mapping[str, str]) -> Gate:
     for key in set(cell.byte_receiver.registry.reg) - {f"{CellChannel.RETURN_ONLY}:*"}:
         del cell.byte_receiver.registry.reg[key]
     manager.identity_resolver = Peers(peers)
+    manager.handle_new_connection = Crowd(manager.sfm_conns, manager.handle_new_connection)
     gate = manager.receivers[CoreCell.APP_ID] = Gate(cell, peers, core)
     for sentence in failures(cell, peers):
         _need(False, sentence)

@@ -7,7 +7,6 @@ the sites are asked, and what they send without having been asked is refused (`n
 from __future__ import annotations
 
 import asyncio.sslproto
-import concurrent.futures
 import logging
 import queue
 import ssl
@@ -20,17 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nvflare.apis.signal import Signal
-from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
-from nvflare.fuel.f3.message import Message
 
 from atoll import __version__, algorithms, config, runner, wire
 from atoll.cohort import Schema
 from atoll.data.spread import Spread, spread
 from atoll.engines.agreement import Disagreement, agreed
-from atoll.engines.nvflare import LOST, TOPIC, Nvflare, opened
-from atoll.engines.nvflare_cell import connection, open_cell, watch, write_log
-from atoll.engines.nvflare_lock import CHANNEL
+from atoll.engines.nvflare import LOST, Nvflare, opened
+from atoll.engines.nvflare_carrier import ECHO, PING, TICK, Auxiliary
+from atoll.engines.nvflare_cell import open_cell, watch, write_log
 from atoll.errors import AtollError
 from atoll.folder import MODEL, Folder
 from atoll.kits import Kit
@@ -39,66 +35,8 @@ from atoll.processes import leave, orders, report
 from atoll.signing import Signing
 
 log = logging.getLogger("atoll.server")
+strangers = logging.getLogger("atoll.lock.strangers")
 TRIES = 5  # so often in a row a run is taken up again without having come one round further
-TICK = 0.2  # seconds between looks at the connections
-PING = 30.0  # seconds for a site to say that it is there
-ECHO = {"atoll": __version__, "run": "", "kind": "echo"}
-
-
-class Auxiliary:
-    """Bytes to the sites as requests of NVFlare's auxiliary channel, and back."""
-
-    def __init__(self, cell: Any) -> None:
-        self.cell = cell
-        self.threads = concurrent.futures.ThreadPoolExecutor(max_workers=64, thread_name_prefix="atoll")
-
-    def session(self, site: str) -> str | None:
-        """The name of a site's present connection; None where there is none."""
-        return connection(self.cell, site)
-
-    def welcome(self, agent: Any) -> None:
-        """Say a first word to a site that has connected: by it the site knows that it was let in."""
-        self.threads.submit(self._send, agent.get_fqcn(), wire.encode(ECHO), PING, Signal())
-
-    def send(self, requests: Mapping[str, bytes], timeout: float) -> dict[str, bytes | str]:
-        """Every site's answer, or why there is none; a site whose connection breaks is not waited for."""
-        replies: dict[str, bytes | str] = {}
-        waiting: dict[concurrent.futures.Future[bytes | str], tuple[str, str, Signal]] = {}
-        for site, data in requests.items():
-            session, signal = self.session(site), Signal()
-            if session is None:
-                replies[site] = "is not connected"
-            else:
-                waiting[self.threads.submit(self._send, site, data, timeout, signal)] = (site, session, signal)
-        while waiting:
-            done, _ = concurrent.futures.wait(waiting, TICK, concurrent.futures.FIRST_COMPLETED)
-            for future in done:
-                replies[waiting.pop(future)[0]] = future.result()
-            for site, session, signal in waiting.values():
-                if self.session(site) != session:
-                    signal.trigger("lost")
-        return {site: replies[site] for site in requests}  # in the order they were asked in, whoever answered first
-
-    def _send(self, site: str, data: bytes, timeout: float, signal: Signal) -> bytes | str:
-        try:
-            reply = self.cell.send_request(
-                channel=CHANNEL,
-                target=site,
-                topic=TOPIC,
-                request=Message({}, data),  # plain bytes: NVFlare unpacks nothing, at either end
-                timeout=timeout,
-                optional=True,
-                abort_signal=signal,
-            )
-        except Exception as error:  # whatever one site's answer does to NVFlare, the others go on
-            log.exception("%s could not be asked", site)
-            return f"could not be reached ({type(error).__name__})"
-        code = reply.get_header(MessageHeaderKey.RETURN_CODE)  # of this end: the gate takes none from a site
-        if code is None:
-            return bytes(reply.payload or b"")
-        if signal.triggered or self.session(site) is None:
-            return "lost the connection"
-        return f"timed out after {timeout:g} seconds" if code == ReturnCode.TIMEOUT else f"could not be reached ({code})"
 
 
 def tell_refusals() -> None:
@@ -110,7 +48,7 @@ def tell_refusals() -> None:
     def tell(self: Any, error: BaseException | None) -> Any:
         if isinstance(error, ssl.SSLError):
             peer = self._transport.get_extra_info("peername") if self._transport else None
-            log.warning("refused a connection from %s: %s", peer[0] if peer else "somebody", error.reason or error)
+            strangers.warning("refused a connection from %s: %s", peer[0] if peer else "somebody", error.reason or error)
         return complete(self, error)
 
     asyncio.sslproto.SSLProtocol._on_handshake_complete = tell  # type: ignore[method-assign, assignment]

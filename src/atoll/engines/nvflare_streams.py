@@ -8,22 +8,25 @@ the buffer gets a smaller one.
 msgpack interns the names of headers with every message, and Python's table of interned strings, 4 MB, is copied whenever that has
 used its places up; the old one leaves a hole that small things soon share. Here the names are interned for good.
 
-What arrives needs no such care: streams are not repeated (`reliable=False`), so a whole one is forgotten at once, and NVFlare
-keeps no timer thread for it. One that failed has a timer for five seconds.
+Of what arrives, a whole stream is forgotten at once: streams are not repeated (`reliable=False`), so NVFlare has no timer thread
+for it. One that failed has a timer for five seconds. One that was begun and never ended would keep its parts, and for minutes a
+thread of those that read everybody's replies: it is given up with the request that it answers.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Container
 from functools import cache
 from typing import Any
 
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.streaming import byte_streamer
+from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.byte_streamer import TxTask
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
-from nvflare.fuel.f3.streaming.stream_types import StreamFuture
+from nvflare.fuel.f3.streaming.stream_types import StreamError, StreamFuture
 
 from atoll.errors import AtollError
 
@@ -59,3 +62,24 @@ def bound() -> None:
             self.stream_future.task_handle = None  # the future is done: there is nothing left to cancel
 
     TxTask.__init__, TxTask.stop = start, stop
+
+
+def received(site: str) -> int:
+    """Bytes that have arrived of what a site is sending."""
+    return sum(int(task.received_offset) for task in _arriving(site))
+
+
+def give_up(site: str, awaited: Container[str]) -> None:
+    """Let go of all that a site began to send in answer to requests that are no longer among the awaited."""
+    for task in _arriving(site):
+        if (task.headers or {}).get(StreamHeaderKey.STREAM_REQ_ID) not in awaited:
+            task.stop(StreamError(f"{task} is not awaited any longer"), notify=False)
+            with task.lock:
+                task.chunks.clear()
+                task.out_seq_chunks.clear()
+            task._remove_task()
+
+
+def _arriving(site: str) -> list[Any]:
+    with RxTask.map_lock:
+        return [task for (origin, _), task in RxTask.rx_task_map.items() if origin == site]
