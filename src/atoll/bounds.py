@@ -53,17 +53,25 @@ class Limits:
         self.cohort, self.rules, self.noised, self.fractions = cohort, rules or Rules(), noised, fractions
         self.case = Case(settings, schema, self.rules.max_weight, self.rules.max_nodes)
         self.known: dict[tuple[str, str], Expected] = {}
+        self.replies: dict[tuple[str, bool], dict[str, Leaf]] = {}
 
     # What a verb gives: checked by the server, and before masking by the party itself.
 
     def reply(self, message: Message) -> dict[str, Leaf] | None:
         """The fields of the reply to this message, by full name; None where the verb declares nothing."""
+        secure = message.common.get("secure") is not None
+        kept = self.replies.get((message.verb, secure))
+        if kept is not None:
+            return kept
         expected = self._expected("gives", message)
         if expected is None:
             return None
         leaves = {name: leaf for name, leaf in expected.items() if isinstance(leaf, Leaf)}
-        if message.common.get("secure") is not None:
-            return {f"{_short_type(leaf.dtype)}/{name}": _masked(leaf) for name, leaf in leaves.items()}
+        if secure:
+            leaves = {f"{_short_type(leaf.dtype)}/{name}": _masked(leaf) for name, leaf in leaves.items()}
+        leaves = dict(sorted(leaves.items(), key=lambda item: bool(item[1].times)))  # weights before what they multiply
+        if ("gives", message.verb) in self.known:  # the same for every message
+            self.replies[message.verb, secure] = leaves
         return leaves
 
     def misfit(self, leaves: Mapping[str, Leaf], fields: Mapping[str, Any], parties: int) -> str:
@@ -78,7 +86,7 @@ class Limits:
         Without `tell` the number itself is not in the reason."""
         values = dict(_flatten(fields))
         found: dict[int, str] = {}
-        for name, leaf in sorted(leaves.items(), key=lambda item: bool(item[1].times)):  # weights before what they multiply
+        for name, leaf in leaves.items():
             value = values.get(name)
             if leaf.ragged:
                 for place, own in enumerate(value or []):
