@@ -111,7 +111,7 @@ def test_masked_replies_are_checked_for_name_type_and_shape(algorithm: str, monk
 def test_a_party_checks_its_own_ranges_before_it_masks() -> None:
     """What the server cannot see any more the party refuses itself, by field."""
     config = small("fedavg", secure=True, placement="apart", max_weight=3)
-    with pytest.raises(AtollError, match=r"field 'n' goes to \d+, beyond 0 to 3"):
+    with pytest.raises(AtollError, match="field 'n' is not finite, or beyond its bounds"):
         runner.rounds(runner.prepare(config))
 
 
