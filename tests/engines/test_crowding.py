@@ -29,12 +29,14 @@ from nvflare.fuel.f3.drivers import net_utils
 from nvflare.fuel.f3.drivers.connector_info import Mode
 from nvflare.fuel.f3.endpoint import EndpointState
 from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.sfm.constants import Types
+from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
 from test_lock import cell, chunk, gate_of, headers, made, push
 
 from atoll import ends
-from atoll.engines import nvflare_cell
+from atoll.engines import nvflare_cell, nvflare_peers
 from atoll.engines.nvflare_carrier import Auxiliary
 from atoll.engines.nvflare_peers import MAX_CONNECTIONS, PEER_CN
 from atoll.kits import IDENTITY, Kit
@@ -178,6 +180,42 @@ def test_a_member_has_a_few_connections(cell: Cell) -> None:
         connect("bank-b", number)
     assert closed == [f"bank-b {number}" for number in range(50 - MAX_CONNECTIONS)]
     assert "bank-a 0" in manager.sfm_conns
+
+
+def brought(manager: Any, frames: int, frame: bytes) -> tuple[list[str], list[bytes]]:
+    """Bring frames over a connection while NVFlare's threads are busy; which were closed, and what is sent when they are not."""
+    closed: list[str] = []
+    sent: list[bytes] = []
+    conn = SimpleNamespace(get_conn_properties=lambda: {PEER_CN: "bank-b"}, close=lambda: closed.append("bank-b"))
+    connection: Any = SimpleNamespace(conn=conn, get_name=lambda: "CN7", sfm_endpoint=None, send_heartbeat=sent.append)
+    held: list[tuple[Any, ...]] = []
+    manager.frame_mgr_executor = SimpleNamespace(submit=lambda *call: held.append(call))
+    for _ in range(frames):
+        manager.process_frame(connection, frame)
+    for work, *arguments in held:
+        work(*arguments)
+    return closed, sent
+
+
+def test_frames_that_nobody_can_look_at_do_not_pile_up(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVFlare takes what comes and lets it wait in memory; here a connection has its share, and is closed beyond it."""
+    manager = cell.core_cell.communicator.conn_manager
+    junk = bytes(4 << 20)
+    assert brought(manager, 60, junk)[0] == []  # what an honest site has on its way
+    assert brought(manager, 60, junk)[0] == []  # they have been looked at
+    assert brought(manager, 64, junk)[0] == ["bank-b"]
+    monkeypatch.setattr(nvflare_peers, "MAX_WAITING", 10 * nvflare_peers.OVERHEAD)
+    assert brought(manager, 10, b"")[0] == []  # empty ones cost as well
+    assert brought(manager, 11, b"")[0] == ["bank-b"]
+
+
+def test_pings_are_answered_one_a_second(cell: Cell) -> None:
+    """An answer that the peer does not fetch stays in memory, so a flood of pings gets few."""
+    ping = bytearray(PREFIX_LEN)
+    Prefix(length=PREFIX_LEN, type=Types.PING).to_buffer(ping, 0)
+    closed, sent = brought(cell.core_cell.communicator.conn_manager, 1000, bytes(ping))
+    assert closed == []
+    assert 1 <= len(sent) < 100
 
 
 def test_a_flood_leaves_the_rest_of_the_log() -> None:

@@ -3,7 +3,8 @@
 atoll uses NVFlare's cells (authenticated connections, streams of bytes) and nothing above them: no jobs, admin commands,
 registration, network agents or log streams are ever started, so there is nothing to ask for. The lock guards what remains, twice:
 
-- `Peers`, when a connection is made: the name a peer gives itself must be the one of its TLS certificate. `Crowd`: not too many.
+- `Peers`, when a connection is made: the name a peer gives itself must be the one of its TLS certificate. `Crowd`: not too many;
+  `Turnstile`: nor too much by one.
 - `Gate`, at the point where a cell is given its messages, before anything looks at them: the origin a message claims must be the
   one of the certificate of the connection it came in on; it must be for this cell (nothing is forwarded); it must be a part of a
   stream that atoll uses. All other headers are thrown away, so no setting of the other end has a meaning here.
@@ -35,7 +36,7 @@ from nvflare.fuel.f3.streaming.stream_const import (
 )
 
 from atoll.engines.nvflare import LARGEST, TOPIC
-from atoll.engines.nvflare_peers import PEER_CN, Crowd, Peers
+from atoll.engines.nvflare_peers import PEER_CN, Crowd, Peers, Turnstile
 from atoll.errors import AtollError
 
 VERSION = "2.9.0"  # the NVFlare whose private parts are used here
@@ -202,6 +203,7 @@ def install(cell: Cell, peers: Mapping[str, str]) -> Gate:
     _need(hasattr(manager, "identity_resolver"), "connections are identified in another way")
     _need(isinstance(getattr(manager, "sfm_conns", None), dict), "connections are kept in another way")
     _need(callable(getattr(manager, "handle_new_connection", None)), "connections are taken in another way")
+    _need(callable(getattr(manager, "process_frame_task", None)), "frames are taken in another way")
     _need(isinstance(vars(cell).get("requests_dict"), dict), "replies are awaited in another way")
     _need(not core.running and core.int_listener is None, "the cell listens already")
     _need(not core.connector_manager.adhoc_allowed, "cells may connect to each other directly")
@@ -211,6 +213,8 @@ def install(cell: Cell, peers: Mapping[str, str]) -> Gate:
     for key in set(cell.byte_receiver.registry.reg) - {f"{CellChannel.RETURN_ONLY}:*"}:
         del cell.byte_receiver.registry.reg[key]
     manager.identity_resolver = Peers(peers)
+    turnstile = Turnstile(manager.process_frame, manager.process_frame_task)
+    manager.process_frame, manager.process_frame_task = turnstile.enter, turnstile.leave
     manager.handle_new_connection = Crowd(manager.sfm_conns, manager.handle_new_connection)
     gate = manager.receivers[CoreCell.APP_ID] = Gate(cell, peers, core)
     for sentence in failures(cell, peers):
