@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +120,14 @@ class Limits:
         if not isinstance(weights, Tensor) or len(weights) < 2:
             return None
         return weights.double() / weights.sum().clamp(min=1)
+
+    def dominant(self, leaves: Mapping[str, Leaf], fields: Mapping[str, Any]) -> tuple[int, float] | None:
+        """The row of a party with more than `DOMINANT` of all weights, and its share."""
+        weights = fields.get(self.weight(leaves))
+        if not isinstance(weights, Tensor) or len(weights) < 2:
+            return None
+        largest, total = weights.max().item(), max(weights.sum().item(), 1)
+        return (int(weights.argmax()), largest / total) if largest > DOMINANT * total else None
 
     def cut(self, leaves: Mapping[str, Leaf], fields: dict[str, Any]) -> dict[str, Any]:
         """The reply with no party's weight above `max_share` of all; what is multiplied by it is scaled alike."""
@@ -261,11 +269,10 @@ def _outside(value: Tensor, leaf: Leaf, weights: Tensor | None) -> list[int]:
     if isinstance(value, Lazy):  # this process' own numbers, not written out
         return [] if bool(torch.isfinite(value.sum())) else list(range(len(value)))
     value = value.detach()
-    if not isinstance(leaf.high, tuple):
-        lowest, highest = (end.item() for end in torch.aminmax(value))
-        unit = 1 if weights is None else max(1, int(weights.min()))
-        if leaf.low * unit <= lowest and highest <= leaf.high * unit:
-            return []
+    lowest, highest = (end.item() for end in torch.aminmax(value))
+    unit = 1 if weights is None else max(1, int(weights.min()))
+    if _ends(leaf.low, max) * unit <= lowest and highest <= _ends(leaf.high, min) * unit:
+        return []
     low, high = (
         torch.as_tensor(bound, dtype=torch.float64 if value.is_floating_point() else None) for bound in (leaf.low, leaf.high)
     )
@@ -274,6 +281,11 @@ def _outside(value: Tensor, leaf: Leaf, weights: Tensor | None) -> list[int]:
         low, high = low * unit_of, high * unit_of
     fits = (value >= low) & (value <= high)  # never where it is not a number
     return (~fits.reshape(len(value), -1).all(1)).nonzero()[:, 0].tolist()
+
+
+def _ends(bound: Any, end: Callable[[Any], Any]) -> Any:
+    """A bound, or the narrowest of several, one per column."""
+    return end(bound) if isinstance(bound, tuple) else bound
 
 
 def _reason(name: str, value: Tensor, leaf: Leaf, weighted: bool = False, *, tell: bool = True) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from atoll import wire
-from atoll.bounds import DOMINANT, Limits
+from atoll.bounds import Limits
 from atoll.cohort import Fields, Message, Schema, pick
 from atoll.declarations import Free, Leaf
 from atoll.errors import AtollError
@@ -297,9 +297,9 @@ class Federation:
             return fields
         if self.limits.rules.max_share < 1:
             fields = self.limits.cut(declared, fields)
-        shares = self.limits.shares(declared, fields)
-        if shares is not None and float(shares.max()) > DOMINANT:
-            self.dominant[parties[int(shares.argmax())]] = round(float(shares.max()), 6)
+        if (dominant := self.limits.dominant(declared, fields)) is not None:
+            row, share = dominant
+            self.dominant[parties[row]] = round(share, 6)
         return fields
 
     def note(self, verb: str, failed: Mapping[int, str]) -> None:

@@ -158,8 +158,10 @@ def by_party(parties: Sequence[int], counts: Fields, total: int) -> dict[str, An
     """
     if total > 100 or float(counts["test"][:, 0].max()) <= 1:
         return {}
-    test = torch.zeros(total, counts["test"].shape[1], dtype=torch.float64)
-    test[torch.tensor(list(parties))] = counts["test"].double()
+    test = counts["test"]
+    if len(parties) < total:
+        test = torch.zeros(total, test.shape[1], dtype=torch.float64)
+        test[torch.tensor(list(parties))] = counts["test"].double()
     return {
         "party_accuracy": _ratios(test[:, 1], test[:, 0]),
         "party_minority_accuracy": _ratios(test[:, 4], test[:, 3]),
