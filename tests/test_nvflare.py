@@ -186,7 +186,9 @@ def test_answers_come_in_the_order_of_asking() -> None:
     )
     manager = SimpleNamespace(sfm_endpoints={"site-0": ready, "site-2": ready})
     cell = SimpleNamespace(
-        send_request=send_request, core_cell=SimpleNamespace(communicator=SimpleNamespace(conn_manager=manager))
+        send_request=send_request,
+        requests_dict={},
+        core_cell=SimpleNamespace(communicator=SimpleNamespace(conn_manager=manager)),
     )
     replies = Auxiliary(cell).send({"site-0": b"", "site-1": b"", "site-2": b""}, 1.0)
     assert list(replies.items()) == [("site-0", b"site-0"), ("site-1", "is not connected"), ("site-2", b"site-2")]
