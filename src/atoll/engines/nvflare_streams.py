@@ -35,6 +35,9 @@ STREAM = 4  # place of the stream among what follows the size of a chunk
 MAX_SENT = 256  # streams that an end remembers after it has sent them
 
 
+HEADER_NAMES: list[str] = []  # interned for good
+
+
 @cache
 def bound() -> None:
     """Have NVFlare release what it has sent; once per process."""
@@ -46,10 +49,8 @@ def bound() -> None:
     ):
         raise AtollError("NVFlare keeps its streams otherwise than atoll needs it; install nvflare==2.9.0.")
     byte_streamer.MAX_STREAM_ERROR_CONTEXTS = MAX_SENT
-    for headers in (MessageHeaderKey, StreamHeaderKey):
-        for name in vars(headers).values():
-            if isinstance(name, str):
-                sys.intern(name)  # this very string, which the class keeps
+    texts = [name for keys in (MessageHeaderKey, StreamHeaderKey) for name in vars(keys).values() if isinstance(name, str)]
+    HEADER_NAMES.extend(sys.intern(name) for name in texts)  # the strings that all later ones become, kept here
     begin, end = TxTask.__init__, TxTask.stop
 
     def start(self: Any, cell: Any, chunk_size: int, *rest: Any) -> None:
