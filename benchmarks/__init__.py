@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from atoll.runner import Experiment
+    from atoll.runs.runner import Experiment
 
 
 def peak() -> float:

@@ -16,10 +16,10 @@ import scipy.sparse as sp
 import torch
 import torch.nn.functional as F
 
-from atoll import config, runner
-from atoll.cohort import first_model
-from atoll.graph import Graph
-from atoll.kernels import csr, multiply
+from atoll.federation.cohort import first_model
+from atoll.graphs.graph import Graph
+from atoll.graphs.kernels import csr, multiply
+from atoll.runs import config, runner
 
 warnings.filterwarnings("ignore")
 

@@ -24,9 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atoll import config, pseudograph, runner
 from atoll.algorithms import fedgl
-from atoll.graph import Graph
+from atoll.graphs import knn
+from atoll.graphs.graph import Graph
+from atoll.runs import config, runner
 from benchmarks import Ours, peak
 
 with warnings.catch_warnings():  # torch deprecates what PyG still uses
@@ -160,7 +161,7 @@ def whole(embeddings: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def blocks(embeddings: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    step = max(1, pseudograph.ENTRIES // len(embeddings))
+    step = max(1, knn.ENTRIES // len(embeddings))
     parts = [(rows @ embeddings.t()).topk(count, dim=1) for rows in embeddings.split(step)]
     return torch.cat([part.values for part in parts]), torch.cat([part.indices for part in parts])
 
@@ -173,12 +174,12 @@ def clustered(nodes: int, width: int = 7) -> Tensor:
 
 def nearest(nodes: int, count: int = 100, turns: int = 3) -> None:
     embeddings = clustered(nodes)
-    ways: dict[str, Callable[[Tensor, int], tuple[Tensor, Tensor]]] = {"blocks": blocks, "grouped": pseudograph.nearest}
+    ways: dict[str, Callable[[Tensor, int], tuple[Tensor, Tensor]]] = {"blocks": blocks, "grouped": knn.nearest}
     if nodes <= 10_000:
         ways["whole"] = whole
     try:
-        pseudograph.approximate(embeddings[:100], 5)
-        ways["faiss"] = pseudograph.approximate
+        knn.approximate(embeddings[:100], 5)
+        ways["faiss"] = knn.approximate
     except Exception:
         print("faiss is not installed")
     seconds: dict[str, list[float]] = {name: [] for name in ways}

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atoll import config, runner
 from atoll.algorithms import fedspray
+from atoll.runs import config, runner
 from benchmarks import Ours
 
 with warnings.catch_warnings():  # torch deprecates what PyG still uses

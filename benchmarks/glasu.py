@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll import config, runner
-from atoll.models import read
+from atoll.models.backbones import read
+from atoll.runs import config, runner
 
 warnings.filterwarnings("ignore")
 

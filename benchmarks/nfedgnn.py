@@ -20,10 +20,10 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from atoll import config, runner
 from atoll.algorithms import nfedgnn
-from atoll.data.assemble import assemble
-from atoll.graph import Graph
+from atoll.data.builder import assemble
+from atoll.graphs.graph import Graph
+from atoll.runs import config, runner
 from benchmarks import peak
 
 warnings.filterwarnings("ignore")

@@ -19,8 +19,8 @@ SIZES = {"1 kB": (1_000, 200), "100 kB": (100_000, 100), "10 MB": (10_000_000, 2
 
 def glasu(federation: Any, folder: Path) -> list[dict[str, Any]]:
     """Twenty rounds of GLASU on PubMed, in one process and across processes."""
-    from atoll import config, runner
-    from atoll.folder import Folder
+    from atoll.runs import config, runner
+    from atoll.runs.folder import Folder
 
     chosen = config.resolve("glasu", dataset="pubmed", parties=SITES, values={"rounds": 20, "evaluate_every": 20})
     here = runner.run(chosen)
@@ -42,13 +42,14 @@ def glasu(federation: Any, folder: Path) -> list[dict[str, Any]]:
 
 
 def main() -> list[dict[str, Any]]:
-    from atoll import config, ends
-    from atoll.folder import Folder
+    from atoll.deploy import supervisor
+    from atoll.runs import config
+    from atoll.runs.folder import Folder
 
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        with ends.local(SITES, folder, folder / "sites", print) as federation:
+        with supervisor.local(SITES, folder, folder / "sites", print) as federation:
             first = config.resolve(
                 "local", dataset="csbm", partition="random", parties=SITES, engine="nvflare", values={"rounds": 1}
             )

@@ -61,8 +61,8 @@ class Lying:
 
 def accuracy(rule: str, attack: str | None, seed: int) -> float:
     """Of the last round's model; 0 where it is not finite."""
-    from atoll import config, runner
     from atoll.errors import AtollError
+    from atoll.runs import config, runner
 
     values = {"robust": rule, "byzantine": len(LIARS), "rounds": ROUNDS, "evaluate_every": ROUNDS, "data.graph_seed": seed}
     chosen = config.resolve("fedavg", dataset="csbm", partition="random", parties=PARTIES, seed=seed, values=values)
@@ -76,7 +76,7 @@ def accuracy(rule: str, attack: str | None, seed: int) -> float:
 
 
 def main() -> list[dict[str, Any]]:
-    from atoll.robust import RULES
+    from atoll.federation.robust import RULES
 
     rows: list[dict[str, Any]] = []
     for rule in RULES:

@@ -27,8 +27,9 @@ def measure(pid: int) -> dict[str, float]:
 
 def soak(rounds: int, every: int, folder: Path, **values: Any) -> dict[str, list[dict[str, float]]]:
     """A run of FedAvg; the measurements of the server and of every site, after each `every` rounds."""
-    from atoll import config, ends
-    from atoll.folder import Folder
+    from atoll.deploy import supervisor
+    from atoll.runs import config
+    from atoll.runs.folder import Folder
 
     seldom = max(1, rounds // 20)  # so that the first tenth has seen everything
     given = {"rounds": rounds, "evaluate_every": seldom, "checkpoint_every": seldom, "data.nodes": 60, "data.features": 16}
@@ -36,7 +37,7 @@ def soak(rounds: int, every: int, folder: Path, **values: Any) -> dict[str, list
         "fedavg", dataset="csbm", partition="random", parties=SITES, engine="nvflare", values={**given, **values}
     )
     found: dict[str, list[dict[str, float]]] = {}
-    with ends.local(SITES, folder, folder / "sites", print) as federation:
+    with supervisor.local(SITES, folder, folder / "sites", print) as federation:
         children = {"server": federation.servant.child, **{str(guest.kit.site): guest.child for guest in federation.guests}}
 
         def watch(row: dict[str, Any], of: int) -> None:

@@ -116,7 +116,7 @@ def ratio(pairs: list[tuple[float, float]]) -> float:
 @contextmanager
 def rounds() -> Iterator[dict[str, Callable[[], float]]]:
     """A FedAvg round in one process, evaluation included."""
-    from atoll import config, runner
+    from atoll.runs import config, runner
 
     def turn(experiment: Any, count: int, clock: Callable[[], float]) -> float:
         began = clock()
@@ -138,12 +138,13 @@ def rounds() -> Iterator[dict[str, Callable[[], float]]]:
 @contextmanager
 def asks() -> Iterator[dict[str, Callable[[], float]]]:
     """Bytes to three sites and back, and a FedAvg round over them."""
-    from atoll import config, ends
-    from atoll.folder import Folder
+    from atoll.deploy import supervisor
+    from atoll.runs import config
+    from atoll.runs.folder import Folder
 
     with tempfile.TemporaryDirectory(prefix="atoll-trust-") as scratch:
         folder = Path(scratch)
-        with ends.local(SITES, folder, folder / "sites", lambda text: None) as federation:
+        with supervisor.local(SITES, folder, folder / "sites", lambda text: None) as federation:
             values = {"rounds": TRAINED, "patience": 0}
             chosen = config.resolve("fedavg", dataset="csbm", partition="random", parties=SITES, engine="nvflare", values=values)
 

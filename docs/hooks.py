@@ -11,7 +11,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from atoll import algorithms, config
+from atoll import algorithms
+from atoll.runs import config
 
 
 def on_config(site: MkDocsConfig) -> MkDocsConfig:

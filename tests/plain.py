@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll import runner
-from atoll.config import Config
-from atoll.graph import Graph
-from atoll.runner import Experiment, Result
+from atoll.graphs.graph import Graph
+from atoll.runs import runner
+from atoll.runs.config import Config
+from atoll.runs.runner import Experiment, Result
 
 Weights = dict[str, Tensor]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from atoll import algorithms, config, wire
-from atoll.cohort import Message, pick
-from atoll.config import Config
-from atoll.federation import Answer, Engine, Failure
+from atoll import algorithms, wire
+from atoll.federation.cohort import Message, pick
+from atoll.federation.federation import Answer, Engine, Failure
+from atoll.runs import config
+from atoll.runs.config import Config
 
 ALGORITHMS = algorithms.names()
 

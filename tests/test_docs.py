@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
-from atoll import algorithms, cli
+from atoll import algorithms
+from atoll.cli import main
 from atoll.data.datasets import known
 from atoll.data.partition import SETTING
 
@@ -77,7 +78,7 @@ def call(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     """The exit code of a command, run in this process."""
     monkeypatch.setattr(sys, "argv", ["atoll", *arguments])
     try:
-        cli.main()
+        main.main()
     except SystemExit as stop:
         return int(stop.code or 0)
     return 0
@@ -98,7 +99,7 @@ def check(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         if small is not None:
             assert call(small, monkeypatch) in ((0, 1) if small[0] == "reproduce" else (0,)), shlex.join(small)
     else:  # deployment has tests of its own
-        known_verbs = {item.name or item.callback.__name__ for item in cli.app.registered_commands if item.callback}
+        known_verbs = {item.name or item.callback.__name__ for item in main.app.registered_commands if item.callback}
         assert arguments[0] in known_verbs, words
 
 
@@ -125,7 +126,7 @@ def test_the_own_algorithm_keeps_the_promises(tmp_path: Path, monkeypatch: pytes
     import torch
 
     import atoll
-    from atoll.models import build
+    from atoll.models.backbones import build
 
     example = next(block for block in blocks(HOME / "docs" / "own-algorithm.md") if block.title == "fedmedian.py")
     path = tmp_path / "fedmedian.py"

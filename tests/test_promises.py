@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from atoll import algorithms, runner, wire
-from atoll.config import Config
+from atoll import algorithms, wire
 from atoll.errors import AtollError
-from atoll.runner import Result
+from atoll.runs import runner
+from atoll.runs.config import Config
+from atoll.runs.runner import Result
 from small import ALGORITHMS, Absent, Poisoned, Recorded, Wrapper, parties_of, small
 
 pytestmark = pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -166,7 +167,7 @@ def test_a_poisoned_reply_is_refused(algorithm: str) -> None:
 
 def test_settings_have_a_sentence_each_and_one_place(algorithm: str) -> None:
     """Every setting says what it is in one sentence, and no two groups share a name."""
-    from atoll.config import PREFIXED, groups_of
+    from atoll.runs.config import PREFIXED, groups_of
     from atoll.settings import known
 
     names: list[str] = []

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from atoll import config
 from atoll.errors import AtollError
+from atoll.runs import config
 from atoll.settings import build, setting
 
 

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from atoll import algorithms, cohort, runner, wire
+from atoll import algorithms, wire
 from atoll.errors import AtollError
+from atoll.federation import cohort
+from atoll.runs import runner
 from small import ALGORITHMS, GRAPH, parties_of, small
 
 PAGE = Path(__file__).parents[1] / "docs" / "threat-model.md"
@@ -252,10 +254,10 @@ def assert_close(one: dict[str, Any], other: dict[str, Any], tolerance: float) -
 def test_what_a_site_says_of_its_data_is_on_the_page(tmp_path: Path) -> None:
     """The description that the server asks for before the first round."""
     pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install 'atoll[deploy]'")
-    from atoll import deploy
     from atoll.data import files
     from atoll.data.csbm import csbm
-    from atoll.engines.site import Site
+    from atoll.deploy import launch
+    from atoll.deploy.site import Site
 
     files.save(csbm(20, 3, 1, 1, 4), tmp_path)
     text = PAGE.read_text().split("## Across machines")[1]
@@ -268,5 +270,5 @@ def test_what_a_site_says_of_its_data_is_on_the_page(tmp_path: Path) -> None:
         ("fedgl", columns | named(overlapping)),
         ("glasu", names | named(vertical)),
     ):
-        config = deploy.deployed({"algorithm": algorithm}, "run.toml", ["a", "b"])
+        config = launch.deployed({"algorithm": algorithm}, "run.toml", ["a", "b"])
         assert Site(tmp_path, tmp_path)._describe(config).keys() == expected

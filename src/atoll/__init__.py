@@ -12,27 +12,27 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from atoll.api import compare, resume, run
-    from atoll.cohort import Cohort, verb
     from atoll.data.datasets import load
     from atoll.errors import AtollError
-    from atoll.federation import Federation
-    from atoll.graph import Graph
-    from atoll.runner import Result
+    from atoll.federation.cohort import Cohort, verb
+    from atoll.federation.federation import Federation
+    from atoll.graphs.graph import Graph
+    from atoll.runs.api import compare, resume, run
+    from atoll.runs.runner import Result
 
 __all__ = ["AtollError", "Cohort", "Federation", "Graph", "Result", "compare", "load", "resume", "run", "verb"]
 
 _HOME = {
-    "run": "api",
-    "resume": "api",
-    "compare": "api",
+    "run": "runs.api",
+    "resume": "runs.api",
+    "compare": "runs.api",
     "load": "data.datasets",
     "AtollError": "errors",
-    "Cohort": "cohort",
-    "verb": "cohort",
-    "Federation": "federation",
-    "Graph": "graph",
-    "Result": "runner",
+    "Cohort": "federation.cohort",
+    "verb": "federation.cohort",
+    "Federation": "federation.federation",
+    "Graph": "graphs.graph",
+    "Result": "runs.runner",
 }
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import plain
-from atoll import runner
-from atoll.cohort import first_model
+from atoll.federation.cohort import first_model
+from atoll.runs import runner
 from small import small
 
 MODELS = ["gcn", "sgc", "sage"]

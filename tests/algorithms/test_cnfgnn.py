@@ -11,7 +11,7 @@ from users import Plain, some_users
 
 from atoll import wire
 from atoll.algorithms.cnfgnn import average
-from atoll.lazy import Lazy
+from atoll.deferred import Lazy
 
 GCN = {"hidden": 8}
 GAT = {"model": "gat", "hidden": 4, "heads": 3, "dropout": 0.0, "lr": 0.01}

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch_geometric.nn import GCNConv
 
-from atoll import runner
-from atoll.cohort import first_model
-from atoll.graph import Graph
-from atoll.models import read
+from atoll.federation.cohort import first_model
+from atoll.graphs.graph import Graph
+from atoll.models.backbones import read
+from atoll.runs import runner
 from small import small
 
 

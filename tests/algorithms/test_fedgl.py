@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import plain
-from atoll import config, pseudograph, runner
 from atoll.algorithms import fedgl
 from atoll.errors import AtollError
-from atoll.runner import Result
+from atoll.graphs import knn
+from atoll.runs import config, runner
+from atoll.runs.runner import Result
 from small import Absent, small
 
 PLAIN = {"dropout": 0, "input_dropout": 0, "threshold": 0.4, "neighbours": 7}
@@ -86,7 +87,7 @@ def naive(settings: dict[str, Any], rounds: int) -> tuple[dict[str, Tensor], Ten
     return model, labels
 
 
-@pytest.mark.parametrize("form", pseudograph.FORMS)
+@pytest.mark.parametrize("form", knn.FORMS)
 @pytest.mark.parametrize("upload", ["sum", "rows"])
 def test_three_rounds_by_a_plain_loop(form: str, upload: str) -> None:
     """The model and the pseudo labels after three rounds are those of a loop over parties with dense matrices."""

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import plain
-from atoll import runner
 from atoll.algorithms import fedlit
 from atoll.errors import AtollError
+from atoll.runs import runner
 from small import small
 
 MODELS = ["gcn", "sgc", "sage"]

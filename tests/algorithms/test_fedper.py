@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import plain
-from atoll import runner
 from atoll.algorithms.fedper import base_names
-from atoll.cohort import first_model
-from atoll.models import build
+from atoll.federation.cohort import first_model
+from atoll.models.backbones import build
+from atoll.runs import runner
 from small import small
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import plain
-from atoll import runner
-from atoll.cohort import first_model
+from atoll.federation.cohort import first_model
+from atoll.runs import runner
 from small import small
 
 MODELS = ["gcn", "sgc", "sage"]

@@ -12,11 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atoll import optim, runner, wire
+from atoll import wire
 from atoll.algorithms import fedspray
 from atoll.errors import AtollError
-from atoll.graph import Graph
-from atoll.runner import Experiment, Result
+from atoll.graphs.graph import Graph
+from atoll.models import optim
+from atoll.runs import runner
+from atoll.runs.runner import Experiment, Result
 from small import small
 
 with warnings.catch_warnings():  # torch deprecates what PyG still uses

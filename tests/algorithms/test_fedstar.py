@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import plain
-from atoll import runner
 from atoll.algorithms import fedstar
 from atoll.errors import AtollError
-from atoll.graph import Graph
-from atoll.losses import cross_entropy
+from atoll.graphs.graph import Graph
+from atoll.models.losses import cross_entropy
+from atoll.runs import runner
 from small import small
 
 MODELS = ["gcn", "sgc", "sage"]

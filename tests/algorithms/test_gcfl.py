@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import plain
-from atoll import runner
 from atoll.algorithms.gcfl import min_cut, time_warping
-from atoll.cohort import first_model
 from atoll.errors import AtollError
+from atoll.federation.cohort import first_model
+from atoll.runs import runner
 from small import Absent, small
 
 MODELS = ["gcn", "sgc", "sage"]

@@ -9,15 +9,16 @@ import pytest
 import torch
 
 import plain_vertical as naive
-from atoll import runner, wire
+from atoll import wire
 from atoll.algorithms import find
-from atoll.algorithms._glasu_settings import Settings, shared
-from atoll.comparison import Comparison
+from atoll.algorithms.glasu.settings import Settings, shared
 from atoll.errors import AtollError
-from atoll.federation import Answer
+from atoll.federation.federation import Answer
+from atoll.graphs.sampling import Level, below
 from atoll.random import Draws, generator
-from atoll.runner import Experiment
-from atoll.sampling import Level, below
+from atoll.runs import runner
+from atoll.runs.comparison import Comparison
+from atoll.runs.runner import Experiment
 from plain import dense
 from small import Recorded, small
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from users import Plain, some_users
 
-from atoll import config, runner
 from atoll.algorithms import nfedgnn
 from atoll.errors import AtollError
-from atoll.federation import Federation
-from atoll.graph import Graph
-from atoll.losses import smoothness
-from atoll.models import read
+from atoll.federation.federation import Federation
+from atoll.graphs.graph import Graph
+from atoll.models.backbones import read
+from atoll.models.losses import smoothness
+from atoll.runs import config, runner
 
 GCN = {"hidden": 8, "regularisation": 10.0}
 GAT = {"model": "gat", "hidden": 4, "heads": 3, "dropout": 0.0, "lr": 0.01, "regularisation": 10.0}

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atoll.algorithms.nfedgnn import Server, Split, first_weight
-from atoll.cohort import Schema
-from atoll.data.assemble import assemble
-from atoll.graph import Graph
+from atoll.data.builder import assemble
+from atoll.federation.cohort import Schema
+from atoll.graphs.graph import Graph
 from atoll.random import SERVER, Draws, Streams
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from graphs import make_graph
 
-from atoll.graph import Graph
+from atoll.graphs.graph import Graph
+from graphs import make_graph
 
 hypothesis.settings.register_profile("shared", deadline=None)  # the machine may be busy
 hypothesis.settings.load_profile("shared")

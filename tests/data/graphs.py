@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from atoll.data.assemble import assemble
-from atoll.graph import Graph
+from atoll.data.builder import assemble
+from atoll.graphs.graph import Graph
 
 
 def make_graph(nodes: int, edges: int, seed: int, classes: int = 3) -> Graph:

@@ -6,11 +6,11 @@ import time
 import numpy as np
 import pytest
 import torch
-from graphs import dense, edge_set
 
 from atoll.data import CsbmSettings, PartitionSettings, csbm, facts, load, partition
 from atoll.data.csbm import generate, sample_edges
 from atoll.errors import AtollError
+from graphs import dense, edge_set
 
 
 def test_every_pair_is_joined_with_its_own_probability() -> None:

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from graphs import dense, edge_set, same
 
 from atoll.data import datasets, from_pyg, known, load, row_normalise
-from atoll.data.assemble import tidy_edges
+from atoll.data.builder import tidy_edges
 from atoll.errors import AtollError, AtollWarning
+from graphs import dense, edge_set, same
 
 HERE = [
     "cora",

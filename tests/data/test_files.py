@@ -7,14 +7,14 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 import torch
-from graphs import dense, edge_set, make_graph, same
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.data import load, partition, save
 from atoll.data.partition import PartitionSettings
 from atoll.errors import AtollError
-from atoll.graph import Graph
+from atoll.graphs.graph import Graph
+from graphs import dense, edge_set, make_graph, same
 
 NODES = "id,age,label,split,score\nann,30,bank,train,0.5\nbob,41,,,1e-3\n007,5,shop,test,-2\neve,77,bank,val,0\n"
 EDGES = "source,target\nann,bob\nbob,ann\n007,ann\n"

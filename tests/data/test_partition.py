@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from graphs import dense, edge_set, make_graph, same
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +14,8 @@ from atoll.data import SETTING, PartitionSettings, csbm, load, partition, settin
 from atoll.data.csbm import CsbmSettings, generate
 from atoll.data.partition import blocks
 from atoll.errors import AtollError
-from atoll.graph import Graph
+from atoll.graphs.graph import Graph
+from graphs import dense, edge_set, make_graph, same
 
 KINDS = [
     ("louvain", 3),

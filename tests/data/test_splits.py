@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from graphs import make_graph
 
 from atoll.data import PartitionSettings, SplitSettings, csbm, load, partition, split
 from atoll.errors import AtollError
-from atoll.graph import Graph
+from atoll.graphs.graph import Graph
+from graphs import make_graph
 
 
 def blank(graph: Graph) -> Graph:

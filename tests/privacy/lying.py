@@ -17,9 +17,9 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll import wire
-from atoll.cohort import Cohort, Message, Schema, verb
 from atoll.errors import AtollError, PartyFailure
-from atoll.graph import Graph
+from atoll.federation.cohort import Cohort, Message, Schema, verb
+from atoll.graphs.graph import Graph
 from atoll.privacy import masking
 from atoll.privacy.identities import Identities
 from atoll.privacy.masking import MASKS, SELF, Advert, Call

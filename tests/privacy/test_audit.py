@@ -14,7 +14,7 @@ from scipy import stats
 from torch import Tensor
 
 from atoll import wire
-from atoll.cohort import Message
+from atoll.federation.cohort import Message
 from atoll.parties import Parties
 from atoll.privacy import noise
 from atoll.privacy.discrete import SIGMA

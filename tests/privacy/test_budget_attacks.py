@@ -13,18 +13,19 @@ import pytest
 import torch
 from scipy import optimize, stats
 
-from atoll import __version__, runner, wire
-from atoll.cohort import Message, Schema, first_model
-from atoll.data.spread import spread
-from atoll.engines.nvflare import Nvflare
-from atoll.engines.site import Site
-from atoll.engines.terms import Terms
+from atoll import __version__, wire
+from atoll.data.federated import spread
+from atoll.deploy.site import Site
+from atoll.deploy.terms import Terms
+from atoll.engines.remote import Nvflare
 from atoll.errors import AtollError
-from atoll.folder import Folder
+from atoll.federation.cohort import Message, Schema, first_model
 from atoll.parties import Parties
 from atoll.privacy.noise import Noise, NoiseSettings
 from atoll.privacy.releases import FILE, Releases, epsilon_of
 from atoll.random import Draws
+from atoll.runs import runner
+from atoll.runs.folder import Folder
 from small import small
 
 DP: dict[str, Any] = {"dp.verb": "fit", "dp.clip": 1.0, "dp.noise": 4.0}

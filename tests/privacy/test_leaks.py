@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll import runner
 from atoll.algorithms import nfedgnn
 from atoll.algorithms.gfl_appnp import FIRST, SECOND
-from atoll.cohort import Message
-from atoll.federation import Answer, Failure
-from atoll.runner import Experiment
+from atoll.federation.cohort import Message
+from atoll.federation.federation import Answer, Failure
+from atoll.runs import runner
+from atoll.runs.runner import Experiment
 from small import Wrapper, small
 
 Heard = list[tuple[str, dict[str, Any], dict[str, Any]]]  # verb, what was sent, what came back

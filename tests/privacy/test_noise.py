@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from atoll import config, runner, wire
-from atoll.cohort import Message
+from atoll import wire
 from atoll.errors import AtollError
-from atoll.federation import Answer
+from atoll.federation.cohort import Message
+from atoll.federation.federation import Answer
 from atoll.parties import Parties
 from atoll.privacy.noise import Noise, NoiseSettings, epsilon, system_normal
 from atoll.privacy.releases import epsilon_of
 from atoll.random import Draws
+from atoll.runs import config, runner
 from small import Recorded, small
 
 

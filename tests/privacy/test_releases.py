@@ -12,21 +12,23 @@ import numpy as np
 import pytest
 import torch
 
-from atoll import cli_deploy, runner, wire
-from atoll.cohort import Message, Schema
-from atoll.config import Config
-from atoll.data.spread import spread
-from atoll.engines.nvflare import Nvflare
-from atoll.engines.site import Site
-from atoll.engines.terms import Terms
+from atoll import wire
+from atoll.cli import deploy
+from atoll.data.federated import spread
+from atoll.deploy.site import Site
+from atoll.deploy.terms import Terms
+from atoll.engines.remote import Nvflare
 from atoll.errors import AtollError
-from atoll.federation import Answer, Failure
-from atoll.folder import Folder
+from atoll.federation.cohort import Message, Schema
+from atoll.federation.federation import Answer, Failure
 from atoll.parties import Parties
 from atoll.privacy import noise
 from atoll.privacy.noise import NoiseSettings, epsilon
 from atoll.privacy.releases import FILE, Budget, Releases, epsilon_of
-from atoll.runner import Result
+from atoll.runs import runner
+from atoll.runs.config import Config
+from atoll.runs.folder import Folder
+from atoll.runs.runner import Result
 from small import ALGORITHMS, Wrapper, small
 
 DP: dict[str, Any] = {"dp.verb": "fit", "dp.clip": 1.0, "dp.noise": 4.0}
@@ -278,7 +280,7 @@ def test_terms_travel_as_text() -> None:
 def test_terms_that_mean_nothing_get_one_sentence(values: dict[str, float], sentence: str, tmp_path: Path) -> None:
     """Before anything is read."""
     with pytest.raises(AtollError, match=sentence):
-        cli_deploy.join(tmp_path, tmp_path, **values)
+        deploy.join(tmp_path, tmp_path, **values)
 
 
 # Evaluation

@@ -7,16 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from atoll import algorithms, runner, wire
-from atoll.cohort import Cohort, Message, Schema, verb
+from atoll import algorithms, wire
 from atoll.engines.inprocess import InProcess
 from atoll.errors import AtollError
-from atoll.federation import Answer, Failure, Federation
-from atoll.graph import Graph
+from atoll.federation.cohort import Cohort, Message, Schema, verb
+from atoll.federation.federation import Answer, Failure, Federation
+from atoll.graphs.graph import Graph
 from atoll.privacy.identities import simulated
 from atoll.privacy.masking import threshold
 from atoll.privacy.secrets import Secrets
-from atoll.runner import Result
+from atoll.runs import runner
+from atoll.runs.runner import Result
 from small import ALGORITHMS, Absent, Recorded, Wrapper, parties_of, small
 
 PARTIES = 6

@@ -9,9 +9,9 @@ import pytest
 import torch
 from test_secure import EXTRA, PARTIES, assert_sum, federation, total
 
-from atoll.cohort import Message
 from atoll.errors import AtollError
-from atoll.federation import Answer, Failure
+from atoll.federation.cohort import Message
+from atoll.federation.federation import Answer, Failure
 from atoll.privacy import masking
 from atoll.privacy.secrets import Secrets
 from small import Wrapper

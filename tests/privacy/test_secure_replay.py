@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from lying import Talk, World
 from test_secure_attacks import Careless
 
-from atoll.cohort import Message
+from atoll.federation.cohort import Message
 from atoll.privacy.masking import Call
 from atoll.privacy.secrets import STEPS, Secrets
 

@@ -13,23 +13,28 @@ import pytest
 
 pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install 'atoll[deploy]'")
 
-from atoll import cli, deploy, kits, runner, wire
-from atoll.cohort import Schema
-from atoll.config import Config
+from test_nvflare import Wire
+
+from atoll import wire
+from atoll.cli import main
 from atoll.data import files
-from atoll.data.spread import spread
-from atoll.engines.nvflare import Nvflare, opened
-from atoll.engines.site import TOTALS, Site
-from atoll.engines.terms import Terms
+from atoll.data.federated import spread
+from atoll.deploy import kit as kits
+from atoll.deploy import launch
+from atoll.deploy.signing import FOLDER, KEY, Signing
+from atoll.deploy.site import TOTALS, Site
+from atoll.deploy.terms import Terms
+from atoll.engines.remote import Nvflare, opened
 from atoll.errors import AtollError
-from atoll.folder import Folder
+from atoll.federation.cohort import Schema
 from atoll.parties import divide
 from atoll.privacy.masking import Call
 from atoll.privacy.settled import Settled
-from atoll.runner import Result
-from atoll.signing import FOLDER, KEY, Signing
+from atoll.runs import runner
+from atoll.runs.config import Config
+from atoll.runs.folder import Folder
+from atoll.runs.runner import Result
 from small import small
-from test_nvflare import Wire
 
 BANKS = ("bank-a", "bank-b", "bank-c")
 
@@ -103,7 +108,7 @@ def test_a_site_decides_how_few_parties_are_too_few(made: Path, tmp_path: Path) 
         return Site(tmp_path / "site", tmp_path / "data", print, **values)
 
     document = {"algorithm": "fedavg", "run": {"secure": True}}
-    two, three = (deploy.deployed(document, "run.toml", BANKS[:count]) for count in (2, 3))
+    two, three = (launch.deployed(document, "run.toml", BANKS[:count]) for count in (2, 3))
     sentence = "secure totals of at least 3 parties, and the federation has 2; `atoll join --secure-min 2` lowers that"
     assert sentence in begin(site(), two, 0, 2)
     assert begin(site(terms=Terms(secure_min=2)), two, 0, 2) == ""
@@ -118,11 +123,11 @@ def test_a_site_decides_how_few_parties_are_too_few(made: Path, tmp_path: Path) 
 def test_join_says_at_once_what_would_be_refused_later(made: Path, tmp_path: Path) -> None:
     """A site that insists on secure totals looks into its kit before it joins."""
     with pytest.raises(AtollError, match="at least 4 parties, and the federation has 3; `atoll join --secure-min 3` lowers that"):
-        deploy.join(made / "kits" / "bank-a", tmp_path, Terms(secure=True, secure_min=4))
+        launch.join(made / "kits" / "bank-a", tmp_path, Terms(secure=True, secure_min=4))
     shutil.copytree(made / "kits" / "bank-a", tmp_path / "kit")
     shutil.rmtree(tmp_path / "kit" / FOLDER)
     with pytest.raises(AtollError, match="signing keys cannot be read; make new kits"):
-        deploy.join(tmp_path / "kit", tmp_path, Terms(secure=True))
+        launch.join(tmp_path / "kit", tmp_path, Terms(secure=True))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +146,7 @@ def test_one_party_is_no_cohort(
     """Neither at a site nor in a simulation."""
     monkeypatch.setattr(sys, "argv", ["atoll", *arguments])
     with pytest.raises(SystemExit) as stopped:
-        cli.main()
+        main.main()
     assert stopped.value.code == 2
     assert sentence in capsys.readouterr().err
 

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from atoll import runner, wire
-from atoll.cohort import Message
-from atoll.engines.site import TOTALS
+from atoll import wire
+from atoll.deploy.site import TOTALS
 from atoll.errors import AtollError
-from atoll.federation import Answer, Failure
+from atoll.federation.cohort import Message
+from atoll.federation.federation import Answer, Failure
 from atoll.privacy.masking import Call, threshold
 from atoll.privacy.settled import Settled
+from atoll.runs import runner
 from privacy.lying import Talk, World, value
 from privacy.test_secure import BASE, EXTRA, PARTIES, assert_sum, federation, total
 from privacy.test_secure_faults import LIAR, OTHERS, tampered

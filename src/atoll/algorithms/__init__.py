@@ -13,9 +13,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, cast
 
-from atoll import cohort
 from atoll.errors import AtollError
-from atoll.federation import Federation
+from atoll.federation import cohort
+from atoll.federation.federation import Federation
 from atoll.settings import suggest
 
 State = dict[str, Any]  # tensors, or dicts of tensors

@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-import atoll.cohort
-from atoll import metrics, optim
+import atoll.federation.cohort
 from atoll.algorithms import State
 from atoll.algorithms.fedavg import SPREADS, start, step
-from atoll.cohort import MODEL, Fields, backbone, verb
-from atoll.declarations import COUNTS, WEIGHT
-from atoll.federation import Federation
-from atoll.losses import cross_entropy
-from atoll.models import load
-from atoll.parameters import weighted
+from atoll.federation import metrics
+from atoll.federation.cohort import MODEL, Fields, backbone, verb
+from atoll.federation.declarations import COUNTS, WEIGHT
+from atoll.federation.federation import Federation
+from atoll.models import optim
+from atoll.models.backbones import load
+from atoll.models.losses import cross_entropy
+from atoll.models.parameters import weighted
 from atoll.random import Draws
 from atoll.settings import Training, setting
 
@@ -38,7 +39,7 @@ class Settings(Training):
     keep_optimizer: bool = setting(True, "Keep the parties' optimiser state from round to round instead of starting afresh.")
 
 
-class Cohort(atoll.cohort.Cohort):
+class Cohort(atoll.federation.cohort.Cohort):
     """Parties that train the shared model, a personal one through the mixture of both, and the mixture."""
 
     memory = ("personal", "personal_optimizer", "mixture", "optimizer")  # w arrives anew with every message

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atoll import optim
 from atoll.algorithms import State, nfedgnn
 from atoll.algorithms.nfedgnn import LATENT, SPREADS, descend, evaluate, first_weight, heard, places, start
-from atoll.cohort import Fields, verb
-from atoll.declarations import real
-from atoll.federation import Federation
-from atoll.lazy import Lazy
-from atoll.rowsparse import Patched
+from atoll.deferred import Lazy
+from atoll.federation.cohort import Fields, verb
+from atoll.federation.declarations import real
+from atoll.federation.federation import Federation
+from atoll.graphs.user_rows import Patched
+from atoll.models import optim
 
 __all__ = ["SPREADS", "Cohort", "Settings", "evaluate", "start", "step"]
 

@@ -11,15 +11,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-import atoll.cohort
-from atoll import metrics, optim
+import atoll.federation.cohort
 from atoll.algorithms import State
-from atoll.cohort import MODEL, Fields, backbone, first_model, verb
-from atoll.declarations import COUNTS, WEIGHT
-from atoll.federation import Federation
-from atoll.losses import cross_entropy
-from atoll.models import load
-from atoll.parameters import scale, weighted
+from atoll.federation import metrics
+from atoll.federation.cohort import MODEL, Fields, backbone, first_model, verb
+from atoll.federation.declarations import COUNTS, WEIGHT
+from atoll.federation.federation import Federation
+from atoll.models import optim
+from atoll.models.backbones import load
+from atoll.models.losses import cross_entropy
+from atoll.models.parameters import scale, weighted
 from atoll.settings import Training, setting
 
 SPREADS = ("horizontal", "overlapping")
@@ -33,7 +34,7 @@ class Settings(Training):
     keep_optimizer: bool = setting(True, "Keep the parties' optimiser state from round to round instead of starting afresh.")
 
 
-class Cohort(atoll.cohort.Cohort):
+class Cohort(atoll.federation.cohort.Cohort):
     """Parties that train the server's model on their own graphs."""
 
     memory = ("optimizer",)  # the model arrives anew with every message

@@ -17,16 +17,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from atoll import metrics, optim, pseudograph
 from atoll.algorithms import State, fedavg
-from atoll.cohort import MODEL, Fields, first_model, verb
-from atoll.declarations import ROWS, WEIGHT, Case, Forms, Scalar, nodes, optional, ragged, real, share, whole
 from atoll.errors import AtollError, PartyFailure
-from atoll.federation import Federation
-from atoll.graph import Graph
-from atoll.losses import cross_entropy
-from atoll.models import load
-from atoll.parameters import scale, weighted
+from atoll.federation import metrics
+from atoll.federation.cohort import MODEL, Fields, first_model, verb
+from atoll.federation.declarations import ROWS, WEIGHT, Case, Forms, Scalar, nodes, optional, ragged, real, share, whole
+from atoll.federation.federation import Federation
+from atoll.graphs import knn
+from atoll.graphs.graph import Graph
+from atoll.models import optim
+from atoll.models.backbones import load
+from atoll.models.losses import cross_entropy
+from atoll.models.parameters import scale, weighted
 from atoll.settings import setting
 
 SPREADS = ("overlapping", "horizontal")
@@ -44,7 +46,7 @@ class Settings(fedavg.Settings):
     )
     threshold: float = setting(0.5, "λ, the confidence above which a fused prediction becomes a pseudo label.", low=0, high=1)
     neighbours: int = setting(10, "s, the neighbours of a node in the pseudo graph; the paper has 100.", low=1, high=10**5)
-    pseudo_graph: str = setting("joint", "How the pseudo graph is weighted.", choices=pseudograph.FORMS)
+    pseudo_graph: str = setting("joint", "How the pseudo graph is weighted.", choices=knn.FORMS)
     fusion: str = setting(
         "holders",
         "What a node's predictions and embeddings are divided by: the nodes of the parties that hold it, or of all parties.",
@@ -104,7 +106,7 @@ class Cohort(fedavg.Cohort):
         load(self.model, model)
         if not s.keep_optimizer:
             self.optimizer.reset()
-        local = self.graph if graph is None else pseudograph.complement(self.graph, **graph, beta=s.beta, form=s.pseudo_graph)
+        local = self.graph if graph is None else knn.complement(self.graph, **graph, beta=s.beta, form=s.pseudo_graph)
         pseudo = None if labels is None else self.project(labels)  # Ȳ⁽ᵏ⁾
         draws = self.draws()
         for _ in range(s.epochs):
@@ -170,7 +172,7 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
     if "predictions" in state:
         message["labels"] = pseudo_labels(state["predictions"], settings.threshold)
     if "embeddings" in state:
-        columns, weights = pseudograph.discover(state["embeddings"], settings.neighbours, settings.pseudo_graph, settings.search)
+        columns, weights = knn.discover(state["embeddings"], settings.neighbours, settings.pseudo_graph, settings.search)
         message["graph"] = {"columns": columns, "weights": weights}
     total = gather(federation, message, settings)
     after: State = {"model": scale(total["model"], 1 / total["n"])}  # Eq. 10

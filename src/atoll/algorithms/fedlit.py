@@ -21,17 +21,18 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.func import functional_call
 
-import atoll.cohort
-from atoll import metrics, optim
+import atoll.federation.cohort
 from atoll.algorithms import State
-from atoll.cohort import MODEL, Fields, backbone, first_model, verb
-from atoll.declarations import COUNTS, WEIGHT, Case, real, whole
-from atoll.federation import Federation
-from atoll.graph import Graph, stack
-from atoll.kernels import Blocks, Sparse
-from atoll.losses import cross_entropy
-from atoll.models import load, read
-from atoll.parameters import Parameters
+from atoll.federation import metrics
+from atoll.federation.cohort import MODEL, Fields, backbone, first_model, verb
+from atoll.federation.declarations import COUNTS, WEIGHT, Case, real, whole
+from atoll.federation.federation import Federation
+from atoll.graphs.graph import Graph, stack
+from atoll.graphs.kernels import Blocks, Sparse
+from atoll.models import optim
+from atoll.models.backbones import load, read
+from atoll.models.losses import cross_entropy
+from atoll.models.parameters import Parameters
 from atoll.random import SERVER, Draws
 from atoll.settings import Training, setting
 
@@ -61,7 +62,7 @@ CENTRES = real("types", numbers)
 LINKS = whole("types")
 
 
-class Cohort(atoll.cohort.Cohort):
+class Cohort(atoll.federation.cohort.Cohort):
     """Parties that cluster their links and train one channel a type."""
 
     memory = ("optimizer",)  # channels and centres arrive anew with every message

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll import optim
 from atoll.algorithms import fedavg
 from atoll.algorithms.fedavg import evaluate, start, step
-from atoll.cohort import MODEL, Fields, verb
-from atoll.declarations import WEIGHT
-from atoll.losses import batch, cross_entropy
-from atoll.models import load
-from atoll.parameters import weighted
+from atoll.federation.cohort import MODEL, Fields, verb
+from atoll.federation.declarations import WEIGHT
+from atoll.models import optim
+from atoll.models.backbones import load
+from atoll.models.losses import batch, cross_entropy
+from atoll.models.parameters import weighted
 from atoll.settings import setting
 
 SPREADS = ("node", "horizontal", "overlapping")

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-import atoll.cohort
-from atoll import metrics, optim
+import atoll.federation.cohort
 from atoll.algorithms import State
-from atoll.cohort import Fields, Schema, backbone, first_model, verb
-from atoll.declarations import COUNTS, WEIGHT
-from atoll.declarations import Model as ModelForm
-from atoll.federation import Federation
-from atoll.losses import cross_entropy
-from atoll.models import Model, load, read
-from atoll.parameters import scale, weighted
+from atoll.federation import metrics
+from atoll.federation.cohort import Fields, Schema, backbone, first_model, verb
+from atoll.federation.declarations import COUNTS, WEIGHT
+from atoll.federation.declarations import Model as ModelForm
+from atoll.federation.federation import Federation
+from atoll.models import optim
+from atoll.models.backbones import Model, load, read
+from atoll.models.losses import cross_entropy
+from atoll.models.parameters import scale, weighted
 from atoll.settings import Training, setting
 
 SPREADS = ("horizontal", "overlapping")
@@ -44,7 +45,7 @@ def base(settings: Settings, schema: Schema) -> dict[str, Tensor]:
 BASE = ModelForm(base)  # where all layers are personal it is empty
 
 
-class Cohort(atoll.cohort.Cohort):
+class Cohort(atoll.federation.cohort.Cohort):
     """Parties with layers of their own on top of the server's."""
 
     memory = ("model", "optimizer")  # of the model only W_P matters: W_B arrives anew with every message

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from atoll import optim
 from atoll.algorithms import fedavg
 from atoll.algorithms.fedavg import SPREADS, evaluate, start, step
-from atoll.cohort import MODEL, Fields, verb
-from atoll.declarations import WEIGHT
-from atoll.losses import cross_entropy
-from atoll.models import load
-from atoll.parameters import weighted
+from atoll.federation.cohort import MODEL, Fields, verb
+from atoll.federation.declarations import WEIGHT
+from atoll.models import optim
+from atoll.models.backbones import load
+from atoll.models.losses import cross_entropy
+from atoll.models.parameters import weighted
 from atoll.settings import setting
 
 __all__ = ["SPREADS", "Cohort", "Settings", "evaluate", "start", "step"]

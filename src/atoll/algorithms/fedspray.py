@@ -15,19 +15,20 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-import atoll.cohort
-from atoll import metrics, optim
+import atoll.federation.cohort
 from atoll.algorithms import State
-from atoll.cohort import Fields, Schema, backbone, verb
-from atoll.declarations import COUNTS, WEIGHT, Forms, real, share
-from atoll.declarations import Model as ModelForm
 from atoll.errors import AtollError
-from atoll.federation import Federation
-from atoll.graph import Graph
-from atoll.kernels import Blocks, Features
-from atoll.losses import cross_entropy, kl
-from atoll.models import Dense, load, read
-from atoll.parameters import scale, weighted
+from atoll.federation import metrics
+from atoll.federation.cohort import Fields, Schema, backbone, verb
+from atoll.federation.declarations import COUNTS, WEIGHT, Forms, real, share
+from atoll.federation.declarations import Model as ModelForm
+from atoll.federation.federation import Federation
+from atoll.graphs.graph import Graph
+from atoll.graphs.kernels import Blocks, Features
+from atoll.models import optim
+from atoll.models.backbones import Dense, load, read
+from atoll.models.losses import cross_entropy, kl
+from atoll.models.parameters import scale, weighted
 from atoll.random import SERVER, Draws
 from atoll.settings import Training, setting
 
@@ -126,7 +127,7 @@ PROXIES = real("classes", "proxy_dim")
 REPORT: Forms = {"encoder": ENCODER, "n": WEIGHT, "proxies": PROXIES, "share": share("classes")}
 
 
-class Cohort(atoll.cohort.Cohort):
+class Cohort(atoll.federation.cohort.Cohort):
     """Parties with a GNN of their own, θ⁽ᵏ⁾, and a copy of the shared encoder and proxies."""
 
     memory = ("gnn", "gnn_optimizer", "encoder_optimizer")  # the encoder arrives anew with every message

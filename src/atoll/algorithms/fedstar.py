@@ -15,19 +15,20 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
-import atoll.cohort
-from atoll import metrics, optim
+import atoll.federation.cohort
 from atoll.algorithms import State
-from atoll.cohort import Fields, Schema, verb
-from atoll.declarations import COUNTS, WEIGHT
-from atoll.declarations import Model as ModelForm
 from atoll.errors import AtollError
-from atoll.federation import Federation
-from atoll.graph import Graph
-from atoll.kernels import Sparse
-from atoll.losses import cross_entropy
-from atoll.models import Chain, Dense, build, load, read
-from atoll.parameters import Parameters, scale, weighted
+from atoll.federation import metrics
+from atoll.federation.cohort import Fields, Schema, verb
+from atoll.federation.declarations import COUNTS, WEIGHT
+from atoll.federation.declarations import Model as ModelForm
+from atoll.federation.federation import Federation
+from atoll.graphs.graph import Graph
+from atoll.graphs.kernels import Sparse
+from atoll.models import optim
+from atoll.models.backbones import Chain, Dense, build, load, read
+from atoll.models.losses import cross_entropy
+from atoll.models.parameters import Parameters, scale, weighted
 from atoll.random import SERVER, Draws
 from atoll.settings import Training, setting
 
@@ -102,7 +103,7 @@ def depth(settings: Settings) -> int:
     return 1 if settings.model == "sgc" else settings.layers
 
 
-class Cohort(atoll.cohort.Cohort):
+class Cohort(atoll.federation.cohort.Cohort):
     """Parties with a feature encoder of their own and the server's structure encoder."""
 
     memory = ("features", "structure", "optimizer")

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atoll import metrics
 from atoll.algorithms import State, fedavg
-from atoll.cohort import MODEL, Fields, first_model, verb
-from atoll.declarations import WEIGHT
-from atoll.federation import Federation, Replies
-from atoll.models import read
-from atoll.parameters import Parameters, scale, weighted
+from atoll.federation import metrics
+from atoll.federation.cohort import MODEL, Fields, first_model, verb
+from atoll.federation.declarations import WEIGHT
+from atoll.federation.federation import Federation, Replies
+from atoll.models.backbones import read
+from atoll.models.parameters import Parameters, scale, weighted
 from atoll.settings import setting
 
 SPREADS = ("horizontal", "overlapping")

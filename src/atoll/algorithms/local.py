@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import atoll.cohort
-from atoll import metrics, optim
+import atoll.federation.cohort
 from atoll.algorithms import State
-from atoll.cohort import Fields, backbone, verb
-from atoll.declarations import COUNTS
-from atoll.federation import Federation
-from atoll.losses import cross_entropy
+from atoll.federation import metrics
+from atoll.federation.cohort import Fields, backbone, verb
+from atoll.federation.declarations import COUNTS
+from atoll.federation.federation import Federation
+from atoll.models import optim
+from atoll.models.losses import cross_entropy
 from atoll.settings import Training
 
 SPREADS = ("horizontal", "overlapping")
@@ -24,7 +25,7 @@ class Settings(Training):
     """The shared training settings, nothing more."""
 
 
-class Cohort(atoll.cohort.Cohort):
+class Cohort(atoll.federation.cohort.Cohort):
     """Personal models that never leave their parties."""
 
     memory = ("model", "optimizer")

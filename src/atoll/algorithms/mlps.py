@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll import optim
 from atoll.algorithms import local
 from atoll.algorithms.fedmlp import SPREADS
 from atoll.algorithms.local import evaluate, start, step
-from atoll.cohort import verb
-from atoll.losses import batch, cross_entropy
+from atoll.federation.cohort import verb
+from atoll.models import optim
+from atoll.models.losses import batch, cross_entropy
 from atoll.settings import setting
 
 

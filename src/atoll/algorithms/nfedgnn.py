@@ -17,18 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import atoll.cohort
-from atoll import metrics, optim
+import atoll.federation.cohort
 from atoll.algorithms import State
-from atoll.attention import elu
-from atoll.cohort import Fields, verb
-from atoll.declarations import COUNTS, real
-from atoll.federation import Federation, Replies
-from atoll.graph import Graph
-from atoll.losses import cross_entropy, smoothness
-from atoll.models import Dense, Heads, Shape, load, read
+from atoll.federation import metrics
+from atoll.federation.cohort import Fields, verb
+from atoll.federation.declarations import COUNTS, real
+from atoll.federation.federation import Federation, Replies
+from atoll.graphs.attention import elu
+from atoll.graphs.graph import Graph
+from atoll.graphs.user_rows import Entries, Weights
+from atoll.models import optim
+from atoll.models.backbones import Dense, Heads, Shape, load, read
+from atoll.models.losses import cross_entropy, smoothness
 from atoll.random import SERVER, Draws, Streams
-from atoll.rowsparse import Entries, Weights
 from atoll.settings import setting
 
 SPREADS = ("node",)
@@ -60,7 +61,7 @@ class Settings(Split):
     first: str = setting("shared", "Whether users start with the same weights or draw their own.", choices=("shared", "own"))
 
 
-class Cohort(atoll.cohort.Cohort):
+class Cohort(atoll.federation.cohort.Cohort):
     """Users with weights of their own, kept for their non-zero features only: the other rows never touch anything."""
 
     feature_memory = ("weights", "optimizer")
@@ -125,12 +126,12 @@ class Server(nn.Module):
         return hidden * draws.keep(1 - self.settings.dropout, [len(hidden)], hidden.shape[1])
 
 
-def bound(settings: Split, schema: atoll.cohort.Schema) -> float:
+def bound(settings: Split, schema: atoll.federation.cohort.Schema) -> float:
     """Glorot's bound for one head's d × h weights."""
     return math.sqrt(6 / (schema.features + settings.width))
 
 
-def first_weight(settings: Split, schema: atoll.cohort.Schema, seed: int) -> Tensor:
+def first_weight(settings: Split, schema: atoll.federation.cohort.Schema, seed: int) -> Tensor:
     """(d, h) what every user starts with: a function of the seed, which all know, so nobody needs to send it."""
     limit = bound(settings, schema)
     return Streams(seed, [SERVER], "weights").uniform(schema.features, settings.width, low=-limit, high=limit)[0]

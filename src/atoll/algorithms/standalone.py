@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from atoll.algorithms._glasu_settings import SplitTraining
 from atoll.algorithms.glasu import SPREADS, YARDSTICKS, Cohort, evaluate, start, step
+from atoll.algorithms.glasu.settings import SplitTraining
 
 
 @dataclass(frozen=True)

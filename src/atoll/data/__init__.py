@@ -6,10 +6,10 @@ parties = split(partition(graph, "louvain", 7, PartitionSettings(), seed=0), Spl
 
 from atoll.data.csbm import CsbmSettings, csbm
 from atoll.data.datasets import Dataset, DataSettings, from_pyg, known, load, row_normalise
-from atoll.data.facts import Facts, facts, render
 from atoll.data.files import save
 from atoll.data.partition import SETTING, PartitionSettings, partition, setting_of
 from atoll.data.splits import SplitSettings, split
+from atoll.data.statistics import Facts, facts, render
 
 __all__ = [
     "SETTING",

@@ -9,9 +9,9 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from atoll.data.assemble import Bools, Ints, Masks, assemble, distinct
+from atoll.data.builder import Bools, Ints, Masks, assemble, distinct
 from atoll.errors import AtollError
-from atoll.graph import Graph
+from atoll.graphs.graph import Graph
 from atoll.random import seed_of
 from atoll.settings import setting
 

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.data import downloads, files, raw
-from atoll.data.assemble import Arrays, assemble, plain, read_npz
-from atoll.data.cautions import mind_edges, mind_features
+from atoll.data import downloads, files, readers
+from atoll.data.builder import Arrays, assemble, plain, read_npz
 from atoll.data.csbm import CsbmSettings, generate
+from atoll.data.doubts import mind_edges, mind_features
 from atoll.data.subcora import NODES, PAIRS, SubcoraSettings, subcora
 from atoll.errors import AtollError
-from atoll.graph import Graph
+from atoll.graphs.graph import Graph
 from atoll.settings import setting, suggest
 
 
@@ -60,7 +60,7 @@ def _planetoid(name: str, nodes: int, edges: int, features: int, classes: int) -
 
 
 def _benchmark(name: str, nodes: int, edges: int, features: int, classes: int, source: str) -> Dataset:
-    return Dataset(name.lower(), nodes, edges, features, classes, f"{name}/raw", (raw.GNN_BENCHMARK[name],), source, name)
+    return Dataset(name.lower(), nodes, edges, features, classes, f"{name}/raw", (readers.GNN_BENCHMARK[name],), source, name)
 
 
 def _geom(name: str, nodes: int, edges: int, features: int, classes: int) -> Dataset:
@@ -109,16 +109,16 @@ CATALOGUE = {
     )
 }
 
-READERS: dict[str, raw.Reader] = {
-    **dict.fromkeys(("cora", "citeseer", "pubmed"), raw.planetoid),
-    **dict.fromkeys(("physics", "cs", "photo", "computers"), raw.gnn_benchmark),
-    **dict.fromkeys(("chameleon", "squirrel"), raw.geom_gcn),
-    "wiki": raw.wiki,
-    "acm": raw.acm,
-    "wikics": raw.wikics,
-    "flickr": raw.flickr,
-    "reddit": raw.reddit,
-    **dict.fromkeys(("herigraph-venice", "herigraph-suzhou", "herigraph-amsterdam"), raw.herigraph),
+READERS: dict[str, readers.Reader] = {
+    **dict.fromkeys(("cora", "citeseer", "pubmed"), readers.planetoid),
+    **dict.fromkeys(("physics", "cs", "photo", "computers"), readers.gnn_benchmark),
+    **dict.fromkeys(("chameleon", "squirrel"), readers.geom_gcn),
+    "wiki": readers.wiki,
+    "acm": readers.acm,
+    "wikics": readers.wikics,
+    "flickr": readers.flickr,
+    "reddit": readers.reddit,
+    **dict.fromkeys(("herigraph-venice", "herigraph-suzhou", "herigraph-amsterdam"), readers.herigraph),
 }
 
 

@@ -19,10 +19,10 @@ import scipy.sparse as sp
 import torch
 
 from atoll import storage
-from atoll.data.assemble import MOST_CLASSES, Arrays, Ints, Masks, assemble, plain, read_npz
-from atoll.data.cautions import mind_edges, mind_features
+from atoll.data.builder import MOST_CLASSES, Arrays, Ints, Masks, assemble, plain, read_npz
+from atoll.data.doubts import mind_edges, mind_features
 from atoll.errors import AtollError
-from atoll.graph import Graph
+from atoll.graphs.graph import Graph
 
 
 def read(path: Path, *, directed: bool = False) -> Graph:

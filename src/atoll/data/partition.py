@@ -18,9 +18,9 @@ import scipy.sparse as sp
 import torch
 from numpy.typing import NDArray
 
-from atoll.data.assemble import Ints, read_npz
+from atoll.data.builder import Ints, read_npz
 from atoll.errors import AtollError
-from atoll.graph import Graph
+from atoll.graphs.graph import Graph
 from atoll.random import seed_of
 from atoll.settings import setting, suggest
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from atoll.errors import AtollError
-from atoll.graph import Graph
+from atoll.graphs.graph import Graph
 from atoll.random import generator
 from atoll.settings import setting, suggest
 

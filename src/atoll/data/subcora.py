@@ -13,9 +13,9 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from atoll.data.assemble import Ints
+from atoll.data.builder import Ints
 from atoll.errors import AtollError
-from atoll.graph import Graph
+from atoll.graphs.graph import Graph
 from atoll.settings import setting
 
 SAMPLED, NODES, HOPS = 800, 300, 2

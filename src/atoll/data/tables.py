@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from atoll import storage
-from atoll.data.assemble import LARGEST, MOST_CLASSES, Ints, Masks, assemble
-from atoll.data.cautions import mind_edges, mind_features
+from atoll.data.builder import LARGEST, MOST_CLASSES, Ints, Masks, assemble
+from atoll.data.doubts import mind_edges, mind_features
 from atoll.errors import AtollError, AtollWarning
-from atoll.graph import Graph
+from atoll.graphs.graph import Graph
 
 RESERVED = ("id", "label", "split", "index")
 SPLITS = {"train": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}

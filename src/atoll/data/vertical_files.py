@@ -22,11 +22,11 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from atoll.data.assemble import Ints
+from atoll.data.builder import Ints
 from atoll.data.files import read
 from atoll.data.tables import node_names
 from atoll.errors import AtollError, AtollWarning
-from atoll.graph import Graph, stack
+from atoll.graphs.graph import Graph, stack
 
 
 def read_parties(folder: Path, *, directed: bool = False) -> Graph:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from atoll import wire
-from atoll.cohort import Cohort, Fields, Message
 from atoll.errors import PartyFailure
-from atoll.federation import Answer, Failure
+from atoll.federation.cohort import Cohort, Fields, Message
+from atoll.federation.federation import Answer, Failure
 from atoll.parties import Parties
 
 Make = Callable[[Sequence[int], bool], Cohort]  # (parties, blank) → their cohort

@@ -1,6 +1,6 @@
 """Who the parties are: Ed25519 keys with which they sign what they say to each other by way of the server.
 
-In a deployment the keys come from the kits (`atoll.signing`); in a simulation one key of the process signs for all of its
+In a deployment the keys come from the kits (`atoll.deploy.signing`); in a simulation one key of the process signs for all of its
 parties, so that messages have the same sizes everywhere.
 """
 

@@ -28,16 +28,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll import wire
-from atoll.cohort import SECURE_STEPS
 from atoll.errors import AtollError
+from atoll.federation.cohort import SECURE_STEPS
+from atoll.federation.secure import stream
 from atoll.privacy.discrete import SIGMA, Lanes, discrete_gaussian, seeded_words, shrinking, system_words, to_grid
 from atoll.privacy.releases import Releases, epsilon_of
-from atoll.privacy.secure import stream
 from atoll.random import Draws
 from atoll.settings import setting
 
 if TYPE_CHECKING:
-    from atoll.cohort import Message
+    from atoll.federation.cohort import Message
 
 EVALUATE = "evaluate"  # the verb that replies counts
 WEIGHTS = ("n", "nodes")  # the number of training nodes: it leaves in clear

@@ -1,0 +1,278 @@
+"""GFL-APPNP: Chen et al., "Graph Federated Learning with Hidden Representation Sharing", Algorithm 1.
+
+Every node is a party with n_k feature vectors; the server knows the graph. All parties share an MLP h = relu(x·W₁)·W₂ and send
+the mean ĥ of what it makes of their vectors, with its gradient; the server spreads both over the graph by Ã (APPNP's propagation)
+and returns to every party what the others contribute; those with training data take I steps, and the server averages.
+
+Payload bytes a round with w = d·h + h·C parameters. Every party: down 4·w, up 4·C + 2 + g; every training party as well:
+down 4·w + 4·(C + 1) + g, up 4·w + 8. The gradient g is 4·C·w (`encoding=jacobian`), 4·(d + 1)·h (`factored`) or 0
+(`compensation=none`). Deviation: the paper sends C_k and ∇C_k to all parties, and W̄ once; only those that train need the former,
+and they are sent W̄ again, so that nobody has to remember it.
+The server sees every ĥ_j and ∇ĥ_j (from which a party's vector can be read), who trains, and the sum of the trained models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import atoll.federation.cohort
+from atoll.algorithms import State
+from atoll.algorithms.gfl_appnp.compensation import Mixture, Sources, Upload, mix, to_means, to_rows, width
+from atoll.algorithms.gfl_appnp.local_steps import Explicit, Implicit, Local, Trained
+from atoll.algorithms.gfl_appnp.propagation import Propagation, Toward
+from atoll.deferred import Lazy
+from atoll.errors import AtollError
+from atoll.federation import metrics
+from atoll.federation.cohort import Fields, Schema, verb
+from atoll.federation.declarations import COUNTS, Case, Forms, Scalar, flag, optional, real, whole
+from atoll.federation.declarations import Model as ModelForm
+from atoll.federation.federation import Federation
+from atoll.graphs.graph import Graph
+from atoll.models.parameters import scale
+from atoll.parties import Parties
+from atoll.privacy.noise import Noise, NoiseSettings
+from atoll.random import SERVER, Draws, seed_of
+from atoll.settings import setting
+
+SPREADS = ("node",)
+FIRST, SECOND = "layers.0.weight", "layers.1.weight"  # W₁, W₂
+V1 = Noise(NoiseSettings(verb="represent", fields=("gradient",), clip=0.0, noise=1.0))  # ∇ĥ_j + ε_j, ε_j standard normal
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The task, the local steps and what is sent for them."""
+
+    task: str = setting(
+        "dnc",
+        "dnc: one vector and one label a node; snc: several vectors, one label; sc: a label for each vector.",
+        choices=("dnc", "snc", "sc"),
+    )
+    local_steps: int = setting(10, "Steps between two rounds, I.", low=1, high=10**5)
+    batch_size: int = setting(0, "Training vectors of a step, drawn anew for each; 0 takes all of a party's.", low=0, high=10**9)
+    compensation: str = setting(
+        "full",
+        "What parties send of the gradient of ĥ: all, all under normal noise (V1), nothing (V2).",
+        choices=("full", "noisy", "none"),
+    )
+    encoding: str = setting(
+        "jacobian", "Gradients as the paper's Jacobians, or as their factors, C times smaller.", choices=("jacobian", "factored")
+    )
+    joint_noise: bool = setting(
+        True, "In one process, draw what arrives of the noise instead of each party's: the same distribution, far fewer numbers."
+    )
+    teleport: float = setting(0.1, "α of the propagation.", low=0, high=1)
+    steps: int = setting(10, "M, steps of the propagation; 0 leaves the graph out (FedMLP).", low=0, high=10**5)
+    hidden: int = setting(64, "Width of the hidden layer.", low=1, high=10**6)
+    lr: float = setting(0.5, "Learning rate, η.", low=0)
+    weight_decay: float = setting(0.0, "L2 penalty on the weights.", low=0)
+
+    def __post_init__(self) -> None:
+        if self.compensation == "noisy" and self.encoding == "factored":
+            raise AtollError("compensation=noisy puts noise on Jacobians, which then have no factors; use encoding=jacobian.")
+
+
+def perceptron(settings: Settings, schema: Schema) -> dict[str, Tensor]:
+    """W₁ and W₂ of one party."""
+    return {
+        FIRST: torch.zeros(1, schema.features, settings.hidden),
+        SECOND: torch.zeros(1, settings.hidden, schema.classes),
+    }
+
+
+MODEL = ModelForm(perceptron)
+SUMS = real(2, low=0, double=True)  # training vectors and their loss
+VOTES = real(2, low=0, high=1, double=True)
+PLACE: Forms = {"model": MODEL, "weight": real(), "context": real("classes")}  # W̄, Ã_kk, C_k
+
+
+def gradients(case: Case) -> Forms:
+    """∇ĥ_j or ∇C_k."""
+    schema, settings = case.schema, case.settings
+    return {"gradient": real(*width(settings.encoding, schema.features, settings.hidden, schema.classes))}
+
+
+def representation(case: Case) -> Forms:
+    """What `represent` replies: with the gradient if that was asked for."""
+    forms: Forms = {"hidden": real("classes"), "trains": flag(), "labelled": flag()}
+    return {**forms, **gradients(case)} if case.arguments["gradient"] else forms
+
+
+class Cohort(atoll.federation.cohort.Cohort):
+    """Parties with one node each; between rounds they keep nothing."""
+
+    settings: Settings
+
+    def setup(self) -> None:
+        """Places for what can be computed again: what evaluation asks for is what the next round begins with."""
+        self.couplings: dict[str, Tensor | Toward] = {}
+        self.latest: tuple[Tensor, Tensor] | None = None
+
+    def inner(self, model: Mapping[str, Tensor]) -> Tensor:
+        """(rows, h) relu(x·W̄₁)."""
+        if self.latest is None or self.latest[0] is not model[FIRST]:
+            self.latest = model[FIRST], self.graph.pooled.features.product(model[FIRST][None]).relu_()
+        return self.latest[1]
+
+    @verb(takes={"model": MODEL, "gradient": Scalar()}, gives=representation)
+    def represent(self, model: Fields, gradient: bool) -> Fields:
+        """ĥ_j = mean_s MLP(x_js; W̄) and, if asked for, ∇ĥ_j; whether the party trains, and whether it has labels at all."""
+        graph = self.graph
+        inner = self.inner(model)
+        mean = to_means(inner, graph)  # r̄
+        reply = {"hidden": mean @ model[SECOND], **roles(graph)}
+        if gradient:
+            sources = Sources(graph, torch.tensor(self.parties.numbers), (inner > 0).float(), mean, model[SECOND], self.couplings)
+            reply["gradient"] = Lazy(Upload(sources, self.settings.encoding))
+        return self.noised(reply)
+
+    def noised(self, reply: Fields) -> Fields:
+        """V1 where every party is to draw its own ε_j; on the channel: dp.verb=represent dp.fields=gradient dp.clip=0."""
+        s = self.settings
+        if s.compensation != "noisy" or (s.joint_noise and len(self.parties) == self.schema.parties):
+            return reply
+        assert self.message is not None
+        return V1(self.message, reply, self.draws())
+
+    @verb(
+        takes=lambda case: {**PLACE, "gradient": optional(gradients(case)["gradient"])},
+        gives={"model": MODEL, "n": whole(low=1, high=1)},
+        averaged={"model": "n"},
+    )
+    def fit(self, model: Fields, weight: Tensor, context: Tensor, gradient: Tensor | None = None) -> Fields:
+        """I times W_k ← W_k − η·mean_s (ŷ_s − y_s)·(Ã_kk·∇h_s + ∇C_k) with ŷ_s = softmax(Ã_kk·h_s + C_k).
+
+        Deviation: the paper prints y − ŷ for the descent direction's ŷ − y.
+        """
+        s, trained = self.settings, Trained.of(self.graph)
+        local = self.start(trained, model, gradient)
+        keys = self.keys(trained)
+        for step in range(s.local_steps):
+            logits = torch.addcmul(context[:, None], weight[:, None, None], local.outputs())
+            shares = trained.shares(s.batch_size, None if keys is None else keys[:, :, step])
+            errors = logits.softmax(2).sub_(trained.targets).mul_(shares[:, :, None])
+            local.descend(errors, weight, s.lr, s.weight_decay)
+        first, second = local.weights()
+        return {"model": {FIRST: first, SECOND: second}, "n": torch.ones(self.graph.parties, dtype=torch.int64)}
+
+    def start(self, trained: Trained, model: Fields, gradient: Tensor | None) -> Local:
+        """W_k ← W̄, as tensors where ∇C_k came as one."""
+        if gradient is None:
+            return Implicit(trained, model[FIRST], model[SECOND], None)
+        if isinstance(gradient, Lazy) and isinstance(gradient.description, Mixture):
+            return Implicit(trained, model[FIRST], model[SECOND], gradient.description)
+        return Explicit(trained, model[FIRST], model[SECOND], gradient, self.settings.encoding)
+
+    def keys(self, trained: Trained) -> Tensor | None:
+        """(K, n, I) numbers that order each party's vectors anew for every step; None where a step takes them all."""
+        size = self.settings.batch_size
+        return self.draws().uniform(trained.most, self.settings.local_steps) if 0 < size < trained.most else None
+
+    @verb(
+        takes=PLACE,
+        gives=lambda case: {**COUNTS, "train": SUMS, **({"votes": VOTES} if case.settings.task == "snc" else {})},
+    )
+    def evaluate(self, model: Fields, weight: Tensor, context: Tensor) -> Fields:
+        """Counts of softmax(Ã_kk·h_ks + C_k), of its training loss and, for one label a node, of the parties' votes."""
+        graph = self.graph
+        logits = to_rows(weight[:, None], graph) * (self.inner(model) @ model[SECOND]) + to_rows(context, graph)
+        rows = (graph.train & (graph.y >= 0)).nonzero()[:, 0]
+        losses = F.cross_entropy(logits[rows], graph.y[rows], reduction="none")
+        train = torch.stack([torch.ones_like(losses), losses], 1).double()
+        sums = torch.zeros(graph.parties, 2, dtype=torch.float64).index_add_(0, graph.party[rows], train)
+        counts = metrics.count(logits, graph) | {"train": sums}
+        if self.settings.task == "snc":
+            counts["votes"] = votes(logits, graph)
+        return counts
+
+
+def roles(graph: Graph) -> dict[str, Tensor]:
+    """(P,) which parties train, and which have labels for training, validation or test."""
+    if "trains" not in graph.derived:
+        known = graph.y >= 0
+        graph.derived["trains"] = graph.blocks.sum((known & graph.train).long()) > 0
+        graph.derived["labelled"] = graph.blocks.sum((known & (graph.train | graph.val | graph.test)).long()) > 0
+    return {name: graph.derived[name] for name in ("trains", "labelled")}
+
+
+def votes(logits: Tensor, graph: Graph) -> Tensor:
+    """(P, 2) whether a party has test vectors, and whether most of them are given its class."""
+    rows = (graph.test & (graph.y >= 0)).nonzero()[:, 0]
+    party = graph.party[rows]
+    ballots = torch.zeros(graph.parties, graph.num_classes)
+    ballots.index_put_((party, logits[rows].argmax(1)), torch.ones(len(rows)), accumulate=True)
+    label = torch.full((graph.parties,), -1).index_copy_(0, party, graph.y[rows])
+    return torch.stack([label >= 0, (ballots.argmax(1) == label) & (label >= 0)], 1).double()
+
+
+def start(federation: Federation, settings: Settings) -> State:
+    """A first model, by Glorot's rule (the paper does not say); nothing has been heard of any node yet."""
+    schema, draws = federation.schema, Draws(federation.seed, [SERVER], "model")
+    first = draws.uniform(schema.features, settings.hidden, low=-1, high=1)[0] * sqrt(6 / (schema.features + settings.hidden))
+    second = draws.uniform(settings.hidden, schema.classes, low=-1, high=1)[0] * sqrt(6 / (settings.hidden + schema.classes))
+    return {"model": {FIRST: first, SECOND: second}, "hidden": torch.zeros(schema.parties, schema.classes)}
+
+
+def step(federation: Federation, state: State, settings: Settings) -> State:
+    """One round: ĥ and ∇ĥ up, C and ∇C down, I local steps, W̄ ← the mean of the W_k that trained.
+
+    Where a party is missing, its last ĥ stands for it, and it has no gradient.
+    """
+    model, compensated = state["model"], settings.compensation != "none"
+    replies = federation.ask("represent", model=model, gradient=compensated)
+    present = torch.tensor(replies.parties.numbers)
+    hidden = state["hidden"].index_copy(0, present, replies.stack("hidden"))
+    training = present[replies.stack("trains")]
+    if not len(training):
+        return state | {"hidden": hidden}
+    toward = propagation_of(federation, settings).toward(training)
+    each = {"weight": toward.diagonal, "context": toward.gather(hidden)}  # Ã_kk, C_k
+    if compensated:
+        noise = seed_of(federation.seed, SERVER, "noise", federation.round) if settings.compensation == "noisy" else None
+        each["gradient"] = mix(replies.stack("gradient"), present, toward, noise)  # ∇C_k
+    total = federation.total("fit", to=Parties(training.numpy()), each=each, model=model)
+    return {"model": scale(total["model"], 1 / total["n"]), "hidden": hidden}
+
+
+def propagation_of(federation: Federation, settings: Settings) -> Propagation:
+    """Ã, made once."""
+    if "propagation" not in federation.derived:
+        edges, nodes = federation.public["edge_index"], federation.schema.parties
+        federation.derived["propagation"] = Propagation(edges, nodes, settings.teleport, settings.steps)
+    graph: Propagation = federation.derived["propagation"]
+    return graph
+
+
+def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, Any]:
+    """Metrics of the server's model; `majority_accuracy` is over nodes, each classified by the vote of its vectors."""
+    replies = federation.ask("represent", model=state["model"], gradient=False)
+    present = torch.tensor(replies.parties.numbers)
+    hidden = state["hidden"].index_copy(0, present, replies.stack("hidden"))
+    judged = present[replies.stack("labelled")]
+    graph = propagation_of(federation, settings)
+    weight = graph.diagonal(judged)
+    each = {"weight": weight, "context": (graph @ hidden)[judged] - weight[:, None] * hidden[judged]}
+    judges = Parties(judged.numpy())
+    if not federation.evaluate_at_server:
+        return _told(federation.total("evaluate", to=judges, each=each, model=state["model"]))
+    answers = federation.ask("evaluate", to=judges, each=each, model=state["model"])
+    counts = {name: answers.stack(name) for name in answers.fields}
+    sums = {name: value.sum(0) for name, value in counts.items()}
+    sums |= {name: torch.stack([column.sum() for column in counts[name].unbind(1)]) for name in sums.keys() & {"train", "votes"}}
+    return _told(sums) | metrics.by_party(answers.parties, counts, federation.schema.parties)
+
+
+def _told(sums: Fields) -> dict[str, Any]:
+    """Metrics from summed counts."""
+    found: dict[str, Any] = metrics.pooled(sums)
+    found["train_loss"] = float(sums["train"][1] / sums["train"][0])
+    if "votes" in sums:
+        found["majority_accuracy"] = float(sums["votes"][1] / sums["votes"][0])
+    return found

@@ -1,0 +1,262 @@
+"""GFL-APPNP's local steps for K parties at once: with ∇C_k as it was sent (`Explicit`), or never written out (`Implicit`).
+
+The mathematics and the letters are those of `atoll.algorithms.gfl_appnp.compensation`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from atoll.algorithms.gfl_appnp.compensation import Mixture, dense_rows, mixed
+from atoll.deferred import Lazy
+from atoll.graphs.graph import Graph
+
+
+class Trained:
+    """The training rows of K parties, padded to the longest: (K, n)."""
+
+    @classmethod
+    def of(cls, graph: Graph) -> Trained:
+        """Those of a graph, made once."""
+        kept: Trained | None = graph.__dict__.get("trained")
+        if kept is None:
+            kept = graph.__dict__["trained"] = cls(graph)
+        return kept
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.rows = (graph.train & (graph.y >= 0)).nonzero()[:, 0]
+        counts = torch.bincount(graph.party[self.rows], minlength=graph.parties)
+        self.counts = counts  # (K,)
+        self.most = int(counts.max())
+        starts = counts.cumsum(0) - counts
+        self.place = torch.arange(len(self.rows)) - starts[graph.party[self.rows]]  # of a row within its party
+        self.real = torch.arange(self.most) < counts[:, None]  # (K, n)
+        self.even = self.real / counts[:, None]
+        self.targets = self.spread(torch.nn.functional.one_hot(graph.y[self.rows], graph.num_classes).float())  # y
+
+    def spread(self, values: Tensor) -> Tensor:
+        """(T, …) → (K, n, …), zero where there is no row."""
+        if self.most == 1 and len(self.rows) == self.graph.parties:
+            return values[:, None]
+        result = values.new_zeros(self.graph.parties, self.most, *values.shape[1:])
+        result[self.graph.party[self.rows], self.place] = values
+        return result
+
+    def gather(self, values: Tensor) -> Tensor:
+        """(K, n, …) → (T, …)."""
+        return values[self.graph.party[self.rows], self.place]
+
+    def shares(self, batch: int, keys: Tensor | None) -> Tensor:
+        """(K, n) 1/|B| at the rows of the batch: all, or the `batch` lowest keys (K, n) of each party."""
+        if keys is None:
+            return self.even
+        order = keys.masked_fill(~self.real, 2.0).argsort(1).argsort(1)
+        return (self.real & (order < batch)) / self.counts.clamp(max=batch)[:, None]
+
+    @cached_property
+    def x(self) -> Tensor:
+        """(K, n, d) the rows themselves."""
+        return self.spread(dense_rows(self.graph, self.rows))
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """(c,) the features that are not zero in all of the rows."""
+        return self._used.nonzero()[:, 0]
+
+    @cached_property
+    def others(self) -> Tensor:
+        """(d − c,) the features that are."""
+        return (~self._used).nonzero()[:, 0]
+
+    @cached_property
+    def _used(self) -> Tensor:
+        return (self.x != 0).flatten(0, 1).any(0)
+
+    @cached_property
+    def gram(self) -> Tensor:
+        """(K, n, n) a party's own x_s·x_s'."""
+        chunks = []
+        party = self.graph.party[self.rows]
+        for start in range(0, self.graph.parties, 512):
+            some = (party >= start) & (party < start + 512)
+            x = torch.zeros(min(512, self.graph.parties - start), self.most, self.graph.num_features)
+            x[party[some] - start, self.place[some]] = dense_rows(self.graph, self.rows[some])
+            chunks.append(torch.bmm(x, x.transpose(1, 2)))
+        return torch.cat(chunks)
+
+
+class Local(Protocol):
+    """The parties' own models during the I local steps."""
+
+    def outputs(self) -> Tensor:
+        """(K, n, C) h of every training row."""
+        ...
+
+    def descend(self, errors: Tensor, weight: Tensor, lr: float, decay: float) -> None:
+        """One step along Σ_s errors_s·(Ã_kk·∇h_s + ∇C_k); errors (K, n, C) carry 1/|B|, weight (K,) is Ã_kk."""
+        ...
+
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """(K, d, h) and (K, h, C)."""
+        ...
+
+
+class Explicit:
+    """Models as they are, for ∇C_k as it was sent."""
+
+    def __init__(self, trained: Trained, first: Tensor, second: Tensor, gradient: Tensor, encoding: str) -> None:
+        parties = trained.graph.parties
+        self.x = trained.x
+        self.first, self.second = first.repeat(parties, 1, 1), second.repeat(parties, 1, 1)
+        self.shared, self.gradient, self.encoding = second, gradient, encoding
+
+    def outputs(self) -> Tensor:
+        """h = relu(x·W₁)·W₂."""
+        self.hidden = torch.bmm(self.x, self.first).relu_()
+        return torch.bmm(self.hidden, self.second)
+
+    def descend(self, errors: Tensor, weight: Tensor, lr: float, decay: float) -> None:
+        """W ← W − η·g."""
+        below = torch.bmm(errors, self.second.transpose(1, 2)) * (self.hidden > 0)
+        of_first, of_second = self.compensation(errors.sum(1))
+        of_first = of_first + weight[:, None, None] * torch.bmm(self.x.transpose(1, 2), below)
+        of_second = of_second + weight[:, None, None] * torch.bmm(self.hidden.transpose(1, 2), errors)
+        self.first.mul_(1 - lr * decay).sub_(of_first, alpha=lr)
+        self.second.mul_(1 - lr * decay).sub_(of_second, alpha=lr)
+
+    def compensation(self, errors: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ_c v_c·∇C_k,c for v (K, C)."""
+        if self.encoding == "factored":
+            of_first = self.gradient[:, :-1] * (errors @ self.shared.t())[:, None]
+            return of_first, self.gradient[:, -1, :, None] * errors[:, None]
+        pulled = torch.bmm(errors[:, None], self.gradient)[:, 0]
+        cut = self.first[0].numel()
+        return pulled[:, :cut].view_as(self.first), pulled[:, cut:].view_as(self.second)
+
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """The models themselves."""
+        return self.first, self.second
+
+
+class Implicit:
+    """Models by what was subtracted from W̄₁: F (K, C), the sum of the steps' η·v (D = F·W̄₂ᵀ), and S (K, n, h)."""
+
+    def __init__(self, trained: Trained, first: Tensor, second: Tensor, mixture: Mixture | None) -> None:
+        self.trained, self.first, self.shared, self.mixture = trained, first, second, mixture
+        graph, rows = trained.graph, trained.rows
+        hidden, classes = second.shape
+        self.before = trained.spread(graph.pooled.features.product(first[None])[rows])  # x·W̄₁
+        self.second = second.repeat(graph.parties, 1, 1)
+        self.scale = 1.0
+        self.steered = torch.zeros(graph.parties, classes)  # F
+        self.own = torch.zeros(graph.parties, trained.most, hidden)  # S
+        if mixture is not None:
+            sources, toward = mixture.upload.sources, mixture.toward
+            self.reached = sources.reach(toward, trained)  # x·M_k
+            self.others = toward.gather(sources.everywhere(sources.hidden, toward.propagation.nodes))  # R_k
+            if mixture.noise is not None:
+                self.noise = mixture.noise.first(trained.columns)  # E_k, (K, C, c, h)
+                self.noise_second = mixture.noise.second()
+                self.noise_reached = torch.einsum("knd,kcdh->kcnh", trained.x[:, :, trained.columns], self.noise)
+
+    def outputs(self) -> Tensor:
+        """h = relu(x·W₁)·W₂ with x·W₁ = s·x·W̄₁ − D∘(x·M_k) − Σ_s' (x·x_s')·S_s'."""
+        inner = torch.baddbmm(self.before, self.trained.gram, self.own, beta=self.scale, alpha=-1)
+        if self.mixture is not None:
+            inner.addcmul_((self.steered @ self.shared.t())[:, None], self.reached, value=-1)
+            if self.mixture.noise is not None:
+                inner -= torch.einsum("kc,kcnh->knh", self.steered, self.noise_reached)
+        self.hidden = inner.relu_()
+        return torch.bmm(self.hidden, self.second)
+
+    def descend(self, errors: Tensor, weight: Tensor, lr: float, decay: float) -> None:
+        """S ← S + η·Ã_kk·(W₂·v)∘m, F ← F + η·v, W₂ ← W₂ − η·(Ã_kk·r·vᵀ + R_k·vᵀ)."""
+        weighted = weight[:, None, None] * errors  # Ã_kk·v
+        below = torch.bmm(weighted, self.second.transpose(1, 2)).mul_(self.hidden > 0)
+        if decay:
+            self.scale *= 1 - lr * decay
+            for tensor in (self.own, self.second, self.steered):
+                tensor.mul_(1 - lr * decay)
+        self.own.add_(below, alpha=lr)
+        total = errors.sum(1)
+        if self.trained.most == 1:  # one outer product, (Ã_kk·r + R_k)·vᵀ: several times faster than a product and another
+            pulled = weight[:, None] * self.hidden[:, 0]
+            self.second.addcmul_((pulled if self.mixture is None else pulled.add_(self.others))[:, :, None], errors, value=-lr)
+        else:
+            self.second.baddbmm_(self.hidden.transpose(1, 2), weighted, alpha=-lr)
+            if self.mixture is not None:
+                self.second.addcmul_(self.others[:, :, None], total[:, None], value=-lr)
+        if self.mixture is None:
+            return
+        self.steered.add_(total, alpha=lr)
+        if self.mixture.noise is not None:
+            self.second.sub_(torch.bmm(total[:, None], self.noise_second).view_as(self.second), alpha=lr)
+
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """A description of the first weights; the second themselves."""
+        return Lazy(Subtracted(self)), self.second
+
+
+@dataclass(frozen=True)
+class Subtracted:
+    """W₁ of K parties: s·W̄₁ − M_k·diag(D_k) − Σ_s x_ks S_ksᵀ."""
+
+    models: Implicit
+    index: Tensor | None = None  # which of them
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(K, d, h)."""
+        return (self.models.trained.graph.parties if self.index is None else len(self.index), *self.models.first.shape)
+
+    def dense(self) -> Tensor:
+        """The models themselves."""
+        m = self.models
+        graph = m.trained.graph
+        result = m.scale * m.first - graph.features.gram(self._own())
+        if m.mixture is not None:
+            sources, toward = m.mixture.upload.sources, m.mixture.toward
+            result -= mixed(sources.outer(), sources.parties, toward) * (m.steered @ m.shared.t())[:, None]  # M_k·diag(D_k)
+            if m.mixture.noise is not None:
+                columns, others = m.trained.columns, m.trained.others
+                result[:, columns] -= torch.einsum("kc,kcdh->kdh", m.steered, m.noise)
+                result[:, others] -= torch.einsum("kc,kcdh->kdh", m.steered, m.mixture.noise.rest(columns))
+        return result if self.index is None else result[self.index]
+
+    def take(self, index: Tensor) -> Subtracted:
+        """Those of some parties."""
+        return replace(self, index=index if self.index is None else self.index[index])
+
+    def probe(self) -> Tensor:
+        """Finite if all it is made of is."""
+        m = self.models
+        return m.first.sum() + m.own.sum() + m.steered.sum() + m.second.sum()
+
+    def total(self) -> Tensor:
+        """Σ_k W₁: one product with the features of the parties, one with those of their sources."""
+        m = self.models
+        graph = m.trained.graph
+        often = torch.ones(graph.parties) if self.index is None else torch.bincount(self.index, minlength=graph.parties).float()
+        result = float(often.sum()) * m.scale * m.first - graph.pooled.features.gram(self._own() * often[graph.party, None])[0]
+        if m.mixture is not None:
+            sources, toward = m.mixture.upload.sources, m.mixture.toward
+            steered = m.steered * often[:, None]
+            result -= sources.combined(toward.scatter(steered @ m.shared.t())[sources.parties])
+            if m.mixture.noise is not None:
+                columns, others = m.trained.columns, m.trained.others
+                result[columns] -= torch.einsum("kc,kcdh->dh", steered, m.noise)
+                result[others] -= m.mixture.noise.summed_rest(steered, columns)
+        return result
+
+    def _own(self) -> Tensor:
+        """(rows, h) S at the training rows, zero elsewhere."""
+        m = self.models
+        placed = torch.zeros(m.trained.graph.num_nodes, m.own.shape[2])
+        placed[m.trained.rows] = m.trained.gather(m.own)
+        return placed

@@ -1,0 +1,133 @@
+"""Personalised propagation (Gasteiger et al., ICLR 2019) as a matrix: Ã = α·Σ_{i<M} (1−α)ⁱ·Âⁱ + (1−α)ᴹ·Âᴹ, and some of its rows.
+
+Â = D^(-1/2)·(A + I)·D^(-1/2). Ã is dense in all but name (ten steps reach most of a citation graph), so it is never formed:
+products with it are sparse ones, and only the rows somebody needs are ever written out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.graphs.graph import Graph
+from atoll.graphs.kernels import diffuse
+
+BLOCK = 128  # columns at once
+WORTH = 50  # a stored row entry costs about 1/50 of a sparse one that is used in every step
+
+
+class Propagation:
+    """Ã of a graph: `propagation @ values` spreads values (N, c) over it."""
+
+    def __init__(self, edge_index: Tensor, nodes: int, teleport: float = 0.1, steps: int = 10) -> None:
+        self.nodes, self.teleport, self.steps = nodes, teleport, steps
+        none = torch.zeros(nodes, dtype=torch.bool)
+        bare = torch.empty(nodes, 0)
+        self.graph = Graph(bare, edge_index, none.long(), none, none, none, 1, torch.arange(nodes), torch.tensor([0, nodes]))
+        self.normalised = self.graph.propagate  # Â
+        self._diagonal = torch.full((nodes,), torch.nan)
+        self._toward: Toward | None = None
+
+    def __matmul__(self, values: Tensor) -> Tensor:
+        return diffuse(self.normalised, values, self.steps, self.teleport)
+
+    def transposed(self, values: Tensor) -> Tensor:
+        """Ãᵀ·values."""
+        if self.graph.symmetric:
+            return self @ values
+        with torch.enable_grad():
+            start = torch.zeros_like(values, requires_grad=True)
+            return torch.autograd.grad(self @ start, start, values)[0]
+
+    def columns(self, nodes: Tensor) -> Tensor:
+        """(N, K): the columns of Ãᵀ at some nodes, which are the rows of Ã."""
+        chosen = torch.zeros(self.nodes, len(nodes))
+        chosen[nodes, torch.arange(len(nodes))] = 1
+        return self.transposed(chosen)
+
+    def diagonal(self, nodes: Tensor) -> Tensor:
+        """(K,) Ã_kk; remembered, and made in fixed blocks so that the bits do not depend on who asked first."""
+        for block in torch.unique(nodes[self._diagonal[nodes].isnan()] // BLOCK).tolist():
+            some = torch.arange(block * BLOCK, min((block + 1) * BLOCK, self.nodes))
+            self._diagonal[some] = self._loops(some)
+        return self._diagonal[nodes]
+
+    def _loops(self, nodes: Tensor) -> Tensor:
+        """Ã_kk by half the steps: (Âⁱ⁺ʲ)_kk = (Âᵀⁱ·e_k)·(Âʲ·e_k)."""
+        if not self.graph.symmetric:
+            return self.columns(nodes)[nodes, torch.arange(len(nodes))]
+        power = torch.zeros(self.nodes, len(nodes))  # Âⁱ·e_k
+        power[nodes, torch.arange(len(nodes))] = 1
+        walks = [torch.ones(len(nodes))]  # (Âⁱ)_kk for i = 0, 1, …
+        while len(walks) <= self.steps:
+            after = self.normalised @ power
+            walks += [(power * after).sum(0), (after * after).sum(0)]
+            power = after
+        kept = 1 - self.teleport
+        shares = [self.teleport * kept**i for i in range(self.steps)] + [kept**self.steps]
+        return sum((share * walk for share, walk in zip(shares, walks, strict=False)), torch.zeros(len(nodes)))
+
+    def toward(self, nodes: Tensor) -> Toward:
+        """The rows of Ã at some nodes without its diagonal; kept as long as the same nodes are asked for."""
+        if self._toward is None or not torch.equal(self._toward.nodes, nodes):
+            self._toward = Toward(self, nodes)
+        return self._toward
+
+
+class Toward:
+    """A_o: the rows of Ã at K nodes, diagonal zeroed: how the others' values reach these nodes."""
+
+    def __init__(self, propagation: Propagation, nodes: Tensor) -> None:
+        self.propagation, self.nodes = propagation, nodes
+        self.diagonal = propagation.diagonal(nodes)  # Ã_kk
+
+    @cached_property
+    def rows(self) -> Tensor | None:
+        """(K, N) where that is less work than the sparse steps."""
+        nodes, edges = self.propagation.nodes, self.propagation.graph.edge_index.shape[1]
+        few = 0 < len(self.nodes) * nodes <= WORTH * (nodes + edges)
+        return torch.cat([block for _, block in self.blocks()]) if few else None
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """(k, N) dense rows, a block after the other."""
+        for start in range(0, len(self.nodes), BLOCK):
+            some = self.nodes[start : start + BLOCK]
+            block = self.propagation.columns(some).t().contiguous()
+            block[torch.arange(len(some)), some] = 0
+            yield slice(start, start + len(some)), block
+
+    def root(self, sources: Tensor) -> Tensor:
+        """L (K, K) with L·Lᵀ = A_o·A_oᵀ over some source nodes: L·z is what arrives of independent normal noise at them."""
+        rows = torch.cat([block for _, block in self.blocks()])[:, sources].double()
+        values, vectors = torch.linalg.eigh(rows @ rows.t())
+        root: Tensor = vectors * values.clamp(min=0).sqrt()
+        return root.float()
+
+    def gather(self, values: Tensor) -> Tensor:
+        """A_o·values: (N, c) → (K, c)."""
+        if self.rows is not None:
+            return self.rows @ values
+        return (self.propagation @ values)[self.nodes] - self.diagonal[:, None] * values[self.nodes]
+
+    def scatter(self, values: Tensor) -> Tensor:
+        """A_oᵀ·values: (K, c) → (N, c)."""
+        if self.rows is not None:
+            return self.rows.t() @ values
+        placed = torch.zeros(self.propagation.nodes, values.shape[1]).index_copy_(0, self.nodes, values)
+        result = self.propagation.transposed(placed)
+        result[self.nodes] -= self.diagonal[:, None] * values
+        return result
+
+
+def connectivity(edge_index: Tensor, nodes: int) -> float:
+    """λ_max(B_N·L†), B_N = I/N − 11ᵀ/N²: 1 / (N·λ₂(L)), infinite where the graph is not connected (GFL-APPNP, Theorem 4.1)."""
+    laplacian = np.zeros((nodes, nodes))
+    source, target = edge_index.numpy()
+    laplacian[source, target] = -1
+    laplacian -= np.diag(laplacian.sum(1))
+    second = float(np.linalg.eigvalsh(laplacian)[1])
+    return 1 / (nodes * second) if second > 1e-9 else float("inf")

@@ -1,0 +1,171 @@
+"""What people see in the terminal: a live progress line, tables of results, settings and partitions."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
+from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from atoll.errors import shown
+from atoll.runs.absence import summary, verdict
+
+
+class Terminal(Console):
+    """A console that shows every text as text: no markup, no emoji codes, nothing that a terminal would obey."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Every plain text that is printed, and every cell of a table, comes through here."""
+        return super().render_str(shown(text, lines=True), **(options | {"markup": False, "emoji": False}))
+
+
+out = Terminal()
+err = Terminal(stderr=True)
+
+
+def show(table: RenderableType) -> None:
+    """Print a table that needs room: in the terminal as it is; elsewhere as wide as it wants to be, within reason."""
+    if not out.is_terminal:
+        wanted = Measurement.get(out, out.options.update(max_width=400), table).maximum
+        Terminal(width=max(140, wanted)).print(table)
+    else:
+        out.print(table)
+
+
+MAX_NAMES = 3  # missing parties in the progress line, one by one
+PLAIN_EVERY = 10.0  # seconds between progress lines where there is no terminal
+
+
+class Progress:
+    """One line while a run goes on: round, loss, validation, megabytes, seconds left. Call it with each history row."""
+
+    def __init__(self, label: str) -> None:
+        self.label = shown(label)
+        self.megabytes = 0.0
+        self.began = self.told = time.perf_counter()
+        self.first_round = 0
+        self.live = err.is_terminal
+        self.bar = Bar(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[facts]}", markup=False),
+            console=err,
+            transient=True,
+        )
+        self.task: TaskID | None = None
+
+    def __enter__(self) -> Progress:
+        if self.live:
+            self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.live:
+            self.bar.stop()
+
+    def __call__(self, row: Mapping[str, Any], rounds: int) -> None:
+        """Tell a round."""
+        if self.task is None:
+            self.task = self.bar.add_task(self.label, total=rounds, facts="")
+            self.first_round = row["round"] - 1
+        self.megabytes += (row["up"] + row["down"]) / 1e6
+        now = time.perf_counter()
+        left = (now - self.began) / (row["round"] - self.first_round) * (rounds - row["round"])
+        facts = f"round {row['round']}/{rounds}{_score(row)}  {self.megabytes:.1f} MB  {_clock(left)} left"
+        if self.live:
+            self.bar.update(self.task, completed=row["round"], facts=facts)
+        elif now - self.told > PLAIN_EVERY:
+            self.told = now
+            print(f"{self.label}: {facts}", file=sys.stderr, flush=True)
+
+
+def _score(row: Mapping[str, Any]) -> str:
+    parts = []
+    if "val_loss" in row:
+        parts.append(f"loss {row['val_loss']:.3f}")
+    if "val_accuracy" in row:
+        parts.append(f"val {100 * row['val_accuracy']:.1f} %")
+    if "missing" in row:
+        names = list(row.get("missing_names", {}).values())
+        parts.append(f"{', '.join(names) if 0 < len(names) <= MAX_NAMES else len(row['missing'])} missing")
+    return "".join(f"  {part}" for part in parts)
+
+
+def _clock(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def result_table(result: Mapping[str, Any]) -> Table:
+    """The end of a run."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    without = " (a party missing)" if result.get("last_partial") else ""
+    for name, value in result["metrics"].items():
+        if isinstance(value, float) and name in ("accuracy", "minority_accuracy", "macro_f1", "local_accuracy", "val_accuracy"):
+            last = result["last"].get(name)
+            table.add_row(
+                name.replace("_", " "),
+                f"{100 * value:.2f} %",
+                f"last round {100 * last:.2f} %{without}" if last is not None else "",
+            )
+    table.add_row("best round", f"{result['best_round']} of {result['rounds']}", "by validation")
+    if missing := result.get("missing"):
+        often = summary(missing, result["rounds"], result.get("names", ()))
+        table.add_row("missing", often, verdict(missing, result["partial"], result["count_missing"]))
+    traffic = result["bytes"]
+    table.add_row(
+        "bytes", f"{traffic['up'] / 1e6:.2f} MB up, {traffic['down'] / 1e6:.2f} MB down", f"{traffic['messages']} messages"
+    )
+    table.add_row("seconds", f"{result['seconds']['total']:.1f}", f"{1e3 * result['seconds']['per_round']:.1f} ms a round")
+    for warning in result.get("warnings", []):
+        table.add_row("warning", warning)
+    return table
+
+
+def comparison_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
+    """Mean ± standard deviation over the seeds, a row an algorithm."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("", no_wrap=True)
+    second = "local" if any("local_accuracy" in row for row in rows) else "minority"
+    for name in ("accuracy", second, "MB up", "MB down", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [_percent(row, name) for name in ("accuracy", f"{second}_accuracy")]
+        table.add_row(row["row"], *cells, f"{row['mb_up']:.2f}", f"{row['mb_down']:.2f}", f"{row['seconds']:.1f}")
+    return table
+
+
+def _percent(row: Mapping[str, Any], name: str) -> str:
+    if name not in row:
+        return "–"
+    spread = row[f"{name}_std"]
+    return f"{100 * row[name]:.2f}" + ("" if math.isnan(spread) else f" ± {100 * spread:.2f}")
+
+
+def settings_table(groups: Mapping[str, type], chosen: Any) -> Table:
+    """Every setting of an algorithm: name, default here, one sentence."""
+    from atoll.settings import known
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("setting", "default", ""):
+        table.add_column(name)
+    holders = {"settings": chosen.settings, "run": chosen.run, "partition": chosen.partition_settings, "split": chosen.split}
+    holders |= {"data": chosen.data, "dp": chosen.dp}
+    for group, kind in groups.items():
+        for name, field in known(kind).items():
+            choices = field.metadata.get("choices")
+            help = field.metadata["help"] + (f" One of {', '.join(choices)}." if choices else "")
+            table.add_row(name if group == "settings" else f"{group}.{name}", str(getattr(holders[group], name)), help)
+    return table

@@ -1,0 +1,97 @@
+"""The command `atoll reproduce`: the papers' tables and figures, ours beside theirs. Heavy imports wait until needed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoll.errors import AtollError
+
+if TYPE_CHECKING:
+    from atoll.papers import Exhibit, Line
+    from atoll.papers.record import Jobs
+
+
+def reproduce(
+    what: Annotated[str | None, typer.Argument(metavar="PAPER[/TABLE]", help="For instance fedspray or fedspray/table2.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Show every table and figure with its state.")] = False,
+    quick: Annotated[bool, typer.Option(help="A small version: fewer seeds and rounds.")] = False,
+    only: Annotated[str | None, typer.Option(help="Run only the lines whose label contains this text.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds; as many as the paper's by default.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each where there are several.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for the runs; those already there are not run again.")] = Path(
+        "runs/reproduce"
+    ),
+    page: Annotated[
+        Path | None, typer.Option(help="Write a page of results to this file, with pictures in img beside it.")
+    ] = None,
+    rerun: Annotated[bool, typer.Option("--run/--no-run", help="Run what is missing, or only show what is there.")] = True,
+    new: Annotated[bool, typer.Option("--new", help="Run only what our record does not have.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--record", help="Keep what came out as data of the package (for a source checkout).")
+    ] = False,
+) -> None:
+    """Reproduce the papers' tables and figures: ours beside theirs. Exit code 1 when something is outside the stated range.
+
+    Where there are no runs of a line, our recorded result is shown.
+    """
+    from atoll import papers as library
+    from atoll.cli import main
+
+    main._prepare_torch(None)
+    if listed or what is None:
+        _list(library.find(what) if what else [exhibit for paper in library.papers() for exhibit in library.exhibits(paper)], out)
+        return
+    from atoll.papers import execute, record
+
+    chosen = library.find(what)
+    if keep:
+        if quick:
+            raise AtollError("--record keeps full results only; leave out --quick.")
+        record.ready()
+    if only is not None and not any(only in cell.row for exhibit in chosen for cell in exhibit.cells):
+        raise AtollError(f"No line of {what} has {only!r} in its label; `atoll reproduce {what} --no-run` shows all lines.")
+    work = execute.jobs_of(chosen, quick, seeds)
+    if rerun:
+        some = {(name, row): each for (name, row), each in work.items() if only is None or only in row}
+        configs = record.unrecorded(chosen, some) if new else [config for each in some.values() for config in each]
+        execute.execute(configs, out, jobs, lambda name, done, of: print(f"{done}/{of} {name}", file=sys.stderr, flush=True))
+    told = [(exhibit, execute.lines(exhibit, work, out)) for exhibit in chosen]
+    if keep:
+        for word in record.write(what.partition("/")[0], {exhibit.name: lines for exhibit, lines in told}, work, out):
+            print(word, file=sys.stderr)
+    told = [(exhibit, record.filled(exhibit, lines, work)) for exhibit, lines in told]
+    _show(told, only)
+    if page is not None:
+        _write(told, work, out, page)
+    if any(line.outside() for _, lines in told for line in lines) and not quick:
+        raise typer.Exit(1)
+
+
+def _list(exhibits: list[Exhibit], out: Path) -> None:
+    from atoll.cli.console import show
+    from atoll.papers import status
+
+    show(status.listing(exhibits, out))
+
+
+def _show(told: list[tuple[Exhibit, list[Line]]], only: str | None) -> None:
+    from atoll.cli.console import show
+    from atoll.papers import pages
+
+    for exhibit, lines in told:
+        chosen = [line for line in lines if only is None or only in line.cell.row]
+        if chosen:
+            show(pages.terminal(exhibit, chosen))
+
+
+def _write(told: list[tuple[Exhibit, list[Line]]], work: Jobs, out: Path, page: Path) -> None:
+    from atoll import storage
+    from atoll.papers import pages, pictures
+
+    page.parent.mkdir(parents=True, exist_ok=True)
+    drawn = pictures.save(told, work, out, page.parent / "img")
+    storage.write_whole(page, pages.markdown(told, {name: f"img/{file.name}" for name, file in drawn.items()}).encode())

@@ -1,0 +1,198 @@
+"""From loose arrays to a checked `Graph`: tidy edges, compact features, one clear sentence for everything that is wrong."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.errors import AtollError
+from atoll.graphs.graph import Graph
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Features: TypeAlias = Any  # scipy sparse, numpy or torch, (N, d)
+Masks = tuple[Bools, Bools, Bools]
+
+MOST_CLASSES = 10_000  # a larger label is no class number but something else that got in
+LARGEST = float(np.finfo(np.float32).max)
+SPARSE_BELOW = 0.25  # features with a smaller share of non-zeros are kept as CSR
+
+
+def tidy_edges(edges: Ints, nodes: int, directed: bool = False) -> Ints:
+    """(2, E) edges sorted by source and target, without loops and repeats; both directions unless `directed`."""
+    source, target = edges[0].astype(np.int64), edges[1].astype(np.int64)
+    proper = source != target
+    code = source[proper] * nodes + target[proper]
+    if not directed:
+        code = np.concatenate([code, target[proper] * nodes + source[proper]])
+    code = distinct(code)
+    return np.stack([code // max(nodes, 1), code % max(nodes, 1)])
+
+
+def distinct(values: Ints) -> Ints:
+    """The sorted distinct values; several times as fast as `np.unique` on millions."""
+    values = np.sort(values)
+    return values[np.concatenate([[True], values[1:] != values[:-1]])] if len(values) else values
+
+
+def compact(x: Features) -> sp.csr_array | Tensor:
+    """float32 features: CSR (sorted, no stored zeros) where fewer than a quarter are non-zero, else a dense tensor."""
+    if isinstance(x, Tensor):
+        x = x.detach().cpu().to_dense().numpy()
+    if sp.issparse(x):
+        matrix = sp.csr_array(x, dtype=np.float32, copy=True)
+        matrix.sum_duplicates()
+        matrix.eliminate_zeros()
+        if matrix.nnz < SPARSE_BELOW * max(np.prod(matrix.shape), 1):
+            return matrix
+        return torch.from_numpy(matrix.toarray())
+    dense = np.require(x, np.float32, ["C", "W"])
+    if np.count_nonzero(dense) < SPARSE_BELOW * max(dense.size, 1):
+        return sp.csr_array(dense)
+    return torch.from_numpy(dense)
+
+
+def read_npz(path: Path) -> Arrays:
+    """The plain arrays of an .npz; whatever is wrong with the file is a ValueError."""
+    try:
+        with path.open("rb") as file:
+            if file.read(2) != b"PK":  # numpy would take it for a pickle, and say how to trust it
+                raise ValueError("it is no zip archive")
+            file.seek(0)
+            with np.load(file) as found:
+                return {name: found[name] for name in found.files}
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(str(error).splitlines()[0] if str(error) else type(error).__name__) from error
+
+
+def no_masks(nodes: int) -> Masks:
+    """The masks of a graph without a split."""
+    return np.zeros(nodes, bool), np.zeros(nodes, bool), np.zeros(nodes, bool)
+
+
+def assemble(
+    x: Features,
+    edges: Ints,
+    y: Ints,
+    masks: Masks | None = None,
+    *,
+    where: str,
+    directed: bool = False,
+    num_classes: int | None = None,
+    class_names: tuple[str, ...] | None = None,
+    ids: Ints | None = None,
+    feature_names: tuple[str, ...] | None = None,
+) -> Graph:
+    """One whole graph (P = 1) from arrays; `where` names the source in the sentence that says what is wrong."""
+    check_labels(y, num_classes, where)
+    nodes = len(y)
+    x = plain(x, where)
+    check_features(x, nodes, where)
+    check_edges(edges, nodes, where)
+    train, val, test = masks if masks is not None else no_masks(nodes)
+    for name, mask in (("train", train), ("val", val), ("test", test)):
+        if mask.shape != (nodes,):
+            raise AtollError(f"{where}: the {name} mask has shape {mask.shape} for {nodes} nodes; give one true or false a node.")
+    if (train & val | train & test | val & test).any():
+        node = int(np.flatnonzero(train & val | train & test | val & test)[0])
+        raise AtollError(f"{where}: node {node} is in two of train, val and test; put it in one.")
+    return Graph(
+        x=compact(x),
+        edge_index=torch.from_numpy(tidy_edges(edges, nodes, directed)),
+        y=torch.from_numpy(y.astype(np.int64)),
+        train=torch.from_numpy(train.astype(bool)),
+        val=torch.from_numpy(val.astype(bool)),
+        test=torch.from_numpy(test.astype(bool)),
+        num_classes=num_classes if num_classes is not None else int(y.astype(np.int64).max(initial=-1)) + 1,
+        ids=torch.arange(nodes) if ids is None else torch.from_numpy(ids.astype(np.int64)),
+        ptr=torch.tensor([0, nodes]),
+        class_names=class_names,
+        feature_names=feature_names,
+    )
+
+
+def check(graph: Graph, where: str) -> None:
+    """Refuse a graph that was put together by hand and does not hold what `Graph` says."""
+    x, nodes = plain(graph.x, where), graph.num_nodes
+    check_labels(graph.y.numpy(), graph.num_classes, where)
+    check_features(x, nodes, where)
+    check_edges(graph.edge_index.numpy(), nodes, where)
+    if x.dtype != np.float32:
+        raise AtollError(f"{where}: the features are {x.dtype}; give float32.")
+    for name in ("train", "val", "test", "ids"):
+        shape = tuple(getattr(graph, name).shape)
+        if shape != (nodes,):
+            raise AtollError(f"{where}: {name} has shape {shape} for {nodes} nodes; give one value a node.")
+
+
+def plain(x: Features, where: str) -> Features:
+    """The features as a scipy or numpy array of real numbers, whatever they came as."""
+    if isinstance(x, Tensor):
+        x = x.detach().cpu().to_dense()
+        x = (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+    try:
+        x = x if sp.issparse(x) else np.asarray(x)
+    except ValueError as error:
+        raise AtollError(f"{where}: the rows of the features differ in length; give every node as many.") from error
+    if x.dtype.kind not in "biuf":
+        raise AtollError(f"{where}: the features are {x.dtype}; give real numbers.")
+    return x
+
+
+def check_features(x: Features, nodes: int, where: str) -> None:
+    """Refuse features that are not a finite (nodes, d) matrix."""
+    if len(x.shape) != 2 or x.shape[0] != nodes:
+        raise AtollError(f"{where}: the features have shape {tuple(x.shape)} for {nodes} nodes; give one row of features a node.")
+    if x.shape[1] == 0:
+        raise AtollError(f"{where}: the features have no column; give at least one (the degree is a start).")
+    values = x.data if sp.issparse(x) else x
+    fine = np.isfinite(values)
+    if values.dtype.itemsize > 4:  # features are kept as float32
+        fine &= np.abs(values) <= LARGEST
+    if not fine.all():
+        spot = int(np.flatnonzero(~fine)[0])
+        row = int(np.searchsorted(np.asarray(x.indptr), spot, side="right") - 1) if sp.issparse(x) else spot // x.shape[1]
+        column = int(x.indices[spot]) if sp.issparse(x) else spot % x.shape[1]
+        raise AtollError(
+            f"{where}: feature {column} of node {row} is NaN, infinite or too large; "
+            "replace it by a number or leave the column out."
+        )
+
+
+def check_edges(edges: Ints, nodes: int, where: str) -> None:
+    """Refuse edges that are not a (2, E) array of node numbers."""
+    if edges.ndim != 2 or edges.shape[0] != 2:
+        raise AtollError(f"{where}: the edges have shape {edges.shape}; give two rows, sources and targets.")
+    if not np.issubdtype(edges.dtype, np.integer):
+        raise AtollError(f"{where}: the edges are {edges.dtype}; give whole node numbers.")
+    wrong = np.flatnonzero(((edges < 0) | (edges >= nodes)).any(axis=0))
+    if len(wrong):
+        edge = int(wrong[0])
+        raise AtollError(
+            f"{where}: edge {edge} goes from {edges[0, edge]} to {edges[1, edge]}, but nodes are numbered 0 to {nodes - 1}; "
+            "remove the edge or add the node."
+        )
+
+
+def check_labels(y: Ints, num_classes: int | None, where: str) -> None:
+    """Refuse labels that are not classes 0, 1, 2, … or −1 for unlabelled."""
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+        raise AtollError(f"{where}: the labels have shape {y.shape} and type {y.dtype}; give one whole number a node.")
+    if len(y) == 0:
+        raise AtollError(f"{where} has no nodes; give at least one.")
+    if num_classes is not None and not 0 <= num_classes <= MOST_CLASSES:
+        raise AtollError(f"{where}: the number of classes is {num_classes}; it must be between 0 and {MOST_CLASSES}.")
+    wrong = np.flatnonzero((y < -1) | (y >= (num_classes if num_classes is not None else MOST_CLASSES)))
+    if len(wrong):
+        node = int(wrong[0])
+        classes = f"0 to {num_classes - 1}" if num_classes else "none here" if num_classes == 0 else "0, 1, 2, …"
+        raise AtollError(f"{where}: label {y[node]} of node {node} is no class; classes are {classes}, and -1 means unlabelled.")

@@ -1,0 +1,220 @@
+"""A site's journal: one line for every answer that leaves it, written before the bytes are handed to the transport.
+
+`journal.jsonl` in the kit grows by one JSON object per answer and is never cut or rewritten. Each line holds the SHA-256 of the
+line before it (`previous`), so that a line that was edited, removed or inserted breaks the chain; `deploy.audit` reads and
+checks it. Rewriting the whole file makes a new chain: note the `head` of a check elsewhere to notice that, or a cut end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import math
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from atoll import wire
+from atoll.federation.cohort import Fields, Guard, Message
+from atoll.random import Draws
+from atoll.storage import sync_folder
+
+FILE = "journal.jsonl"
+MAX_TEXT = 200  # characters of a text that the server chose
+MAX_FIELDS = 1000  # fields listed one by one; of the others only their number and bytes
+CHUNK = 1 << 20  # bytes read at once
+
+
+class Journal:
+    """The writing end. Processes that write to one journal take turns; the chain goes on from whatever is there."""
+
+    def __init__(self, path: Path, to: str = "server") -> None:
+        """`to` names the one who gets the answers."""
+        self.path = path
+        self.to = to
+        self.lock = threading.Lock()
+        self.file = -1
+        self.end = 0  # bytes that are known
+        self.lines = 0  # lines in them
+        self.digest = ""  # SHA-256 of the last of them
+        self.rest = b""  # what follows the last newline: a line that a crash cut off
+
+    def record(
+        self,
+        request: Mapping[str, Any],
+        answer: Mapping[str, Any],
+        data: bytes,
+        *,
+        noised: Sequence[str] = (),
+        epsilon: float | None = None,
+    ) -> None:
+        """Write the line on an answer, `data` on the wire; an error where that cannot be.
+
+        When this returns, the line outlives a crash of the process and, where the answer holds anything of the site, a loss of
+        power: the file is synchronised. An echo, or that a run has begun or was saved, is synchronised with the next line.
+        """
+        fields, left_out = described(answer.get("fields", {}))
+        asked = request.get("kind") == "ask"
+        training = request.get("training")
+        entry = {
+            "to": self.to,
+            "run": _text(request.get("run", "")),
+            "kind": _text(request.get("kind", "unreadable")),
+            "verb": _text(request.get("verb")) if asked else None,
+            "round": _whole(request.get("round")),
+            "call": _whole(request.get("call")),
+            "purpose": ("training" if training else "evaluation") if isinstance(training, bool) else None,
+            "status": _text(answer.get("status")),
+            "reason": _text(answer["reason"]) if "reason" in answer else None,
+            "fields": fields,
+            "left_out": left_out,
+            "masked": answer.get("status") == "ok" and asked and _is_secure(request),
+            "noised": list(noised),
+            "epsilon": "infinite" if epsilon == math.inf else epsilon,
+            "bytes": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+        }
+        own = answer.get("status") != "ok" or (bool(fields) and request.get("kind") != "echo")
+        self._append({name: value for name, value in entry.items() if value is not None}, sync=own)
+
+    def _append(self, entry: Mapping[str, Any], *, sync: bool) -> None:
+        with self.lock, self._turn() as file:
+            self._catch_up(file)
+            torn = [self.rest] if self.rest else []
+            previous = hashlib.sha256(self.rest).hexdigest() if torn else self.digest
+            now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+            document = {"line": self.lines + len(torn) + 1, "time": now, **entry, "previous": previous}
+            line = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+            data = (b"\n" if torn else b"") + line + b"\n"
+            try:
+                if os.write(file, data) < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                if sync:
+                    os.fdatasync(file)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(file, self.end)  # the answer does not leave, so its line must not stay
+                raise
+            self.end += len(data)
+            self.lines, self.digest, self.rest = document["line"], hashlib.sha256(line).hexdigest(), b""
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[int]:
+        """The open file, for us alone; opened anew where it was moved away or deleted."""
+        if self.file < 0 or not self._is_there():
+            self._open()
+        fcntl.flock(self.file, fcntl.LOCK_EX)
+        try:
+            yield self.file
+        finally:
+            fcntl.flock(self.file, fcntl.LOCK_UN)
+
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(self.path.stat(), os.fstat(self.file))
+        except FileNotFoundError:
+            return False
+
+    def _open(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.close()
+        self.file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self.end, self.rest = 0, b""
+        sync_folder(self.path.parent)  # the file's name, too, survives a loss of power
+
+    def _catch_up(self, file: int) -> None:
+        """Follow the chain through what is there and not known yet: all of it at first, later what another process wrote."""
+        size = os.fstat(file).st_size
+        if size == self.end:
+            return
+        if size < self.end:  # somebody cut it: go on, and let the chain show it
+            self.end, self.rest = size, b""
+            if size and os.pread(file, 1, size - 1) != b"\n":
+                self.rest = b"?"  # ends in the middle of a line
+            return
+        if self.end == 0:
+            self.lines, self.digest, self.rest = 0, "", b""
+        pieces = [self.rest]
+        while data := os.pread(file, CHUNK, self.end):
+            self.end += len(data)
+            *whole, last = data.split(b"\n")
+            for part in whole:
+                self.lines, self.digest = self.lines + 1, hashlib.sha256(b"".join([*pieces, part])).hexdigest()
+                pieces = []
+            pieces.append(last)
+        self.rest = b"".join(pieces)
+
+    def close(self) -> None:
+        """Let the file go."""
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            self.close()
+
+
+class Watched:
+    """A guard and the names of the fields that it changed in its last call: those are noised."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+        self.changed: tuple[str, ...] = ()
+
+    def __call__(self, message: Message, fields: Fields, draws: Draws) -> Fields:
+        """What the guard lets out."""
+        before = dict(wire.leaves(fields))
+        guarded = self.guard(message, fields, draws)
+        self.changed = tuple(dict.fromkeys(_stem(n) for n, value in wire.leaves(guarded) if before.get(n) is not value))
+        return guarded
+
+
+def described(fields: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, int] | None]:
+    """Name, type, shape and bytes of every field of a payload, and how many of them with how many bytes are not listed."""
+    listed: dict[str, dict[str, Any]] = {}
+    left_out = {"fields": 0, "bytes": 0}
+    for path, value in wire.leaves(fields):
+        name = _text(_stem(path))
+        if isinstance(value, Tensor):
+            size = value.numel() * value.element_size()
+            field: dict[str, Any] = {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape), "bytes": size}
+        else:
+            field = {"dtype": "json", "shape": [], "bytes": len(json.dumps(value, separators=(",", ":")))}
+        if name in listed and name != path:  # the tensors of several parties, of different shapes
+            listed[name]["shape"] = "ragged"
+            listed[name]["tensors"] = listed[name].get("tensors", 1) + 1
+            listed[name]["bytes"] += field["bytes"]
+        elif len(listed) < MAX_FIELDS:
+            listed[name] = {"name": name, **field}
+        else:
+            left_out = {"fields": left_out["fields"] + 1, "bytes": left_out["bytes"] + field["bytes"]}
+    return list(listed.values()), left_out if left_out["fields"] else None
+
+
+def _stem(path: str) -> str:
+    """The name of a field without its place in a list of one tensor per party."""
+    return path.rsplit("/[", 1)[0] if path.endswith("]") else path
+
+
+def _is_secure(request: Mapping[str, Any]) -> bool:
+    """Whether the reply to an `ask` is masked: its message holds what the parties agreed on."""
+    common = request.get("common")
+    return isinstance(common, Mapping) and "secure" in common
+
+
+def _text(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None

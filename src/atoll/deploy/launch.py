@@ -1,0 +1,187 @@
+"""Federations: `serve` and `join` across machines, `simulate` with everybody on this one."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from atoll import algorithms, storage
+from atoll.data import files
+from atoll.data.federated import spread
+from atoll.data.partition import SETTING
+from atoll.deploy.kit import Kit, need_nvflare
+from atoll.deploy.signing import Signing
+from atoll.deploy.supervisor import Guest, Servant, local, named, read_result
+from atoll.deploy.terms import Terms
+from atoll.errors import AtollError, shown
+from atoll.graphs.graph import Graph
+from atoll.runs import config as configuration
+from atoll.runs import unchanged
+from atoll.runs.config import GIVEN, Config
+from atoll.runs.folder import MODEL, Folder
+from atoll.runs.runner import Result, Watch
+
+PUZZLED = 20.0  # seconds after which a site that could not join says so
+RELEASE = 5.0  # seconds for the server of a killed `serve` to let go of its port
+DEPLOYABLE = ("horizontal", "overlapping", "vertical")  # settings in which a site's own graph is its party
+
+
+def simulate(
+    config: Config, graph: Graph | None = None, *, out: str | Path | None = None, watch: Watch | None = None, resume: bool = False
+) -> Result:
+    """A run with each site in a process of its own on this machine; the same numbers as in one process."""
+    need_nvflare()
+    if graph is not None:
+        raise AtollError(
+            "The engine nvflare cannot take a graph as an object; save it with atoll.data.files.save and name the folder."
+        )
+    data = spread(config, None, algorithms.find(config.algorithm).SPREADS)  # bad data is refused before anything starts
+    parties = data.parts.parties
+    with tempfile.TemporaryDirectory(prefix="atoll-") as scratch:
+        target = Path(scratch) / "run" if out is None else Path(out)
+        sites = config.run.sites or min(parties, 8)
+        files = [config.algorithm] if config.algorithm.endswith(".py") else []
+        with (
+            _using(target, config, resume),
+            terminable(),
+            local(sites, Path(scratch), target / "sites", _warn, files) as federation,
+        ):
+            return federation.run(config, target, parties, resume=resume, watch=watch)
+
+
+def serve(kit: Kit, config: Config, target: Path, *, watch: Watch | None = None) -> Result:
+    """Be the server of a federation for one run; a run that the folder holds already is taken up."""
+    need_nvflare()
+    resume = (target / "config.toml").exists()
+    if resume and (differences := unchanged.differing(Folder.open(target)[1].to_dict(), config.to_dict())):
+        raise AtollError(
+            f"{target} holds a run with another configuration ({unchanged.told(differences)}); "
+            "give the --config that it began with, or choose another --out."
+        )
+    if resume and (target / MODEL).exists():
+        with Folder(target).in_use():
+            return read_result(config, Folder(target), {row["round"]: row for row in Folder(target).rows()})
+    with _in_use(kit):
+        if not port_is_free(kit.port, RELEASE):
+            raise AtollError(
+                f"Port {kit.port} of this machine is taken; end the process that listens there (perhaps another `atoll serve`)."
+            )
+        roster = {site: (place, place + 1) for place, site in enumerate(kit.sites)}
+        with _using(target, config, resume):
+            servant = Servant(kit, _warn, _warn)
+            try:
+                result = servant.run(config, target, roster, simulated=False, resume=resume, patience=math.inf, watch=watch)
+                servant.part(kit.sites)
+            finally:
+                servant.stop()
+        return result
+
+
+def _in_use(kit: Kit) -> storage.Lock:
+    return storage.Lock(kit.path, f"The kit {kit.path}")
+
+
+@contextlib.contextmanager
+def _using(target: Path, config: Config, resume: bool) -> Iterator[None]:
+    """Inside, the run's folder is ours; a new one in which not even one round was done is taken back."""
+    with Folder(target).in_use() if resume else Folder.begin(target, config):
+        yield
+
+
+def deployed(document: Mapping[str, Any], where: str, sites: Sequence[str]) -> Config:
+    """The configuration of a run over sites that bring their own data."""
+    why = {"dataset": "the sites bring their own data", "parties": f"the kit's {len(sites)} sites are the parties"}
+    for name in why.keys() & document.keys():
+        raise AtollError(f"{where} says {name} = {document[name]!r}, but {why[name]}; remove the line.")
+    config = configuration.from_dict({**document, "dataset": GIVEN}, where)
+    if "split" not in document.get("split", {}):
+        config = replace(config, split=replace(config.split, split="auto"))  # the data's own where it has one, not the paper's
+    spreads = algorithms.find(config.algorithm).SPREADS
+    possible = [setting for setting in spreads if setting in DEPLOYABLE]
+    if not possible:
+        raise AtollError(
+            f"{where}: {config.algorithm} cannot be run across sites with graphs of their own; choose another algorithm."
+        )
+    setting = SETTING.get(config.partition, config.partition) if "partition" in document else possible[0]
+    if setting not in possible:
+        options = " or ".join(kind for kind in SETTING if SETTING[kind] in possible)
+        raise AtollError(
+            f"{where}: {config.algorithm} is for {' or '.join(possible)} parties; let partition be {options}, or leave it out."
+        )
+    return replace(config, partition=setting, parties=len(sites), engine="nvflare")
+
+
+def join(kit_path: str | Path, data: Path, terms: Terms | None = None) -> None:
+    """Be a site of a federation, until the server says that it is over; `terms` are what the site insists on."""
+    need_nvflare()
+    terms = terms or Terms()
+    for name in terms.only:
+        algorithms.find(name)
+    kit = Kit.open(kit_path, server=False)
+    if terms.secure:  # what would be refused later is said here and now
+        Signing.open(kit.path)
+        terms.least(len(kit.sites))
+    with _in_use(kit):
+        _join(kit, data, terms)
+
+
+def _join(kit: Kit, data: Path, terms: Terms) -> None:
+    say = named(str(kit.site), _warn)
+    graph = files.read(data)  # what is wrong with it is said here and now
+    place = f"{kit.host}:{kit.port}"
+    say(f"{graph.num_nodes} nodes, {graph.num_features} features, {graph.num_classes} classes; joining {place}")
+    env = {"ATOLL_SITE_TERMS": terms.to_json()}
+    guest, began, told = Guest(kit, kit.path / "runs", data, say, say, env), time.monotonic(), False
+    try:
+        while not guest.left:
+            guest.mind(0.5)
+            if not guest.joined and not told and time.monotonic() - began > PUZZLED:
+                say(f"not joined yet: is `atoll serve` running at {place}? {kit.path / 'log.txt'} says more; still trying")
+                told = True
+    finally:
+        guest.stop()
+    say("the federation is over")
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Inside, SIGTERM is an exception like Ctrl-C, so that everything is cleaned up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def port_is_free(port: int, patience: float = 0.0) -> bool:
+    """Whether a server can listen there, now or in so many seconds: one that was killed may be about to leave."""
+    ends = time.monotonic() + patience
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("", port))
+            return True
+        if time.monotonic() >= ends:
+            return False
+        time.sleep(0.2)
+
+
+def _warn(text: str) -> None:
+    print(f"atoll: {shown(text)}", file=sys.stderr, flush=True)

@@ -1,0 +1,144 @@
+"""The server's requests as a site reads them: every number within its bounds before anything is made of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.errors import AtollError, short
+from atoll.federation.cohort import Message, Schema
+from atoll.graphs.graph import Graph
+from atoll.parties import Parties
+from atoll.runs.config import Config
+
+MOST = {"features": 10**7, "classes": 10**5, "parties": 10**7, "nodes": 10**9}  # that a schema may name
+LEAST = {"features": 0, "classes": 1, "parties": 1, "nodes": 0}
+MAX_ROUND = 10**12
+MAX_PARAMETERS = 1 << 28  # of a model: it would not fit into a message
+
+
+def whole(request: Mapping[str, Any], name: str, low: int = 0, high: int = MAX_ROUND) -> int:
+    """A whole number of a request."""
+    value = request.get(name)
+    if type(value) is not int or not low <= value <= high:
+        raise AtollError(f"{name} is {short(repr(value), 50)}, not a whole number from {low} to {high}.")
+    return value
+
+
+def truth(request: Mapping[str, Any], name: str) -> bool:
+    """True or false, as the request says."""
+    value = request.get(name)
+    if not isinstance(value, bool):
+        raise AtollError(f"{name} is {short(repr(value), 50)}, not true or false.")
+    return value
+
+
+def table(request: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Fields of a request by name; none where there are none."""
+    value = request.get(name, {})
+    if not isinstance(value, dict):
+        raise AtollError(f"{name} is not a table of fields.")
+    return value
+
+
+def parties(request: Mapping[str, Any]) -> Parties:
+    """For whom a request is."""
+    numbers = request.get("parties")
+    if not isinstance(numbers, Tensor) or numbers.dtype != torch.int64 or numbers.dim() != 1:
+        raise AtollError("the message does not say for which parties it is.")
+    found = numbers.numpy()
+    if len(np.unique(found)) < max(len(found), 1) or int(found.min()) < 0:  # a party named twice would answer twice
+        raise AtollError("the message is for no party, or for one more than once.")
+    if int(found.max()) >= MOST["parties"]:
+        raise AtollError(f"the message is for party {int(found.max())}, of at most {MOST['parties']}.")
+    return Parties(found)
+
+
+def message(request: Mapping[str, Any]) -> Message:
+    """The call of a verb."""
+    verb = request.get("verb")
+    if not isinstance(verb, str) or len(verb) > 100:
+        raise AtollError("the message names no verb.")
+    return Message(
+        verb,
+        whole(request, "round"),
+        whole(request, "call"),
+        truth(request, "training"),
+        parties(request),
+        table(request, "common"),
+        table(request, "each"),
+    )
+
+
+def schema(request: Mapping[str, Any]) -> Schema:
+    """What everybody knows of the data."""
+    numbers = table(request, "schema")
+    if unknown := sorted(numbers.keys() - MOST.keys()):
+        raise AtollError(f"the schema holds {short(unknown[0])!r}, which no schema does.")
+    given = {"nodes": 0, **numbers}
+    return Schema(**{name: whole(given, name, LEAST[name], most) for name, most in MOST.items()})
+
+
+def described(about: Mapping[str, Any]) -> str:
+    """What is wrong with the numbers in a site's description of its data; empty where nothing is."""
+    for name in ("features", "classes", "nodes"):
+        value = about.get(name, LEAST[name])
+        if type(value) is not int or not LEAST[name] <= value <= MOST[name]:
+            return f"says that it has {short(repr(value), 50)} {name}, of at most {MOST[name]}"
+    return ""
+
+
+def check_fit(given: Schema, graph: Graph, config: Config, addressed: Parties) -> None:
+    """Refuse a schema that is not that of the site's own data, or settings that the site has no room for."""
+    vertical = config.partition == "vertical"
+    same = {"classes": graph.num_classes} | ({} if vertical else {"features": graph.num_features})
+    same |= {"nodes": graph.num_nodes // max(graph.parties, 1)} if vertical and given.nodes else {}
+    for name, own in same.items():
+        if getattr(given, name) != own:
+            raise AtollError(f"the server speaks of {getattr(given, name)} {name}, but this site's data has {own}.")
+    if vertical and given.features < graph.num_features:
+        raise AtollError(f"the server speaks of {given.features} features, but this site's data has {graph.num_features}.")
+    if int(addressed.numbers.max()) >= given.parties:
+        raise AtollError(f"the server calls this site party {int(addressed.numbers.max())} of {given.parties}.")
+    check_room(config.settings, given, graph.num_nodes, len(addressed), dense=vertical)
+
+
+def check_room(settings: Any, given: Schema, nodes: int, count: int, *, dense: bool = False) -> None:
+    """Refuse settings under which the models, or the nodes' representations, cannot fit, before any of it is allocated."""
+    parameters, numbers = demand(settings, given, nodes)
+    if parameters > MAX_PARAMETERS:
+        raise AtollError(
+            f"the settings ask for some {parameters:.1e} parameters, of at most {MAX_PARAMETERS:.1e}; lower hidden or layers."
+        )
+    needed = 4 * (4 * parameters * count + numbers + (nodes * given.features if dense else 0))
+    if needed > memory():
+        raise AtollError(
+            f"the settings need some {needed / 2**30:.0f} GB, and this site has {memory() / 2**30:.0f}; lower hidden or layers."
+        )
+
+
+def demand(settings: Any, given: Schema, nodes: int) -> tuple[int, int]:
+    """About how many parameters a party's model has, and how many numbers its nodes' representations are, at the least."""
+
+    def number(name: str, default: int) -> int:
+        value = getattr(settings, name, default)
+        return value if type(value) is int else default
+
+    width = max(number("width", 1), number("hidden", 1), number("proxy_dim", 1), number("walks", 0) + number("degrees", 0))
+    layers, types = number("layers", 1), number("types", 1)
+    joined = given.parties if getattr(settings, "aggregation", "") == "concatenation" else 1
+    parameters = types * width * (given.features + (layers - 1) * width * joined + given.classes)
+    return parameters, nodes * types * layers * width
+
+
+def memory() -> int:
+    """Bytes of memory this machine has; without end where it does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 1 << 62

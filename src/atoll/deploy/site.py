@@ -1,0 +1,289 @@
+"""The engine across machines, at a site: bytes in, bytes out. The graph and the parties' memory never leave.
+
+It knows nothing of NVFlare; `site_process` passes it the server's messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor, nn
+
+from atoll import __version__, algorithms, wire
+from atoll.data import files
+from atoll.data.datasets import row_normalise
+from atoll.data.federated import spread
+from atoll.data.splits import replaces_split, split
+from atoll.deploy import form, requests
+from atoll.deploy.journal import FILE, Journal, Watched
+from atoll.deploy.saves import LOST_SAVE, Saves
+from atoll.deploy.signing import Signing
+from atoll.deploy.site_metrics import OwnMetrics
+from atoll.deploy.terms import Terms
+from atoll.engines.remote import LARGEST
+from atoll.errors import AtollError, PartyFailure, short
+from atoll.federation.cohort import Cohort, Fields, Guard, Schema
+from atoll.graphs.graph import Graph
+from atoll.models.backbones import read
+from atoll.parties import Parties
+from atoll.privacy import releases
+from atoll.privacy.identities import simulated
+from atoll.privacy.masking import agreement, fewest
+from atoll.privacy.releases import Releases
+from atoll.privacy.secrets import Secrets
+from atoll.privacy.settled import Settled
+from atoll.runs import config as configuration
+from atoll.runs.config import Config
+from atoll.runs.runner import noise, stand
+
+TOTALS = "totals.jsonl"  # in a run's folder: which secure totals were opened, and over whom
+REASON = 1000  # letters of a reason that a site tells
+log = logging.getLogger("atoll.site")
+
+
+class Site:
+    """The parties of one site and their memory on disk. It answers whatever comes, and never raises.
+
+    `data` is the site's own graph folder; without one the site is simulated, and loads its part of the configured dataset.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        data: Path | None = None,
+        say: Callable[[str], None] = log.info,
+        terms: Terms | None = None,
+        journal: Journal | None = None,
+        kit: Path | None = None,
+    ) -> None:
+        """`folder` takes what the site saves; `terms` are what it insists on; `journal` is in `folder` unless given;
+        `kit` holds the signing keys of all sites, without it the site is simulated."""
+        self.folder = folder
+        self.data = data
+        self._say, self._said = say, ""
+        self.terms = terms or Terms()
+        self.journal = journal or Journal(folder / FILE)
+        self.kit = kit
+        self.run = ""
+        self.cohort: Cohort | None = None
+        self.releases: Releases | None = None  # of a run with noise
+        self.lock = threading.Lock()
+
+    def say(self, text: str) -> None:
+        """Tell the site's owner, once: a site that cannot take part is asked again in every round."""
+        if text != self._said:
+            self._said = text
+            self._say(text)
+
+    def handle(self, data: bytes) -> bytes:
+        """The answer to the server's bytes; an empty one where the journal cannot take it: nothing leaves that is not in it."""
+        with self.lock:
+            request: Fields = {}
+            try:
+                if len(data) > LARGEST:
+                    raise AtollError(f"the message has {len(data)} bytes, more than the {LARGEST} that are taken.")
+                request = wire.decode_message(data)
+                answer: Fields = {"status": "ok", "fields": self._answer(request)}
+                if self.releases is not None:
+                    spent = self.releases.most()
+                    answer["spent"] = spent if math.isfinite(spent) else "unbounded"
+            except (PartyFailure, AtollError) as error:
+                reason = f"refused: {error}" if isinstance(error, AtollError) else error.reason
+                log.warning("%s", short(reason, REASON))  # it may quote the server's own text
+                answer = {"status": "failed", "reason": short(reason, REASON)}
+            except Exception as error:  # its text may hold data of the site: only its kind is told
+                log.exception("a message could not be answered")
+                answer = {"status": "failed", "reason": f"failed ({type(error).__name__}; its log says more)"}
+            return self._noted(request, answer, wire.encode({"atoll": __version__, **answer}))
+
+    def _noted(self, request: Fields, answer: Fields, data: bytes) -> bytes:
+        """The answer's bytes once the journal tells of them."""
+        guards = self.cohort.guards if self.cohort is not None and answer["status"] == "ok" and request["kind"] == "ask" else ()
+        noised = [name for guard in guards if isinstance(guard, Watched) for name in guard.changed]
+        try:
+            epsilon = self.releases.epsilon() if self.releases is not None else None
+            self.journal.record(request, answer, data, noised=noised, epsilon=epsilon)
+        except Exception as error:  # whatever it is, the answer stays here
+            log.exception("the journal could not be written")
+            reason = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+            self.say(f"{self.journal.path} cannot be written ({reason}); nothing is answered until it can")
+            return b""
+        return data
+
+    def _answer(self, request: Fields) -> Fields:
+        if (version := request.get("atoll")) != __version__:
+            raise AtollError(
+                f"this site runs atoll {__version__}, the server {short(version, 50)}; use the same version everywhere."
+            )
+        kind = request.get("kind")
+        if kind == "echo":
+            return requests.table(request, "common")
+        if kind == "describe":
+            return self._describe(self._config(request))
+        if kind == "differ":
+            return self._differ(request)
+        if kind == "begin":
+            return self._begin(request)
+        if request.get("run") != self.run or self.cohort is None:
+            raise PartyFailure("does not know the run")
+        if kind == "ask":
+            return self._ask(request, self.cohort)
+        if kind == "save":
+            return self._save(requests.whole(request, "round"), self.cohort)
+        if kind == "finish":
+            return self._finish(self.cohort)
+        raise AtollError(f"there is no message {short(kind, 50)!r}.")
+
+    def _ask(self, request: Fields, cohort: Cohort) -> Fields:
+        message = requests.message(request)
+        if not np.isin(message.parties.numbers, cohort.parties.numbers).all():
+            raise AtollError("the message is for parties that do not live here.")
+        if cohort.limits is not None:
+            cohort.limits.arguments(message, LARGEST)
+        return cohort.answer(message)
+
+    def _describe(self, config: Config) -> Fields:
+        """What the server must know of a graph to compare it with the others': numbers, and digests instead of names."""
+        return form.describe(self._own(config), config.partition, form.key_of(self.kit))
+
+    def _differ(self, request: Fields) -> Fields:
+        """Another site has other columns or classes: name those of this one, here."""
+        graph, others = self._own(self._config(request)), request.get("digests")
+        if not isinstance(others, Tensor) or others.dtype != torch.int64:
+            raise AtollError("the message does not say what differs.")
+        whose = re.sub(r"[^a-z0-9-]", "?", str(request.get("site")))[:62]
+        form.differ(graph, str(request.get("field")), others, whose, form.key_of(self.kit), self.say)
+        return {}
+
+    def _begin(self, request: Fields) -> Fields:
+        config, schema = self._config(request), requests.schema(request)
+        parties, token = requests.parties(request), requests.whole(request, "token", -1)
+        exact = requests.truth(request, "exact")
+        algorithm = algorithms.find(config.algorithm)
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", str(request["run"])):
+            raise AtollError("the run's name is not of letters and digits.")
+        self.cohort, self.run, self.releases = None, str(request["run"]), None
+        if self.data is None:
+            graph = spread(config, None, algorithm.SPREADS).parts.select(parties)
+            requests.check_fit(schema, graph, config, parties)
+        else:
+            graph = self._own(config, requests.table(request, "order"))
+            requests.check_fit(schema, graph, config, parties)
+            graph = self._part(graph, config, schema, parties)
+        saves = Saves(self._runs(), self.say)
+        told = agreement(self.run, request["config"][0], vars(schema))
+        secrets = self._secrets(config, schema, parties, told, saves.known()) if config.run.secure else None
+        saves.check_data(graph.digest, str(self.data or config.dataset))
+        saved = saves.read(token, exact) if token >= 0 else None
+        cohort = stand(config, graph, schema, parties, blank=saved is not None, secrets=secrets, guards=self._guards(config))
+        if saved is not None:
+            cohort.remember(saved[1])
+        self.cohort = cohort
+        restored = saved[0] if saved is not None else -1
+        if restored < token:
+            began = f"round {restored}" if saved else "the beginning"
+            self.say(f"{LOST_SAVE} {token} is not here or damaged; going on from {began}")
+        self.say(f"{config.algorithm}: {f'going on from round {restored}' if saved else 'ready'}, {graph.num_nodes} nodes")
+        return {"restored": restored} if restored < token else {}
+
+    def _secrets(self, config: Config, schema: Schema, parties: Parties, told: str, known: bool) -> Secrets:
+        """What the site's parties keep for secure totals: fresh with every `begin`, but for the record of opened totals.
+
+        `told` is what the server says of the run; where the run is `known` here already, so must the record be."""
+        signing = Signing.open(self.kit) if self.kit is not None else None
+        identities = signing.identities(schema.parties) if signing is not None else simulated(schema.parties)
+        least = fewest(config.run.secure_min, schema.parties)
+        if self.data is not None:
+            least = max(least, self.terms.least(schema.parties))
+            if signing is not None and (schema.parties != len(signing.sites) or set(identities.private) != set(parties)):
+                raise AtollError("the server numbers the parties otherwise than this site's kit.")
+        return Secrets(identities, run=told, least=least, settled=Settled(self._runs() / TOTALS, known=known))
+
+    def _guards(self, config: Config) -> list[Guard]:
+        """What stands between a reply and the channel: the site's metrics are kept here, then noise is added and counted."""
+        guards: list[Guard] = [OwnMetrics(self._runs() / "metrics.jsonl")]
+        if config.dp.active:
+            self.releases = Releases(self.folder / releases.FILE, self.run, self.terms.budget, delta=config.dp.delta)
+            guards += [Watched(guard) for guard in noise(config, self.releases, strict=self.terms.budget is not None)]
+        return guards
+
+    def _config(self, request: Fields) -> Config:
+        given = request.get("config")
+        document: Any = given[0] if isinstance(given, list) and len(given) == 1 else None
+        self.terms.admit(document, own_data=self.data is not None)  # before anything it names is looked up
+        config = configuration.from_dict(document, "The server's configuration")
+        self.terms.check(config)
+        if self.data is not None and config.dp.active and config.dp.source == "seed":
+            raise AtollError("noise from the run's seed is no secret from the server; set dp.source to system.")
+        return config
+
+    def _own(self, config: Config, order: Fields | None = None) -> Graph:
+        if self.data is None:
+            raise AtollError("this site has no data of its own.")
+        try:
+            graph = files.read(self.data, directed=config.data.directed)
+        except AtollError as error:  # its text may hold data of the site
+            self.say(str(error))
+            raise AtollError("its graph could not be read; its log says why.") from error
+        if order:
+            graph = form.arrange(graph, order, form.key_of(self.kit), self.say)
+        return row_normalise(graph) if config.data.normalize_features else graph
+
+    def _part(self, graph: Graph, config: Config, schema: Schema, parties: Parties) -> Graph:
+        """The site's own graph as its party: split, and with the columns the federation has."""
+        if len(parties) != 1:
+            raise AtollError("a site with data of its own is one party.")
+        if config.partition == "vertical":
+            graph = replace(graph, x=_widened(graph.x, schema.features), widths=(graph.num_features,))
+        elif config.partition == "overlapping" and not bool((graph.train | graph.val | graph.test).any()):
+            raise AtollError(
+                "parties that share nodes must agree on their roles: say in the data which train, validate and test."
+            )
+        elif config.partition == "overlapping" and replaces_split(graph, config.split):
+            raise AtollError(
+                f"parties that share nodes must agree on their roles, so the data's own split is used: "
+                f"leave split={config.split.split!r} out of the configuration."
+            )
+        if replaces_split(graph, config.split):
+            self.say(f"the data's own split is replaced: the server's configuration says split={config.split.split!r}")
+        graph = split(graph, config.split, config.seed, parties)
+        if config.partition != "vertical" and int(graph.train.sum()) == 0:
+            raise AtollError("none of its nodes trains; label some, or choose another split.")
+        return graph
+
+    def _save(self, round: int, cohort: Cohort) -> Fields:
+        Saves(self._runs(), self.say).write(round, cohort.recall())
+        return {}
+
+    def _runs(self) -> Path:
+        return self.folder / self.run
+
+    def _finish(self, cohort: Cohort) -> Fields:
+        """Write the parties' own models and numbers, where the algorithm has models; of the saves, the last is enough now."""
+        kept = {name: getattr(cohort, name) for name in cohort.memory}
+        models = {name: _alone(read(value)) for name, value in kept.items() if isinstance(value, nn.Module)}
+        numbers = _alone({name: value for name, value in kept.items() if isinstance(value, Tensor)})  # APFL's α
+        Saves(self._runs(), self.say).finish(models | numbers if models else {})
+        return {}
+
+
+def _alone(model: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The model of a single party without the party axis."""
+    return {name: value[0] if len(value) == 1 else value for name, value in model.items()}
+
+
+def _widened(x: Any, columns: int) -> Any:
+    """The features with zero columns on the right, as the widest party of a vertical federation has."""
+    if isinstance(x, Tensor):
+        return nn.functional.pad(x, (0, columns - x.shape[1]))
+    return sp.csr_array((x.data, x.indices, x.indptr), shape=(x.shape[0], columns))

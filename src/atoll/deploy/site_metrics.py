@@ -1,0 +1,35 @@
+"""A site's own metrics, kept at the site: what it counts on its own nodes, before noise and masks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from atoll.federation import metrics
+from atoll.federation.cohort import Message
+from atoll.privacy.noise import EVALUATE
+from atoll.random import Draws
+from atoll.runs.folder import finite
+
+
+class OwnMetrics:
+    """A guard that lets everything pass and writes each evaluation of each party as a line of `metrics.jsonl`.
+
+    After a restart a round may stand there twice: the last line is the one that counts.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, message: Message, fields: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        """The fields as they are."""
+        if message.verb == EVALUATE and {"validation", "test", "confusion"} <= fields.keys():
+            lines = []
+            for index, party in enumerate(message.parties):
+                counts = {name: fields[name][index] for name in ("validation", "test", "confusion")}
+                lines.append(json.dumps(finite({"round": message.round, "party": party, **metrics.pooled(counts)})) + "\n")
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.writelines(lines)
+        return fields

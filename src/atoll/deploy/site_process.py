@@ -1,0 +1,96 @@
+"""The engine across machines, at a site: a process that passes the server's messages from NVFlare's cell to the `Site`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from nvflare.fuel.f3.cellnet.defs import Encoding
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+
+from atoll.deploy.cell import open_cell, watch, write_log
+from atoll.deploy.child import leave, orders, report
+from atoll.deploy.journal import Journal
+from atoll.deploy.kit import Kit
+from atoll.deploy.lock import CHANNEL, REPLIES, SERVER
+from atoll.deploy.site import Site
+from atoll.deploy.terms import Terms
+from atoll.engines.remote import TOPIC
+from atoll.errors import AtollError
+
+log = logging.getLogger("atoll.site")
+
+
+class Door:
+    """Answers the server's requests, and reports to the parent process when the first one of a connection has come."""
+
+    def __init__(self, cell: Any, site: Site) -> None:
+        self.cell = cell
+        self.site = site
+        self.joined = False
+        cell.register_blob_cb(CHANNEL, TOPIC, self.answer)
+        cell.core_cell.set_cell_disconnected_cb(self.disconnected)
+
+    def answer(self, request: Any) -> None:
+        """Answer a request that has begun to arrive; the lock has seen to it that it is the server's."""
+        data = bytes(request.result())
+        if not self.joined:
+            self.joined = True
+            report(joined=True)
+        over = data == b"leave"
+        reply = b"" if over else self.site.handle(data)
+        headers = {
+            StreamHeaderKey.STREAM_REQ_ID: request.headers[StreamHeaderKey.STREAM_REQ_ID],
+            StreamHeaderKey.PAYLOAD_ENCODING: Encoding.BYTES,
+        }
+        self.cell.send_blob(*REPLIES, SERVER, Message(headers, reply), optional=True, reliable=False)
+        if over:  # the answer goes out first
+            threading.Timer(1.0, self.leave).start()
+
+    def disconnected(self, agent: Any) -> None:
+        """The server is gone, or the way to it; NVFlare goes on trying to connect."""
+        log.warning("lost the connection to the server; trying again")
+        self.joined = False
+
+    def leave(self) -> None:
+        """The federation is over."""
+        report(left=True)
+        leave(0)
+
+
+def main(kit: Kit) -> None:
+    """Be a site's process, until the server says that it is over or the parent process lets go."""
+    write_log(kit)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
+    try:
+        cell = open_cell(kit)
+        Door(cell, site_from(os.environ))
+    except AtollError as error:
+        report(stop=str(error))
+        leave(2)
+    cell.core_cell.start()
+    watch(cell)
+    for _ in orders():
+        pass
+
+
+def site_from(given: Any) -> Site:
+    """The site that the parent process describes."""
+    data = Path(given["ATOLL_SITE_DATA"]) if given.get("ATOLL_SITE_DATA") else None
+    terms = Terms.from_json(given.get("ATOLL_SITE_TERMS", "{}"))
+    if data is None and not terms.simulated:
+        raise AtollError("A site needs data of its own; start it with `atoll join KIT --data FOLDER`.")
+    journal = Journal(Path(given["ATOLL_SITE_JOURNAL"]), given["ATOLL_SITE_SERVER"])
+    kit = Path(given["ATOLL_SITE_KIT"]) if given.get("ATOLL_SITE_KIT") else None
+    return Site(Path(given["ATOLL_SITE_FOLDER"]), data, lambda text: report(say=text), terms, journal, kit)
+
+
+if __name__ == "__main__":
+    main(replace(Kit.open(sys.argv[1], server=False), site=sys.argv[2]))

@@ -1,0 +1,291 @@
+"""The two ends of a federation as child processes: `Servant` is the server, `Guest` a site, `Local` a server with its sites here.
+
+Our own process only minds them. A server that dies is started again and takes the run up from its last checkpoint; a site that
+dies is started again and goes on from what it saved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atoll.deploy.child import Child
+from atoll.deploy.journal import FILE
+from atoll.deploy.kit import IDENTITY, Kit, provision
+from atoll.deploy.terms import Terms
+from atoll.errors import AtollError
+from atoll.federation.ledger import Ledger
+from atoll.parties import divide
+from atoll.runs.config import Config
+from atoll.runs.folder import Folder
+from atoll.runs.runner import Book, Result, Watch
+
+LOOK = 0.5  # seconds between looks at the sites
+DEATHS = 5  # so often in a row a process is started again before we give up
+JOINING = 180.0  # seconds for a site on this machine to stand
+Say = Callable[[str], None]
+
+
+class Servant:
+    """NVFlare's server as a child: it is given runs, one at a time, and started again where it died."""
+
+    def __init__(self, kit: Kit, say: Say, warn: Say) -> None:
+        """`say` is told how it goes, `warn` what goes wrong."""
+        self.kit = kit
+        self.say = say
+        self.warn = warn
+        self.heard: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.number = 0
+        self.child = self._start()
+
+    def _start(self) -> Child:
+        return Child(_command("server", self.kit), self.kit.path / "console.txt", self.heard.put, {"PYTHONUNBUFFERED": "1"})
+
+    def run(
+        self,
+        config: Config,
+        out: Path,
+        roster: Mapping[str, tuple[int, int]],
+        *,
+        simulated: bool,
+        resume: bool,
+        patience: float,
+        watch: Watch | None,
+        mind: Callable[[], None] = lambda: None,
+    ) -> Result:
+        """One run from beginning to end; `mind` is called again and again while it goes on."""
+        order = {"config": config.to_dict(), "out": str(out.resolve()), "roster": dict(roster), "simulated": simulated}
+        order |= {"patience": patience, "resume": resume, "kit": str(self.kit.path)}
+        rows = {row["round"]: row for row in Folder(out).rows()} if resume else {}
+        self._tell(order)
+        deaths, looked = 0, time.monotonic()
+        while True:
+            heard: dict[str, Any] = {}
+            with contextlib.suppress(queue.Empty):
+                heard = self._hear(LOOK)
+            if time.monotonic() - looked >= LOOK:
+                mind()
+                looked = time.monotonic()
+            if "row" in heard:
+                rows[heard["row"]["round"]] = heard["row"]
+                deaths = 0
+                if watch:
+                    watch(heard["row"], heard["rounds"])
+            elif "warn" in heard:
+                self.warn(heard["warn"])
+            elif heard.get("waiting"):
+                self.say(f"waiting for {', '.join(heard['waiting'])}")
+            elif "done" in heard:
+                return read_result(config, Folder(out), rows)
+            elif "error" in heard or "stop" in heard:
+                raise AtollError(heard.get("error") or heard["stop"])
+            elif "crash" in heard:
+                raise RuntimeError(f"The server failed; {self.kit.path}/log.txt says more.\n{heard['crash']}")
+            elif "exit" in heard:
+                deaths += 1
+                if deaths > DEATHS:
+                    raise AtollError(f"The server ended {deaths} times in a row; {self.child.log} says why.")
+                self.warn("the server died; starting it again from the last checkpoint")
+                self.child = self._start()
+                self._tell(order | {"resume": True})
+
+    def part(self, sites: Sequence[str]) -> None:
+        """Tell the sites that the federation is over."""
+        self._tell({"leave": list(sites)})
+        with contextlib.suppress(queue.Empty):
+            while not {"done", "error", "exit"} & self._hear(15.0).keys():
+                pass
+
+    def echo(self, sites: Sequence[str], size: int, times: int) -> list[list[float]]:
+        """Send so many bytes to some sites, and have them back, several times: all seconds of each, and those of our own work."""
+        self._tell({"echo": list(sites), "bytes": size, "times": times})
+        while not {"seconds", "error", "crash", "exit"} & (heard := self._hear(600.0)).keys():
+            pass
+        if "seconds" not in heard:
+            raise AtollError(f"The sites could not be reached: {heard}.")
+        return [list(each) for each in heard["seconds"]]
+
+    def _tell(self, order: Mapping[str, Any]) -> None:
+        self.number += 1
+        self.child.tell({**order, "number": self.number})
+
+    def _hear(self, timeout: float) -> dict[str, Any]:
+        """The next report; the end of an earlier order is passed over."""
+        while True:
+            heard = self.heard.get(timeout=timeout)
+            if heard.get("number", self.number) == self.number:
+                return heard
+
+    def stop(self) -> None:
+        """End the server."""
+        self.child.stop()
+
+
+class Guest:
+    """A site as a child, started again where it died."""
+
+    def __init__(
+        self, kit: Kit, folder: Path, data: Path | None, say: Say, warn: Say, env: Mapping[str, str] | None = None
+    ) -> None:
+        """`folder` takes what the site saves, `data` is its graph; `say` is told how it goes, `warn` what goes wrong.
+
+        A site with data of its own tries to join for ever; one of a simulation not more than a few times.
+        """
+        self.kit = kit
+        self.patient = data is not None
+        self.say = say
+        self.warn = warn
+        self.heard: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.env = {"ATOLL_SITE_FOLDER": str(folder.resolve()), "PYTHONUNBUFFERED": "1", **(env or {})}
+        self.env |= {"ATOLL_SITE_JOURNAL": str(kit.path / FILE), "ATOLL_SITE_SERVER": f"{IDENTITY} at {kit.host}:{kit.port}"}
+        self.env["ATOLL_SITE_KIT"] = str(kit.path)
+        if data is not None:
+            self.env["ATOLL_SITE_DATA"] = str(data.resolve())
+        self.deaths = 0
+        self.joined = self.left = False
+        self.child = self._start()
+
+    def _start(self) -> Child:
+        return Child(_command("site", self.kit), self.kit.path / "console.txt", self.heard.put, self.env)
+
+    def mind(self, timeout: float = 0.0) -> None:
+        """Hear what the site reports, waiting for at most so long; start it again if it is gone."""
+        with contextlib.suppress(queue.Empty):
+            heard = self.heard.get(timeout=timeout) if timeout else self.heard.get_nowait()
+            while True:
+                self._hear(heard)
+                heard = self.heard.get_nowait()
+
+    def _hear(self, heard: dict[str, Any]) -> None:
+        if "say" in heard:
+            self.say(heard["say"])
+        elif "joined" in heard:
+            self.deaths, self.joined = 0, True
+            self.say("joined")
+        elif "left" in heard:
+            self.left = True
+        elif "stop" in heard:  # it would stop again
+            raise AtollError(heard["stop"])
+        elif "exit" in heard and not self.left:
+            self.deaths, self.joined = self.deaths + 1, False
+            if self.deaths > DEATHS and not self.patient:
+                raise AtollError(f"The site {self.kit.site} ended {self.deaths} times in a row; {self.child.log} says why.")
+            self.warn(f"the site's process ended ({self.kit.path / 'log.txt'} says why); starting it again")
+            if self.patient and self.deaths > 1:
+                time.sleep(min(self.deaths, 30))
+            self.child = self._start()
+
+    def stop(self) -> None:
+        """End the site."""
+        self.child.stop()
+
+
+class Local:
+    """A federation on this machine: a server and some sites, each a process of its own; for one run or several."""
+
+    def __init__(self, sites: int, folder: Path, saves: Path, warn: Say, files: Sequence[str] = ()) -> None:
+        """`folder` takes the kits and logs, `saves` what the sites keep for themselves; `files` are algorithms of one's own."""
+        names = [f"site-{number}" for number in range(sites)]
+        provision(names, "localhost", folder / "kits", port=free_port())
+        threads = str(max(1, torch.get_num_threads() // sites))
+        env = {"OMP_NUM_THREADS": threads, "ATOLL_SITE_TERMS": Terms(simulated=True, files=tuple(files)).to_json()}
+        self.guests: list[Guest] = []
+        self.servant = Servant(Kit.open(folder / "kits" / "server", server=True), silent, warn)
+        try:
+            for name in names:
+                kit, told = Kit.open(folder / "kits" / name, server=False), named(name, warn)
+                self.guests.append(Guest(kit, saves / name, None, silent, told, env))
+        except BaseException:
+            self.stop()
+            raise
+
+    def run(self, config: Config, out: Path, parties: int, *, resume: bool = False, watch: Watch | None = None) -> Result:
+        """One run of all parties, spread evenly over the sites."""
+        names = [str(guest.kit.site) for guest in self.guests]
+        seats = zip(names, divide(parties, len(names)), strict=True)
+        roster = {name: (seat.start, seat.stop) for name, seat in seats if len(seat)}
+        return self.servant.run(
+            config, out, roster, simulated=True, resume=resume, patience=JOINING, watch=watch, mind=self._mind
+        )
+
+    def _mind(self) -> None:
+        for guest in self.guests:
+            guest.mind()
+
+    def stop(self) -> None:
+        """End everybody."""
+        ends = [self.servant.child, *(guest.child for guest in self.guests)]
+        for child in ends:
+            child.let_go()
+        for child in ends:
+            child.stop()
+
+
+@contextlib.contextmanager
+def local(sites: int, folder: Path, saves: Path, warn: Say, files: Sequence[str] = ()) -> Iterator[Local]:
+    """A federation on this machine that is gone when the block is left, however it is left."""
+    federation = Local(sites, folder, saves, warn, files)
+    try:
+        yield federation
+    finally:
+        federation.stop()
+
+
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def named(name: str, say: Say) -> Say:
+    """Begin whatever is said with a name."""
+    return lambda text: say(f"{name}: {text}")
+
+
+def _command(end: str, kit: Kit) -> list[str]:
+    """The program of an end: atoll's own, which locks NVFlare before it starts it; no code is taken from where it is started."""
+    module = {"server": "atoll.deploy.server", "site": "atoll.deploy.site_process"}[end]
+    return [sys.executable, "-P", "-u", "-m", module, str(kit.path), *([] if kit.site is None else [kit.site])]
+
+
+def read_result(config: Config, folder: Folder, rows: Mapping[int, dict[str, Any]]) -> Result:
+    """What the server wrote down, as a result."""
+    document = folder.load()
+    if document is None:
+        raise AtollError(f"{folder.path} holds no checkpoint of the finished run.")
+    book, ledger = Book(**document["book"]), Ledger(len(document["ledger"]["by_party"]))
+    ledger.restore(document["ledger"])
+    written = json.loads(folder.result.read_text())
+    return Result(
+        config=config,
+        setting=written["setting"],
+        parties=ledger.parties,
+        rounds=book.round,
+        best_round=book.best_round,
+        metrics=book.best,
+        last=book.last,
+        bytes=ledger.summary(),
+        seconds={"total": book.seconds, "per_round": book.seconds / max(book.round, 1)},
+        rows=[rows[number] for number in sorted(rows) if number <= book.round],
+        state=document.get("state", {}),
+        memory=document.get("memory", {}),
+        names=tuple(written.get("names", ())),
+        missing=written.get("missing", {}),
+        partial=book.partial,
+        last_partial=book.last_partial,
+        warnings=written.get("warnings", []),
+    )
+
+
+def silent(text: str) -> None:
+    """Tell nobody."""

@@ -1,0 +1,94 @@
+"""What a site insists on, whatever the server asks: checked before anything that a configuration names is looked up."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from atoll import algorithms
+from atoll.errors import AtollError
+from atoll.privacy.noise import NoiseSettings
+from atoll.privacy.releases import Budget
+from atoll.runs.config import GIVEN, Config
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms under which a site takes part; by default it takes part in everything."""
+
+    only: tuple[str, ...] = ()  # these algorithms; all where empty
+    secure: bool = False  # under secure aggregation only
+    secure_min: int = 3  # secure totals of at least as many parties
+    dp_epsilon: float = 0.0  # at most this ε at `dp_delta`, by party, over all runs with the kit; 0 insists on none
+    dp_delta: float = 1e-5
+    simulated: bool = False  # the site is played on its user's own machine: it may load datasets that the configuration names
+    files: tuple[str, ...] = ()  # algorithms of one's own, as files, that the user of a simulation named
+
+    def admit(self, document: Any, *, own_data: bool) -> None:
+        """Refuse a configuration as it came from the server, before anything that it names is looked up, imported or read."""
+        if not isinstance(document, dict):
+            raise AtollError("the server's configuration is not a table.")
+        algorithm, run = document.get("algorithm"), document.get("run", {})
+        if not isinstance(algorithm, str):
+            raise AtollError("the server's configuration names no algorithm.")
+        if self.only and algorithm not in self.only:
+            raise AtollError(f"this site takes part in {', '.join(self.only)} only, not in {algorithm[:100]}.")
+        if self.secure and not (isinstance(run, dict) and run.get("secure")):
+            raise AtollError("this site insists on secure aggregation.")
+        if algorithm not in algorithms.names() and not (self.simulated and algorithm in self.files):
+            raise AtollError(f"no algorithm {algorithm[:100]!r} is installed at this site, and none is taken from the server.")
+        if own_data and document.get("dataset") != GIVEN:
+            raise AtollError("this site has data of its own and loads no other.")
+
+    def check(self, config: Config) -> None:
+        """Refuse a configuration that does not meet the terms."""
+        if self.only and config.algorithm not in self.only:
+            raise AtollError(f"this site takes part in {', '.join(self.only)} only, not in {config.algorithm}.")
+        if self.secure and not config.run.secure:
+            raise AtollError("this site insists on secure aggregation.")
+        if self.dp_epsilon:
+            self._check_noise(config.dp, config.split.split)
+
+    @property
+    def budget(self) -> Budget | None:
+        """What the site may release over all its runs."""
+        return Budget(self.dp_epsilon, self.dp_delta) if self.dp_epsilon else None
+
+    @staticmethod
+    def _check_noise(dp: NoiseSettings, split: str) -> None:
+        """All that leaves with data in it must be noised, by party."""
+        wrong = ""
+        if not dp.verb or not dp.clip or not dp.noise:
+            wrong = "dp.verb, dp.clip and dp.noise must be set"
+        elif dp.unit != "party":
+            wrong = "dp.unit must be party"
+        elif dp.fields:
+            wrong = "dp.fields must be left out"
+        elif not dp.evaluation:
+            wrong = "dp.evaluation must be set, or evaluation tells its counts"
+        elif split in ("per_class", "stratified"):
+            wrong = "split must be auto, public or random, or the number of training nodes tells the size of each class"
+        if wrong:
+            raise AtollError(f"this site insists on differential privacy: {wrong}.")
+
+    def least(self, parties: int) -> int:
+        """The fewest parties of a secure total, in a federation of so many."""
+        if parties < self.secure_min:
+            raise AtollError(
+                f"this site takes part in secure totals of at least {self.secure_min} parties, and the federation has {parties}; "
+                f"`atoll join --secure-min {parties}` lowers that."
+            )
+        return self.secure_min
+
+    def to_json(self) -> str:
+        """The terms as text, for the site's process."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Terms:
+        """What `to_json` wrote."""
+        fields: dict[str, Any] = json.loads(text)
+        values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+        return cls(**values)

@@ -1,0 +1,353 @@
+"""Checks of what arrives against what the verbs declare (see `declarations`), at the server and at the sites.
+
+Whoever sends something else is named with the field and the bound, and nobody else suffers. A verb that declares nothing (an
+algorithm of one's own) gets the federation's general checks.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from atoll.deferred import Lazy
+from atoll.errors import AtollError, PartyFailure, short
+from atoll.federation.declarations import Case, Free, Leaf, Scalar, flat
+
+if TYPE_CHECKING:
+    from atoll.federation.cohort import Cohort, Message, Schema
+
+DOMINANT = 0.9  # a party with more than this share of all weights is noted in the history
+Expected = Mapping[str, Leaf | Scalar]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The run's limits on what one party may claim; the names are those of the run's settings."""
+
+    max_weight: int = 10**8
+    max_share: float = 1.0
+    max_nodes: int = 10**6
+
+
+class Limits:
+    """What the verbs of one run's cohorts take and give."""
+
+    def __init__(
+        self,
+        cohort: type[Cohort],
+        settings: Any,
+        schema: Schema,
+        rules: Rules | None = None,
+        *,
+        noised: str = "",
+        fractions: str = "",
+    ) -> None:
+        """`noised`: the verb whose replies are clipped and noised, and so keep no ranges but finite ones. `fractions`: a verb
+        all of whose fields are noised, and arrive as fractions."""
+        self.cohort, self.rules, self.noised, self.fractions = cohort, rules or Rules(), noised, fractions
+        self.case = Case(settings, schema, self.rules.max_weight, self.rules.max_nodes)
+        self.known: dict[tuple[str, str], Expected] = {}
+        self.replies: dict[tuple[str, bool], dict[str, Leaf]] = {}
+
+    # What a verb gives: checked by the server, and before masking by the party itself.
+
+    def reply(self, message: Message) -> dict[str, Leaf] | None:
+        """The fields of the reply to this message, by full name; None where the verb declares nothing."""
+        secure = message.common.get("secure") is not None
+        kept = self.replies.get((message.verb, secure))
+        if kept is not None:
+            return kept
+        expected = self._expected("gives", message)
+        if expected is None:
+            return None
+        leaves = {name: leaf for name, leaf in expected.items() if isinstance(leaf, Leaf)}
+        if secure:
+            leaves = {f"{_short_type(leaf.dtype)}/{name}": _masked(leaf) for name, leaf in leaves.items()}
+        leaves = dict(sorted(leaves.items(), key=lambda item: bool(item[1].times)))  # weights before what they multiply
+        if ("gives", message.verb) in self.known:  # the same for every message
+            self.replies[message.verb, secure] = leaves
+        return leaves
+
+    def misfit(self, leaves: Mapping[str, Leaf], fields: Mapping[str, Any], parties: int) -> str:
+        """What is wrong with the names, types or shapes of a reply of so many parties; empty where nothing is."""
+        return _misfit(leaves, dict(_flatten(fields)), self.case.nodes, parties)
+
+    def outliers(
+        self, leaves: Mapping[str, Leaf], fields: Mapping[str, Any], parties: int, *, tell: bool = True
+    ) -> dict[int, str]:
+        """Rows of the parties with a number outside its range, and in which field; names and shapes fit.
+
+        Without `tell` the number itself is not in the reason."""
+        values = dict(_flatten(fields))
+        found: dict[int, str] = {}
+        for name, leaf in leaves.items():
+            value = values.get(name)
+            if leaf.ragged:
+                for place, own in enumerate(value or []):
+                    if _outside(own[None], leaf, None):
+                        found.setdefault(place, _reason(name, own, leaf, tell=tell))
+            elif isinstance(value, Tensor):
+                weights = values.get(leaf.times)
+                for place in _outside(value, leaf, weights):
+                    found.setdefault(place, _reason(name, value[place], leaf, weights is not None, tell=tell))
+        return found
+
+    def own(self, message: Message, fields: Mapping[str, Any], parties: int) -> None:
+        """Refuse to mask a reply that is out of bounds: the server cannot see it any more. It is not told by how much."""
+        leaves = self.reply(replace(message, common={name: x for name, x in message.common.items() if name != "secure"}))
+        if leaves is None:
+            return
+        if reason := self.misfit(leaves, fields, parties):
+            raise PartyFailure(reason)
+        for reason in self.outliers(leaves, fields, parties, tell=False).values():
+            raise PartyFailure(reason)
+
+    # Weights.
+
+    def weight(self, leaves: Mapping[str, Leaf]) -> str:
+        """The field that says how much a party counts; empty where there is none."""
+        return next((name for name, leaf in leaves.items() if leaf.weight), "")
+
+    def shares(self, leaves: Mapping[str, Leaf], fields: Mapping[str, Any]) -> Tensor | None:
+        """(P,) each party's share of all weights; None where there are none, or one party alone."""
+        weights = fields.get(self.weight(leaves))
+        if not isinstance(weights, Tensor) or len(weights) < 2:
+            return None
+        return weights.double() / weights.sum().clamp(min=1)
+
+    def dominant(self, leaves: Mapping[str, Leaf], fields: Mapping[str, Any]) -> tuple[int, float] | None:
+        """The row of a party with more than `DOMINANT` of all weights, and its share."""
+        weights = fields.get(self.weight(leaves))
+        if not isinstance(weights, Tensor) or len(weights) < 2:
+            return None
+        largest, total = weights.max().item(), max(weights.sum().item(), 1)
+        return (int(weights.argmax()), largest / total) if largest > DOMINANT * total else None
+
+    def cut(self, leaves: Mapping[str, Leaf], fields: dict[str, Any]) -> dict[str, Any]:
+        """The reply with no party's weight above `max_share` of all; what is multiplied by it is scaled alike."""
+        shares, name = self.shares(leaves, fields), self.weight(leaves)
+        most = max(self.rules.max_share, 1 / len(shares)) if shares is not None else 1.0
+        if shares is None or not bool((shares > most).any()):
+            return fields
+        before = fields[name]
+        after = torch.minimum(before, torch.tensor(int(_level(before, most))).to(before))
+        factor = after.double() / before.clamp(min=1)
+        groups = {leaf.group for leaf in leaves.values() if leaf.times == name}
+        return {
+            key: after if key == name else _scaled(value, factor) if key in groups else value for key, value in fields.items()
+        }
+
+    # What a verb takes: checked by a site before the verb runs.
+
+    def arguments(self, message: Message, largest: int) -> None:
+        """Refuse a message whose arguments are not the verb's, or whose reply would not fit into `largest` bytes."""
+        method = self.cohort.verb_named(message.verb)
+        given = {name: value for name, value in {**message.common, **message.each}.items() if name != "secure"}
+        if twice := sorted(message.common.keys() & message.each.keys()):
+            raise AtollError(f"{message.verb!r} is given {short(twice[0])!r} twice.")
+        parameters = dict(list(inspect.signature(method).parameters.items())[1:])
+        for name in given:
+            if name not in parameters:
+                raise AtollError(f"{message.verb!r} takes no argument {short(name)!r}.")
+        expected = self._expected("takes", message)
+        if expected is None:
+            for name, parameter in parameters.items():
+                if parameter.default is parameter.empty and name not in given:
+                    raise AtollError(f"{message.verb!r} needs the argument {name!r}.")
+            return
+        self._check(message, expected)
+        leaves = self.reply(message) or {}
+        sizes = (math.prod(1 if isinstance(part, Free) else part for part in leaf.shape) for leaf in leaves.values())
+        size = 4 * len(message.parties) * sum(sizes)
+        if size > largest:
+            raise AtollError(f"the reply to {message.verb!r} would have {size} bytes, more than the {largest} that are sent.")
+
+    def _check(self, message: Message, expected: Expected) -> None:
+        for values, parties in ((message.common, None), (message.each, len(message.parties))):
+            here = {name: value for name, value in _flatten(values) if value is not None and not name.startswith("secure")}
+            groups = {name.partition("/")[0] for name in here}
+            parts = {name: what for name, what in expected.items() if name.partition("/")[0] in groups}
+            tensors = {name: leaf for name, leaf in parts.items() if isinstance(leaf, Leaf)}
+            scalars = {name: what for name, what in parts.items() if isinstance(what, Scalar)}
+            reason = next((_wrong(name, here[name], what) for name, what in scalars.items()), "")
+            rest = {name: value for name, value in here.items() if name not in scalars}
+            reason = reason or _misfit(tensors, rest, self.case.nodes, parties)
+            if not reason:
+                one = rest if parties is not None else {name: value[None] for name, value in rest.items()}
+                reason = next(iter(self.outliers(tensors, one, parties or 1).values()), "")
+            if reason:
+                raise AtollError(f"{message.verb!r} cannot be answered: {reason}.")
+        there = {name.partition("/")[0] for name, value in {**message.common, **message.each}.items() if value is not None}
+        for name, what in expected.items():
+            if not what.optional and name.partition("/")[0] not in there:
+                raise AtollError(f"{message.verb!r} needs the argument {name.partition('/')[0]!r}.")
+
+    def _expected(self, kind: str, message: Message) -> Expected | None:
+        declared = getattr(self.cohort.verb_named(message.verb), kind, None)
+        if declared is None:
+            return None
+        if not callable(declared) and (kind, message.verb) in self.known:
+            return self.known[kind, message.verb]
+        case = self.case if not callable(declared) else replace(self.case, arguments={**message.common, **message.each})
+        expected = flat(declared, case)
+        if kind == "gives":
+            expected = _weighted(expected, self.cohort.verb_named(message.verb).__dict__.get("averaged", {}))
+        if kind == "gives" and message.verb == self.noised:
+            expected = {name: _noised(leaf) if isinstance(leaf, Leaf) else leaf for name, leaf in expected.items()}
+        if kind == "gives" and message.verb == self.fractions:
+            doubled = {name: replace(leaf, dtype=torch.float64) for name, leaf in expected.items() if isinstance(leaf, Leaf)}
+            expected = {name: _noised(leaf) for name, leaf in doubled.items()}
+        if not callable(declared):
+            self.known[kind, message.verb] = expected
+        return expected
+
+
+def _flatten(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value by its full name; lists stay whole."""
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{name}/")
+        else:
+            yield prefix + name, value
+
+
+def _misfit(leaves: Mapping[str, Leaf], values: Mapping[str, Any], nodes: int, parties: int | None) -> str:
+    if values.keys() != leaves.keys():
+        for name in sorted(values.keys() - leaves.keys()):
+            return f"field {short(name)!r} is not one of its fields ({short(', '.join(leaves) or 'it has none')})"
+        groups = {name.partition("/")[0] for name in values}
+        for name, leaf in leaves.items():
+            if name not in values and (not leaf.optional or leaf.group in groups):
+                return f"field {name!r} is missing"
+    sizes: dict[tuple[str, int], int] = {}
+    for name, value in values.items():
+        leaf = leaves[name]
+        if leaf.ragged:
+            if not isinstance(value, list) or len(value) != parties:
+                return f"field {name!r} is not a list of one tensor per party"
+            reasons = (_form(own, leaf, leaf.shape, nodes, place, sizes) for place, own in enumerate(value))
+            reason = next(filter(None, reasons), "")
+        else:
+            shape = leaf.shape if parties is None else (parties, *leaf.shape)
+            reason = _form(value, leaf, shape, nodes, -1, sizes)
+        if reason:
+            return f"field {name!r} {reason}"
+    return ""
+
+
+def _form(
+    value: Any, leaf: Leaf, shape: tuple[int | Free, ...], nodes: int, place: int, sizes: dict[tuple[str, int], int]
+) -> str:
+    """What is wrong with the type or shape of one tensor."""
+    if not isinstance(value, Tensor):
+        return f"is {short(type(value).__name__)}, not a tensor"
+    if value.dtype != leaf.dtype:
+        return f"has the type {_short_type(value.dtype)}, not {_short_type(leaf.dtype)}"
+    actual = tuple(value.shape)
+    if actual == shape:
+        return ""
+    fits = len(actual) == len(shape)
+    for size, part in zip(actual, shape, strict=False):
+        if isinstance(part, Free):
+            fits = fits and size <= nodes and sizes.setdefault((part.name, place), size) == size
+        else:
+            fits = fits and size == part
+    named = tuple(f"{part.name} ≤ {nodes}" if isinstance(part, Free) else part for part in shape)
+    return "" if fits else f"has the shape {short(actual)}, not ({', '.join(map(str, named))})"
+
+
+def _outside(value: Tensor, leaf: Leaf, weights: Tensor | None) -> list[int]:
+    """Rows with a number outside the leaf's range; one pass where there is none."""
+    if leaf.low is None or value.numel() == 0 or value.dtype == torch.bool:
+        return []
+    if isinstance(value, Lazy):  # this process' own numbers, not written out
+        return [] if bool(torch.isfinite(value.sum())) else list(range(len(value)))
+    value = value.detach()
+    lowest, highest = value.amin().item(), value.amax().item()  # faster than aminmax
+    unit = 1 if weights is None else max(1, int(weights.min()))
+    if _ends(leaf.low, max) * unit <= lowest and highest <= _ends(leaf.high, min) * unit:
+        return []
+    low, high = (
+        torch.as_tensor(bound, dtype=torch.float64 if value.is_floating_point() else None) for bound in (leaf.low, leaf.high)
+    )
+    if weights is not None:
+        unit_of = weights.clamp(min=1).double().view(-1, *[1] * (value.ndim - 1))
+        low, high = low * unit_of, high * unit_of
+    fits = (value >= low) & (value <= high)  # never where it is not a number
+    return (~fits.reshape(len(value), -1).all(1)).nonzero()[:, 0].tolist()
+
+
+def _ends(bound: Any, end: Callable[[Any], Any]) -> Any:
+    """A bound, or the narrowest of several, one per column."""
+    return end(bound) if isinstance(bound, tuple) else bound
+
+
+def _reason(name: str, value: Tensor, leaf: Leaf, weighted: bool = False, *, tell: bool = True) -> str:
+    if not tell:
+        return f"field {name!r} is not finite, or beyond its bounds"
+    if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        return f"field {name!r} is not finite"
+    value = value.detach().double()
+    worst = float(value.flatten()[value.abs().argmax()])
+    low, high = (f"{min(bound) if isinstance(bound, tuple) else bound:g}" for bound in (leaf.low, leaf.high))
+    unit = f" for each of its {leaf.times}" if weighted else ""
+    return f"field {name!r} goes to {worst:g}, beyond {low} to {high}{unit}"
+
+
+def _wrong(name: str, value: Any, scalar: Scalar) -> str:
+    """What is wrong with a scalar argument."""
+    if scalar.low is None:
+        return "" if isinstance(value, bool) else f"field {name!r} is not true or false"
+    if type(value) is not int or not scalar.low <= value <= scalar.high:
+        return f"field {name!r} is not a whole number from {scalar.low} to {scalar.high}"
+    return ""
+
+
+def _weighted(expected: Expected, averaged: Mapping[str, str]) -> dict[str, Leaf | Scalar]:
+    """Fields that each party has multiplied by its weight: their range is for one unit of it."""
+    single = {
+        field: name for field, name in averaged.items() if name in expected and getattr(expected[name], "shape", None) == ()
+    }
+    return {
+        name: replace(leaf, times=single[leaf.group]) if isinstance(leaf, Leaf) and leaf.group in single else leaf
+        for name, leaf in expected.items()
+    }
+
+
+def _masked(leaf: Leaf) -> Leaf:
+    return replace(leaf, dtype=torch.int64, low=None, high=None, times="", weight=False)
+
+
+def _noised(leaf: Leaf) -> Leaf:
+    """Noise is put on what is not whole; it knows no ranges."""
+    if not leaf.dtype.is_floating_point:
+        return leaf
+    largest = torch.finfo(leaf.dtype).max
+    return replace(leaf, low=-largest, high=largest, times="")
+
+
+def _short_type(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _scaled(value: Any, factor: Tensor) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _scaled(own, factor) for name, own in value.items()}
+    return value * factor.view(-1, *[1] * (value.ndim - 1)).to(value)
+
+
+def _level(weights: Tensor, most: float) -> float:
+    """The cap under which the heaviest have at most that share of all: Σ min(n, cap)·most = cap."""
+    ordered = weights.double().sort(descending=True).values
+    for above in range(1, len(ordered)):
+        rest = float(ordered[above:].sum())
+        cap = most * rest / (1 - most * above) if most * above < 1 else math.inf
+        if cap >= float(ordered[above]):
+            return cap
+    return math.inf

@@ -1,0 +1,228 @@
+"""Graphs of one or many parties in one block-diagonal block."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.graphs.attention import Attention
+from atoll.graphs.kernels import Blocks, Features, Sparse
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Nodes with features, edges, labels and splits; the blocks of P ≥ 1 parties stand one after the other.
+
+    Party p owns the rows `ptr[p]:ptr[p + 1]`; no edge joins two parties. A whole graph is the case P = 1.
+    Everything derived (normalised adjacency, sparse products) is computed once, on first use.
+    """
+
+    x: sp.csr_array | Tensor  # (N, d) features, float32: CSR where they are sparse, else a dense tensor
+    edge_index: Tensor  # (2, E) int64, source → target; both directions where undirected; no loops, no repeats
+    y: Tensor  # (N,) int64 class, −1 where unlabelled
+    train: Tensor  # (N,) bool
+    val: Tensor  # (N,) bool
+    test: Tensor  # (N,) bool
+    num_classes: int
+    ids: Tensor  # (N,) int64: the node's index in the whole graph
+    ptr: Tensor  # (P + 1,) int64: where each party's rows begin
+    widths: tuple[int, ...] | None = None  # vertical: party p's real columns are x[:, :widths[p]], the rest is zero padding
+    class_names: tuple[str, ...] | None = None  # where the classes have names
+    majority: Tensor | None = None  # (N,) int64: the majority class where each node comes from, if not the block itself
+    feature_names: tuple[str, ...] | None = None  # where the columns have names
+
+    @property
+    def num_nodes(self) -> int:
+        """N, of all parties together."""
+        return self.y.shape[0]
+
+    @property
+    def num_features(self) -> int:
+        """d, the columns of x."""
+        return self.x.shape[1]
+
+    @property
+    def parties(self) -> int:
+        """P, the number of blocks."""
+        return self.ptr.shape[0] - 1
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Nodes of each party."""
+        return self.ptr.diff().tolist()
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """How the rows fall into parties: the arithmetic of rows times a party's own weights."""
+        return Blocks(self.sizes)
+
+    @cached_property
+    def features(self) -> Features:
+        """`graph.features @ weight` with weight (P, d, h): each party's features times its own weight."""
+        return Features.of(self.x, self.blocks)
+
+    @cached_property
+    def stored(self) -> sp.csr_array:
+        """(N, d) the features as CSR, without the zeros."""
+        return sp.csr_array(self.x.numpy()) if isinstance(self.x, Tensor) else self.x
+
+    @property
+    def digest(self) -> int:
+        """A number that other features, edges, labels or splits would change."""
+        x = [self.x.numpy()] if isinstance(self.x, Tensor) else [self.x.data, self.x.indices, self.x.indptr]
+        rest = (self.edge_index, self.y, self.train, self.val, self.test, self.ids, self.ptr)
+        total = hashlib.blake2b(digest_size=7)
+        for array in [*x, *(tensor.numpy() for tensor in rest)]:
+            total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return int.from_bytes(total.digest(), "little")
+
+    @cached_property
+    def adjacency(self) -> sp.csr_array:
+        """(N, N) float64; row i holds the sources of the edges into i."""
+        source, target = self.edge_index.numpy()
+        ones = np.ones(len(source))
+        matrix = sp.csr_array((ones, (target, source)), shape=(self.num_nodes, self.num_nodes))
+        matrix.sort_indices()
+        return matrix
+
+    @cached_property
+    def symmetric(self) -> bool:
+        """Whether every edge has its reverse."""
+        adjacency = self.adjacency
+        return bool((adjacency != adjacency.T).nnz == 0)
+
+    @property
+    def normalised(self) -> sp.csr_array:
+        """D^(-1/2)·(A + I)·D^(-1/2), D the in-degrees of A + I."""
+        looped = self.adjacency + sp.eye_array(self.num_nodes, format="csr")
+        scale = sp.diags_array(looped.sum(1) ** -0.5)
+        return sp.csr_array(scale @ looped @ scale)
+
+    @cached_property
+    def propagate(self) -> Sparse:
+        """The normalised adjacency as an operator."""
+        return Sparse(self.normalised, symmetric=self.symmetric)
+
+    @cached_property
+    def laplacian(self) -> Sparse:
+        """L with Σ_i xᵢᵀ(L·x)ᵢ = Σ ‖x_i − x_j‖² over all edges (i, j): D_in + D_out − A − Aᵀ."""
+        both = self.adjacency + self.adjacency.T
+        return Sparse(sp.csr_array(sp.diags_array(both.sum(1)) - both), symmetric=True)
+
+    @cached_property
+    def mean(self) -> Sparse:
+        """D⁻¹·A: the mean over a node's neighbours, 0 for a node without any."""
+        degree = self.adjacency.sum(1)
+        return Sparse(sp.csr_array(sp.diags_array(1 / np.maximum(degree, 1)) @ self.adjacency))
+
+    def attention(self, heads: int) -> Attention:
+        """The places where attention of that many heads falls: every node's neighbours and itself."""
+        if heads not in self._attention:
+            self._attention[heads] = Attention(self.adjacency, heads)
+        return self._attention[heads]
+
+    @cached_property
+    def _attention(self) -> dict[int, Attention]:
+        return {}
+
+    @cached_property
+    def pooled(self) -> Graph:
+        """The same graph as one block (P = 1): what a model that all parties share runs on."""
+        graph = replace(self, ptr=self.ptr[[0, -1]], widths=None)
+        graph.__dict__.update({name: self.__dict__[name] for name in ("propagate", "mean") if name in self.__dict__})
+        return graph
+
+    def over(self, propagate: Sparse) -> Graph:
+        """The same graph with another matrix in the place of D^(-1/2)·(A + I)·D^(-1/2)."""
+        graph = replace(self)
+        kept = ("sizes", "blocks", "features", "derived", "num_train", "party")
+        graph.__dict__.update({name: getattr(self, name) for name in kept} | {"propagate": propagate})
+        return graph
+
+    @cached_property
+    def derived(self) -> dict[str, Tensor]:
+        """What others compute once for this graph (for instance the losses' node weights), by name."""
+        return {}
+
+    @cached_property
+    def num_train(self) -> Tensor:
+        """(P,) training nodes of each party."""
+        return torch.zeros(self.parties, dtype=torch.int64).index_add_(0, self.party, self.train.long())
+
+    @cached_property
+    def party(self) -> Tensor:
+        """(N,) which party each row belongs to."""
+        return torch.repeat_interleave(torch.arange(self.parties), self.ptr.diff())
+
+    def select(self, parties: Sequence[int] | NDArray[np.int64]) -> Graph:
+        """The graph of some of the parties, in the given order."""
+        index = torch.from_numpy(np.array(parties, dtype=np.int64))
+        if torch.equal(index, torch.arange(self.parties)):
+            return self
+        rows = spans(self.ptr[index], self.ptr[index + 1])
+        sizes = self.ptr.diff()[index]
+        widths = None if self.widths is None else tuple(self.widths[p] for p in parties)
+        return replace(self.rows(rows), ptr=torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]), widths=widths)
+
+    def rows(self, rows: Tensor) -> Graph:
+        """The induced subgraph of distinct rows as one block (P = 1)."""
+        position = torch.full((self.num_nodes,), -1, dtype=torch.int64)
+        position[rows] = torch.arange(len(rows))
+        edges = position[self.edge_index]
+        kept = (edges >= 0).all(0)
+        x = self.x[rows] if isinstance(self.x, Tensor) else self.x[rows.numpy()]
+        return Graph(
+            x=x,
+            edge_index=edges[:, kept],
+            y=self.y[rows],
+            train=self.train[rows],
+            val=self.val[rows],
+            test=self.test[rows],
+            num_classes=self.num_classes,
+            ids=self.ids[rows],
+            ptr=torch.tensor([0, len(rows)]),
+            class_names=self.class_names,
+            majority=None if self.majority is None else self.majority[rows],
+            feature_names=self.feature_names,
+        )
+
+
+def spans(starts: Tensor, ends: Tensor) -> Tensor:
+    """starts[0], …, ends[0] − 1, starts[1], …: ranges one after the other."""
+    sizes = ends - starts
+    before = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    return torch.arange(int(before[-1])) + torch.repeat_interleave(starts - before[:-1], sizes)
+
+
+def stack(graphs: Sequence[Graph]) -> Graph:
+    """The parties' graphs one after the other, block-diagonal; each may itself hold several parties."""
+    offsets = np.cumsum([0, *(graph.num_nodes for graph in graphs)])
+    xs = [graph.x for graph in graphs]
+    x = torch.cat(xs) if isinstance(xs[0], Tensor) else sp.csr_array(sp.vstack(xs, format="csr"))
+    return Graph(
+        x=x,
+        edge_index=torch.cat([graph.edge_index + int(start) for graph, start in zip(graphs, offsets, strict=False)], 1),
+        y=torch.cat([graph.y for graph in graphs]),
+        train=torch.cat([graph.train for graph in graphs]),
+        val=torch.cat([graph.val for graph in graphs]),
+        test=torch.cat([graph.test for graph in graphs]),
+        num_classes=graphs[0].num_classes,
+        ids=torch.cat([graph.ids for graph in graphs]),
+        ptr=torch.cat(
+            [torch.zeros(1, dtype=torch.int64)]
+            + [graph.ptr[1:] + int(start) for graph, start in zip(graphs, offsets, strict=False)]
+        ),
+        widths=None
+        if any(graph.widths is None for graph in graphs)
+        else tuple(w for graph in graphs for w in graph.widths or ()),
+        class_names=graphs[0].class_names,
+        feature_names=graphs[0].feature_names if len({graph.feature_names for graph in graphs}) == 1 else None,
+    )

@@ -1,0 +1,190 @@
+"""Layer-wise sampling (FastGCN: Chen, Ma & Xiao, ICLR 2018): which nodes each layer of a batch needs, and the matrices between.
+
+A batch of an L-layer network has levels 0 … L. Level L holds the nodes whose loss counts; level l holds level l + 1 and a uniform
+sample of its neighbours, so levels grow downwards and a skip connection finds its rows. Layer l maps level l to level l + 1 by
+
+    A(E[l])_ij = Â_ij · d_i / d_i[l]   for a neighbour j, Â_ii for the node itself,
+
+where d_i of i's neighbours exist and d_i[l] were sampled: every sampled neighbour stands for d_i / d_i[l] of them. With all
+neighbours it is Â itself. All parties of a cohort are sampled at once; each draws for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.graphs.attention import Attention
+from atoll.graphs.graph import Graph
+from atoll.graphs.kernels import Blocks, Features, Sparse
+
+Ints = NDArray[np.int64]
+
+
+class Level:
+    """The nodes of one level: rows of the parties' block-diagonal graph, ascending, and how they fall into parties."""
+
+    def __init__(self, rows: Ints, sizes: Sequence[int]) -> None:
+        self.rows = rows
+        self.blocks = Blocks(sizes)
+
+    @classmethod
+    def everything(cls, graph: Graph) -> Level:
+        """All nodes of all parties."""
+        return cls(np.arange(graph.num_nodes), graph.sizes)
+
+    @classmethod
+    def alike(cls, graph: Graph, nodes: Sequence[Tensor]) -> Level:
+        """Nodes by their place in each party's block, one tensor a party."""
+        rows = [np.sort(own.numpy()) + start for own, start in zip(nodes, graph.ptr.tolist(), strict=False)]
+        return cls(np.concatenate(rows), [*map(len, nodes)])
+
+    def nodes(self, graph: Graph) -> list[Tensor]:
+        """Each party's nodes by their place in its block."""
+        starts = graph.ptr.tolist()
+        return [torch.from_numpy(self.rows[a:b] - start) for (a, b), start in zip(self.blocks.ranges, starts, strict=False)]
+
+
+class Batch:
+    """The levels of one batch, known from the top down, and the matrices between them."""
+
+    def __init__(self, graph: Graph, levels: Sequence[Level | None]) -> None:
+        self.graph = graph
+        self.levels = list(levels)
+
+    @classmethod
+    def everything(cls, graph: Graph, layers: int) -> Batch:
+        """The whole graph at every level: nothing is sampled."""
+        return cls(graph, [Level.everything(graph)] * (layers + 1))
+
+    @classmethod
+    def of(cls, graph: Graph, layers: int, top: Level) -> Batch:
+        """A batch of which only level L is known yet."""
+        return cls(graph, [*[None] * layers, top])
+
+    def level(self, place: int) -> Level:
+        """A level that is known."""
+        level = self.levels[place]
+        assert level is not None
+        return level
+
+    def blocks(self, place: int) -> Blocks:
+        """How the rows of a level fall into parties."""
+        return self.level(place).blocks
+
+    @cached_property
+    def features(self) -> Features:
+        """X[S[0]]."""
+        level = self.level(0)
+        if len(level.rows) == self.graph.num_nodes:
+            return self.graph.features
+        x = self.graph.x
+        return Features.of(x[torch.from_numpy(level.rows)] if isinstance(x, Tensor) else x[level.rows], level.blocks)
+
+    def matrix(self, layer: int) -> Sparse:
+        """A(E[l]), level l + 1 by level l."""
+        if layer not in self._matrices:
+            self._matrices[layer] = between(self.graph, self.level(layer + 1), self.level(layer))
+        return self._matrices[layer]
+
+    @cached_property
+    def _matrices(self) -> dict[int, Sparse]:
+        return {}
+
+    def attention(self, layer: int, heads: int) -> Attention:
+        """Where the nodes of level l + 1 look among those of level l; square, so the other rows look at themselves only."""
+        if layer not in self._attention:
+            self._attention[layer] = looking(self.graph, self.level(layer + 1), self.level(layer), heads)
+        return self._attention[layer]
+
+    @cached_property
+    def _attention(self) -> dict[int, Attention]:
+        return {}
+
+    def take(self, hidden: Tensor, lower: int, upper: int) -> Tensor:
+        """The rows of the nodes of the upper level from what is known of those of the lower."""
+        below, above = self.level(lower), self.level(upper)
+        if len(below.rows) == len(above.rows):
+            return hidden
+        return hidden.index_select(0, torch.from_numpy(np.searchsorted(below.rows, above.rows)))
+
+
+def below(graph: Graph, level: Level, fan_out: int, draws: Sequence[torch.Generator]) -> Level:
+    """The level under this one: its nodes and, of each party, a uniform sample of `fan_out` neighbours a node (0: all)."""
+    pattern = graph.propagate.forward
+    places, _ = _stored(pattern, level.rows)
+    near = np.zeros(graph.num_nodes, bool)
+    near[pattern.col_indices().numpy()[places]] = True
+    near[level.rows] = False
+    candidates = np.flatnonzero(near)
+    cuts = np.searchsorted(candidates, graph.ptr.numpy())
+    chosen, sizes = [], []
+    for party, (start, end) in enumerate(level.blocks.ranges):
+        own, most = candidates[cuts[party] : cuts[party + 1]], fan_out * (end - start)
+        if 0 < most < len(own):
+            own = own[torch.randperm(len(own), generator=draws[party])[:most].numpy()]
+        chosen.append(np.sort(np.concatenate([level.rows[start:end], own])))
+        sizes.append(len(chosen[-1]))
+    return Level(np.concatenate(chosen), sizes)
+
+
+def between(graph: Graph, upper: Level, lower: Level) -> Sparse:
+    """The scaled submatrix of Â from the lower level's nodes to the upper level's."""
+    if len(upper.rows) == len(lower.rows) == graph.num_nodes:
+        return graph.propagate
+    pattern = graph.propagate.forward
+    places, counts = _stored(pattern, upper.rows)
+    source = pattern.col_indices().numpy()[places]
+    column = _positions(graph, lower)[source]
+    kept = column >= 0
+    starts = np.concatenate([[0], kept.cumsum()])[np.concatenate([[0], counts.cumsum()])]
+    factor = (counts - 1) / np.maximum(np.diff(starts) - 1, 1)  # d_i / d_i[l]
+    scale = np.where(source == np.repeat(upper.rows, counts), 1, np.repeat(factor, counts))
+    values = (pattern.values().numpy()[places] * scale)[kept]
+    return Sparse(sp.csr_array((values, column[kept], starts), shape=(len(upper.rows), len(lower.rows))))
+
+
+def looking(graph: Graph, upper: Level, lower: Level, heads: int) -> Attention:
+    """The edges from the lower level's nodes into the upper level's, as a square pattern over the lower level."""
+    if len(upper.rows) == len(lower.rows) == graph.num_nodes:
+        return graph.attention(heads)
+    adjacency = graph.adjacency
+    counts = np.zeros(len(lower.rows), np.int64)
+    starts, ends = adjacency.indptr[upper.rows], adjacency.indptr[upper.rows + 1]
+    places = _ranges(starts, ends - starts)
+    column = _positions(graph, lower)[adjacency.indices[places]]
+    kept = column >= 0
+    inside = np.concatenate([[0], kept.cumsum()])
+    bounds = np.concatenate([[0], (ends - starts).cumsum()])
+    counts[np.searchsorted(lower.rows, upper.rows)] = np.diff(inside[bounds])
+    indptr = np.concatenate([[0], counts.cumsum()])
+    shape = (len(lower.rows), len(lower.rows))
+    return Attention(sp.csr_array((np.ones(int(kept.sum())), column[kept], indptr), shape=shape), heads)
+
+
+def _stored(pattern: Tensor, rows: Ints) -> tuple[Ints, Ints]:
+    """Where the stored values of some rows of a CSR tensor stand, one row after the other, and how many each row has."""
+    indptr = pattern.crow_indices().numpy()
+    starts = indptr[rows].astype(np.int64)
+    counts = indptr[rows + 1] - starts
+    return _ranges(starts, counts), counts
+
+
+def _ranges(starts: Ints, counts: Ints) -> Ints:
+    """start, start + 1, … for `count` places each, one after the other."""
+    ends = counts.cumsum()
+    result: Ints = np.arange(int(counts.sum())) + np.repeat(starts - ends + counts, counts)
+    return result
+
+
+def _positions(graph: Graph, level: Level) -> NDArray[np.int32]:
+    """For every row of the graph its place in the level, −1 where it is not in it."""
+    positions = np.full(graph.num_nodes, -1, np.int32)
+    positions[level.rows] = np.arange(len(level.rows))
+    return positions

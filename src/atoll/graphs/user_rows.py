@@ -1,0 +1,135 @@
+"""Weights of many users with one feature vector each, kept only where a user's feature is not zero.
+
+A row of W_i whose feature is zero at user i never touches x_i·W_i and gets no gradient: leaving it out changes nothing.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor, nn
+
+from atoll.errors import AtollError
+from atoll.graphs.graph import Graph, spans
+from atoll.graphs.kernels import csr, multiply
+from atoll.random import Streams
+
+PIECE = 1 << 17  # numbers that are made double at once: they stay in the cache
+
+
+class Entries:
+    """The E stored features of N users, one vector each: entry e is `value[e]` at feature `feature[e]` of user `user[e]`."""
+
+    def __init__(self, graph: Graph) -> None:
+        if graph.parties != graph.num_nodes:
+            party = int((graph.ptr.diff() != 1).nonzero()[0])
+            raise AtollError(
+                f"Party {party} has {int(graph.ptr[party + 1] - graph.ptr[party])} feature vectors but users here have one each; "
+                "use --partition node and data with one sample a node."
+            )
+        stored = graph.stored
+        self.users, self.features = stored.shape
+        self.starts = torch.from_numpy(stored.indptr.astype(np.int64))
+        self.feature = torch.from_numpy(stored.indices.astype(np.int64))
+        self.value = torch.from_numpy(stored.data)
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        """(N, E) CSR: the users' values, each in a column of its own."""
+        places = np.arange(len(self.value))
+        return csr(sp.csr_array((self.value.numpy(), places, self.starts.numpy()), shape=(self.users, len(places))))
+
+    @cached_property
+    def user(self) -> Tensor:
+        """(E,) whose feature an entry is."""
+        return torch.repeat_interleave(torch.arange(self.users), self.starts.diff())
+
+    def of(self, users: Tensor) -> Tensor:
+        """The entries of some users."""
+        return spans(self.starts[users], self.starts[users + 1])
+
+    def take(self, users: Tensor) -> Entries:
+        """Those of some users, as if there were no others."""
+        chosen = self.of(users)
+        part = object.__new__(Entries)
+        part.users, part.features = len(users), self.features
+        part.starts = nn.functional.pad(self.starts.diff()[users].cumsum(0), (1, 0))
+        part.feature, part.value = self.feature[chosen], self.value[chosen]
+        return part
+
+    def product(self, rows: Tensor) -> Tensor:
+        """(E, h) → (N, h): x_i·W_i = Σ_f x_if·W_if of every user."""
+        return multiply(self.matrix, rows)
+
+    def outer(self, gradient: Tensor, out: Tensor) -> Tensor:
+        """(N, h) → (E, h): the gradient x_if·g_i of every kept row, in `out`: fresh memory would cost more than the product."""
+        return torch.index_select(gradient, 0, self.user, out=out).mul_(self.value[:, None])
+
+
+class Weights(nn.Module):
+    """The kept rows (E, h) of the users' weights (N, d, h)."""
+
+    def __init__(self, entries: Entries, width: int) -> None:
+        super().__init__()
+        self.entries = entries
+        self.rows = nn.Parameter(torch.zeros(len(entries.value), width), requires_grad=False)
+        self.gradient = torch.empty(len(entries.value), width)  # overwritten by every `backward`
+
+    def forward(self) -> Tensor:
+        """(N, h): x_i·W_i of every user."""
+        return self.entries.product(self.rows)
+
+    def backward(self, gradient: Tensor) -> Tensor:
+        """(N, h), the gradient of `forward` → (E, h), that of the kept rows."""
+        return self.entries.outer(gradient, self.gradient)
+
+    def share(self, weight: Tensor) -> None:
+        """Every user starts with the same weight (d, h)."""
+        torch.index_select(weight, 0, self.entries.feature, out=self.rows.data)
+
+    def draw(self, streams: Streams, bound: float) -> None:
+        """Every user draws its own W_i from U(−bound, bound); only the kept rows are made."""
+        width = self.rows.shape[1]
+        self.rows.data = streams.rows(self.entries.user, self.entries.feature, width, low=-bound, high=bound)
+
+
+class Patched:
+    """Whole weights (N, d, h), as a description: a user's kept rows (E, h) are its own, all others are `rest` (N, d, h)'s."""
+
+    def __init__(self, entries: Entries, rows: Tensor, rest: Tensor) -> None:
+        self.entries, self.rows, self.rest = entries, rows, rest
+        self.shape = tuple(rest.shape)
+
+    def dense(self) -> Tensor:
+        """The weights themselves."""
+        weights = self.rest.clone(memory_format=torch.contiguous_format)
+        weights[self.entries.user, self.entries.feature] = self.rows
+        return weights
+
+    def take(self, index: Tensor) -> Patched:
+        """Those of some users."""
+        return Patched(self.entries.take(index), self.rows[self.entries.of(index)], self.rest[index])
+
+    @property
+    def shared(self) -> bool:
+        """Whether all users' `rest` is one."""
+        return len(self.rest) > 1 and not self.rest.stride(0)
+
+    def probe(self) -> Tensor:
+        """Finite if and only if all numbers that matter are."""
+        return self.rows.sum() + (self.rest[0] if self.shared else self.rest).sum()
+
+    def total(self) -> Tensor:
+        """(d, h) float64: the sum over the users; where they share `rest`, without making anybody's weights."""
+        if not self.shared:
+            return self.dense().sum(0, dtype=torch.float64)
+        idle = self.entries.users - torch.bincount(self.entries.feature, minlength=self.entries.features)
+        result: Tensor = idle[:, None] * self.rest[0].double()
+        step = max(1, PIECE // self.rows.shape[1])
+        for start in range(0, len(self.rows), step):
+            piece = slice(start, start + step)
+            result.index_add_(0, self.entries.feature[piece], self.rows[piece].double())
+        return result

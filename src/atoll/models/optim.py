@@ -1,0 +1,207 @@
+"""Optimisers whose whole state has a leading party axis, so parties can be sliced out, stepped and written back exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+
+import torch
+from torch import Tensor, nn
+
+from atoll.errors import AtollError
+
+MANY = 64  # parties, or groups of parties with different step counts: more do not go one after the other
+LANES = 16  # float32 numbers in a vector register
+
+Parameters = nn.Module | Mapping[str, Tensor] | Iterable[Tensor]
+
+
+class Adam:
+    """Adam: Kingma & Ba, ICLR 2015, with L2 weight decay as in torch.optim.Adam.
+
+    m ← β₁m + (1−β₁)g;  v ← β₂v + (1−β₂)g²;  w ← w − η·m̂ / (√v̂ + ε), bias-corrected by each party's own step count.
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        self.params = _named(params)
+        self.lr, self.weight_decay, self.betas, self.eps = lr, weight_decay, betas, eps
+        self.first = {name: torch.zeros_like(p) for name, p in self.params.items()}
+        self.second = {name: torch.zeros_like(p) for name, p in self.params.items()}
+        self.steps = torch.zeros(_parties(self.params))
+        self._in_step = True  # all parties have taken equally many steps
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """One step of every party; gradients in the order of the parameters."""
+        self.steps += 1
+        if not len(self.steps):
+            return
+        columns = [self.params.values(), gradients, self.first.values(), self.second.values()]
+        if self._in_step:
+            params, grads, first, second = (_pieces(column) for column in columns)
+            counts = [self.steps[0]] * len(params)
+        else:
+            distinct, lengths = torch.unique_consecutive(self.steps, return_counts=True)  # neighbours in step go together
+            if len(distinct) > MANY:
+                self._step_apart(gradients)
+                return
+            runs = lengths.tolist()
+            groups = [[run for tensor in column for run in torch.split(tensor, runs)] for column in columns]
+            params, grads, first, second = (_pieces(group) for group in groups)
+            each = list(distinct.unbind()) * len(self.params)
+            counts = [count for run, count in zip(groups[0], each, strict=True) for _ in _pieces([run])]
+        torch._fused_adam_(
+            params,
+            grads,
+            first,
+            second,
+            [],
+            counts,
+            lr=self.lr,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def _step_apart(self, gradients: Sequence[Tensor]) -> None:
+        """The same step where too many parties differ in their counts to go one after the other."""
+        decay, lead = self.betas, self.steps.double()
+        for (name, param), gradient in zip(self.params.items(), gradients, strict=True):
+            first, second = self.first[name], self.second[name]
+            shape = (-1, *[1] * (param.ndim - 1))
+            gradient = gradient.add(param, alpha=self.weight_decay)
+            first.lerp_(gradient, 1 - decay[0])
+            second.mul_(decay[1]).addcmul_(gradient, gradient, value=1 - decay[1])
+            rate = (self.lr / (1 - decay[0] ** lead)).float().view(shape)
+            scale = (1 - decay[1] ** lead).rsqrt().float().view(shape)
+            param.sub_(rate * first / (second.sqrt() * scale + self.eps))
+
+    def state(self) -> dict[str, Tensor]:
+        """The live state by name, every tensor (P, …)."""
+        moments = {f"{kind}.{name}": t for kind in ("first", "second") for name, t in getattr(self, kind).items()}
+        return {"steps": self.steps, **moments}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Copy a state of the same parties in."""
+        _restore(self.state(), state)
+        self._in_step = bool((self.steps == self.steps[0]).all())
+
+    def reset(self) -> None:
+        """Start afresh."""
+        for tensor in self.state().values():
+            tensor.zero_()
+        self._in_step = True
+
+
+class SGD:
+    """Stochastic gradient descent with momentum and L2 weight decay as in torch.optim.SGD: v ← μv + g; w ← w − η·v."""
+
+    def __init__(self, params: Parameters, lr: float, weight_decay: float = 0.0, momentum: float = 0.0) -> None:
+        self.params = _named(params)
+        self.lr, self.weight_decay, self.momentum = lr, weight_decay, momentum
+        self.velocity = {name: torch.zeros_like(p) for name, p in self.params.items()} if momentum else {}
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """One step of every party; gradients in the order of the parameters."""
+        torch._fused_sgd_(
+            _pieces(self.params.values()),
+            _pieces(gradients),
+            _pieces(self.velocity.values()),
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            lr=self.lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """The live state by name, every tensor (P, …); empty without momentum."""
+        return {f"velocity.{name}": t for name, t in self.velocity.items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Copy a state of the same parties in."""
+        _restore(self.state(), state)
+
+    def reset(self) -> None:
+        """Start afresh."""
+        for tensor in self.state().values():
+            tensor.zero_()
+
+
+Optimizer = Adam | SGD
+
+
+def make(name: str, params: Parameters, lr: float, weight_decay: float = 0.0, momentum: float = 0.0) -> Optimizer:
+    """The optimiser of that name: adam or sgd."""
+    if name == "adam":
+        return Adam(params, lr, weight_decay)
+    if name == "sgd":
+        return SGD(params, lr, weight_decay, momentum)
+    close = get_close_matches(name.lower(), ["adam", "sgd"], 1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise AtollError(f"unknown optimizer {name!r}: choose adam or sgd{hint}")
+
+
+def descend(optimizer: Optimizer | Sequence[Optimizer], loss: Tensor) -> None:
+    """One step down the loss, of one optimiser or of several at once; a parameter the loss does not touch has gradient zero."""
+    if isinstance(optimizer, Adam | SGD):
+        optimizer.step(gradients(optimizer, loss))
+        return
+    found = torch.autograd.grad(loss, [p for one in optimizer for p in one.params.values()], materialize_grads=True)
+    parts = iter(gradient.contiguous() for gradient in found)
+    for one in optimizer:
+        one.step([next(parts) for _ in one.params])
+
+
+def gradients(optimizer: Optimizer, loss: Tensor) -> list[Tensor]:
+    """The gradients of the loss in the order of the optimiser's parameters; accumulates nothing anywhere."""
+    found = torch.autograd.grad(loss, list(optimizer.params.values()), materialize_grads=True)
+    return [gradient.contiguous() for gradient in found]
+
+
+def _pieces(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The tensors, cut into parties where a party's share is no whole number of vector registers.
+
+    The fused kernels round a tensor's last few numbers otherwise than the rest: uncut, a party's would depend on its place.
+    """
+    cut = [t.unbind() if len(t) <= MANY and t[0].numel() % LANES else (t,) for t in tensors]
+    return [piece for pieces in cut for piece in pieces]
+
+
+def _named(params: Parameters) -> dict[str, Tensor]:
+    if isinstance(params, nn.Module):
+        return dict(params.named_parameters())
+    if isinstance(params, Mapping):
+        return dict(params)
+    return {str(place): tensor for place, tensor in enumerate(params)}
+
+
+def _parties(params: Mapping[str, Tensor]) -> int:
+    counts = {tensor.shape[0] for tensor in params.values()}
+    if len(counts) != 1:
+        raise AtollError(f"the parameters of one optimizer need the same number of parties, not {sorted(counts)}")
+    return counts.pop()
+
+
+def _restore(live: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    if live.keys() != state.keys():
+        odd = sorted(live.keys() ^ state.keys())
+        raise AtollError(f"this optimizer state belongs to other parameters: {', '.join(odd)} should be in both or neither")
+    for name, tensor in live.items():
+        if tensor.shape != state[name].shape:
+            raise AtollError(f"optimizer state {name!r} has shape {tuple(state[name].shape)}, not {tuple(tensor.shape)}")
+        with torch.no_grad():
+            tensor.copy_(state[name])

@@ -1,0 +1,187 @@
+"""The papers' tables and figures: their numbers are the data files beside this one, ours come from runs or from `measured/`."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
+
+from atoll.errors import AtollError
+from atoll.settings import suggest
+
+if TYPE_CHECKING:
+    from atoll.runs.config import Config
+
+HOME = Path(__file__).parent
+MEASURED = HOME / "measured"  # our results as data of the package, one file a paper
+ARGUMENTS = ("algorithm", "dataset", "partition", "parties")  # of a cell's `run`, beside settings by name
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One line of a table or one point of a figure."""
+
+    row: str
+    run: Mapping[str, Any] = field(default_factory=dict)  # arguments of atoll.run
+    paper: Mapping[str, Any] = field(default_factory=dict)  # metric → value or [mean, standard deviation]
+    range: Mapping[str, Sequence[float]] = field(default_factory=dict)  # metric → the range we state
+    note: str = ""
+    missing: str = ""  # why there can be no result
+    party: int | None = None  # of a table of facts
+    series: str = ""  # of a figure
+    x: float | str | None = None
+
+    def configs(self, seeds: int, over: Mapping[str, Any]) -> list[Config]:
+        """The runs behind the cell, one a seed; `over` are settings that come last. A table of facts stands on `local`'s data."""
+        from atoll.runs import config
+
+        values = {name: value for name, value in self.run.items() if name not in (*ARGUMENTS, "seed")} | dict(over)
+        named = {name: self.run[name] for name in ARGUMENTS if name in self.run and name != "algorithm"}
+        first = config.resolve(self.run.get("algorithm", "local"), seed=self.run.get("seed", 0), values=values, **named)
+        return [replace(first, seed=first.seed + place) for place in range(seeds)]
+
+    def within(self, panel: str) -> bool:
+        """Whether a part of a figure shows it."""
+        return not panel or self.row == panel or self.row.startswith(f"{panel} ")
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A table or figure of a paper."""
+
+    name: str  # paper/table2
+    paper: str
+    title: str
+    cells: tuple[Cell, ...]
+    metrics: tuple[str, ...] = ("accuracy",)
+    kind: str = "table"  # or figure, boxes (over the seeds), embeddings, facts (of a partition; nothing is trained)
+    axis: str = ""  # of a figure: what x is
+    curves: Sequence[str] = ()  # of a figure over the rounds: what of the histories is drawn
+    panels: Sequence[str] = ()  # parts whose lines are compared, seed by seed: the first words of their rows
+    percent: bool = False
+    seeds: int = 5
+    quick: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)  # what all cells have in common
+    scale: Mapping[str, float] = field(default_factory=dict)  # metric → factor from ours to the paper's unit
+    note: str = ""
+    missing: str = ""
+
+    @property
+    def runnable(self) -> list[Cell]:
+        """The cells that can have a result."""
+        return [] if self.missing else [cell for cell in self.cells if not cell.missing]
+
+    @property
+    def wanted(self) -> int:
+        """Results that make a cell complete: one a seed; facts are no matter of seeds."""
+        return 1 if self.kind == "facts" else self.seeds
+
+    def panel(self, cell: Cell) -> str:
+        """The part of the figure that shows a cell."""
+        return next((panel for panel in self.panels if cell.within(panel)), "")
+
+    def printed(self, metric: str) -> bool:
+        """Whether the paper prints values of a metric."""
+        return any(metric in cell.paper for cell in self.cells)
+
+    def value(self, metric: str, result: Mapping[str, Any]) -> float | None:
+        """A metric of a result in the paper's unit; dots reach into lists (`party_accuracy.0`) and result.json (`bytes.up`)."""
+        first, *rest = metric.split(".")
+        measured = first in result["metrics"]
+        found: Any = result["metrics"][first] if measured else result.get(first)
+        for part in rest:
+            found = found[int(part)] if isinstance(found, list) else found.get(part) if isinstance(found, Mapping) else None
+        if not isinstance(found, (int, float)):
+            return None
+        return found * self.scale.get(metric, 100.0 if self.percent and measured else 1.0)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A cell with what came out: metric → (mean, standard deviation) of ours."""
+
+    cell: Cell
+    ours: Mapping[str, tuple[float, float]]
+    seeds: int
+    recorded: bool = False  # from `measured/`, not from runs at hand
+
+    def outside(self) -> list[str]:
+        """The metrics that lie outside the range we state."""
+        return [
+            name for name, (low, high) in self.cell.range.items() if name in self.ours and not low <= self.ours[name][0] <= high
+        ]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A line of `measured/PAPER.toml`: what came out of so many seeds of a configuration."""
+
+    seeds: int
+    config: str  # its digest; that of the first seed, which tells those of the others
+    ours: Mapping[str, tuple[float, float]]
+
+
+def papers() -> list[str]:
+    """The papers there are data files of."""
+    return sorted(file.stem for file in HOME.glob("*.toml"))
+
+
+def exhibits(paper: str) -> list[Exhibit]:
+    """All tables and figures of a paper."""
+    if paper not in papers():
+        raise AtollError(f"There is no paper {paper!r} to reproduce{suggest(paper, papers())}")
+    document = tomllib.loads((HOME / f"{paper}.toml").read_text())
+    title = document.pop("paper")
+    return [_exhibit(f"{paper}/{name}", title, table) for name, table in document.items()]
+
+
+def measured(paper: str) -> dict[str, dict[str, Measured]]:
+    """The lines that were recorded, by table and row; whether their configurations are still the same is for `record` to tell."""
+    file = MEASURED / f"{paper}.toml"
+    document = tomllib.loads(file.read_text()) if file.exists() else {}
+    return {table: {row: _measured(line) for row, line in lines.items()} for table, lines in document.items()}
+
+
+def recorded(paper: str) -> dict[str, dict[str, Any]]:
+    """The runs that were recorded, by the names of their folders: as much of result.json as the paper's tables show."""
+    file = MEASURED / f"{paper}.jsonl"
+    runs = map(json.loads, file.read_text().splitlines()) if file.exists() else ()
+    return {run.pop("run"): run for run in runs}
+
+
+def _measured(line: dict[str, Any]) -> Measured:
+    ours = {metric: (float(value), float(spread[0]) if spread else math.nan) for metric, (value, *spread) in line["ours"].items()}
+    return Measured(line["seeds"], line["config"], ours)
+
+
+def find(name: str) -> list[Exhibit]:
+    """`paper` or `paper/table2`."""
+    paper, _, table = name.partition("/")
+    found = exhibits(paper)
+    if not table:
+        return found
+    chosen = [exhibit for exhibit in found if exhibit.name == name]
+    if not chosen:
+        raise AtollError(f"There is no {name!r} to reproduce{suggest(name, [exhibit.name for exhibit in found])}")
+    return chosen
+
+
+def _exhibit(name: str, paper: str, table: dict[str, Any]) -> Exhibit:
+    common = table.get("run", {})
+    cells = tuple(Cell(**{**cell, "run": {**common, **cell.get("run", {})}}) for cell in table.pop("cells", []))
+    return Exhibit(name, paper, cells=cells, **{**table, "metrics": tuple(table.get("metrics", ("accuracy",)))})
+
+
+def summarise(exhibit: Exhibit, cell: Cell, results: Sequence[Mapping[str, Any]]) -> Line:
+    """Mean and standard deviation over the seeds of every metric of the exhibit."""
+    ours = {}
+    for metric in exhibit.metrics:
+        values = [value for value in (exhibit.value(metric, result) for result in results) if value is not None]
+        if values:
+            ours[metric] = (mean(values), stdev(values) if len(values) > 1 else math.nan)
+    return Line(cell, ours, len(results))

@@ -1,0 +1,156 @@
+"""Running what the papers' tables need: every run once, in a folder of its own, resumable, several at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.papers import Cell, Exhibit, Line, recorded, summarise
+from atoll.runs import runner
+from atoll.runs.config import Config, RunSettings
+
+Runs = Mapping[str, Mapping[str, Any]]  # results by the names of the runs' folders
+Tell = Callable[[str, int, int], None]  # what was run, how many are done, of how many
+RECORDED = (  # settings of a run when our results were recorded; later ones change no digest at their defaults, as no number
+    *("rounds", "evaluate_every", "patience", "target", "select", "checkpoint_every", "participation", "missing", "secure"),
+    *("latency", "bandwidth", "placement", "amnesia", "timeout", "sites"),
+)
+
+
+def folder_of(config: Config, root: Path) -> Path:
+    """Where a run's result lies: the same configuration, the same folder, whichever table asks for it."""
+    document = config.to_dict()
+    usual = replace(config, run=RunSettings()).to_dict()["run"]
+    document["run"] = {name: value for name, value in document["run"].items() if name in RECORDED or value != usual[name]}
+    digest = hashlib.blake2b(json.dumps(document, sort_keys=True).encode(), digest_size=6).hexdigest()
+    return root / f"{config.algorithm}-{Path(config.dataset).name}-{config.seed}-{digest}"
+
+
+def jobs_of(exhibits: Sequence[Exhibit], quick: bool, seeds: int | None) -> dict[tuple[str, str], list[Config]]:
+    """The runs behind every cell that can be run, by exhibit and row."""
+    jobs: dict[tuple[str, str], list[Config]] = {}
+    for exhibit in exhibits:
+        over = {name: value for name, value in exhibit.quick.items() if name != "seeds"} if quick else {}
+        count = seeds or (exhibit.quick.get("seeds", 1) if quick else exhibit.seeds)
+        if exhibit.kind != "facts":
+            jobs |= {(exhibit.name, cell.row): cell.configs(count, over) for cell in exhibit.runnable}
+    return jobs
+
+
+def execute(configs: Sequence[Config], root: Path, workers: int, tell: Tell) -> None:
+    """Run every configuration that has no result yet; a run that was broken off goes on from its checkpoint."""
+    waiting = {folder_of(config, root): config for config in configs}
+    waiting = {folder: config for folder, config in waiting.items() if not (folder / "result.json").exists()}
+    if workers == 1:
+        for done, (folder, config) in enumerate(waiting.items(), 1):
+            run_one(config, folder)
+            tell(folder.name, done, len(waiting))
+        return
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the children: one thread each
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        futures = {pool.submit(run_one, config, folder): folder for folder, config in waiting.items()}
+        for done, future in enumerate(as_completed(futures), 1):
+            future.result()
+            tell(futures[future].name, done, len(waiting))
+
+
+def run_one(config: Config, folder: Path) -> None:
+    """Run, or go on with, one configuration."""
+    if (folder / "config.toml").exists():
+        runner.resume(folder)
+    else:
+        runner.run(config, out=folder)
+
+
+def lines(exhibit: Exhibit, jobs: Mapping[tuple[str, str], Sequence[Config]], root: Path) -> list[Line]:
+    """What came out, cell by cell; a cell without results has none."""
+    if exhibit.kind == "facts":
+        return [_facts(exhibit, cell) for cell in exhibit.cells]
+    if exhibit.kind == "embeddings":
+        return [_embedded(exhibit, cell, jobs.get((exhibit.name, cell.row), ()), root) for cell in exhibit.cells]
+    known = recorded(exhibit.name.partition("/")[0])
+    if exhibit.kind == "figure" or exhibit.panels:
+        jobs = _comparable(exhibit, jobs, root, known)
+    return [_line(exhibit, cell, jobs.get((exhibit.name, cell.row), ()), root, known) for cell in exhibit.cells]
+
+
+def _comparable(
+    exhibit: Exhibit, jobs: Mapping[tuple[str, str], Sequence[Config]], root: Path, known: Runs
+) -> dict[tuple[str, str], list[Config]]:
+    """The runs with the seeds that all lines of their panel have: no curve bends because a seed is missing."""
+    chosen: dict[tuple[str, str], list[Config]] = {}
+    for panel in {exhibit.panel(cell): None for cell in exhibit.runnable}:
+        names = [(exhibit.name, cell.row) for cell in exhibit.runnable if exhibit.panel(cell) == panel]
+        places = {
+            name: {place for place, config in enumerate(jobs.get(name, ())) if results([config], root, known)} for name in names
+        }
+        run = [there for there in places.values() if there]
+        common = sorted(set.intersection(*run)) if run else []
+        chosen |= {name: [jobs[name][place] for place in common if places[name]] for name in names}
+    return chosen
+
+
+def _line(exhibit: Exhibit, cell: Cell, configs: Sequence[Config], root: Path, known: Runs) -> Line:
+    there = results(configs, root, known)
+    return replace(summarise(exhibit, cell, there), recorded=len(there) > len(finished(configs, root)))
+
+
+def results(configs: Sequence[Config], root: Path, known: Runs) -> list[dict[str, Any]]:
+    """What the runs that are over came to; of those that are not at hand, what was recorded."""
+    folders = [folder_of(config, root) for config in configs]
+    return [
+        _read(folder) if (folder / "result.json").exists() else dict(known[folder.name])
+        for folder in folders
+        if (folder / "result.json").exists() or folder.name in known
+    ]
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    try:
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        if isinstance(result["metrics"], dict):
+            return dict(result)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise AtollError(f"{folder / 'result.json'} is damaged; delete it to finish that run again.")
+
+
+def finished(configs: Sequence[Config], root: Path) -> list[Path]:
+    """The folders of the runs that are over."""
+    return [folder for folder in (folder_of(config, root) for config in configs) if (folder / "result.json").exists()]
+
+
+def _embedded(exhibit: Exhibit, cell: Cell, configs: Sequence[Config], root: Path) -> Line:
+    """The results, and of their embeddings the silhouette; nothing where the graph is not here."""
+    from atoll.reports.embedding import silhouette
+
+    found = []
+    for folder in finished(configs, root):
+        try:
+            result = runner.read(folder)
+            found.append({**result.to_dict(), "metrics": {**result.metrics, "silhouette": silhouette(result)}})
+        except (AtollError, OSError):
+            continue
+    return summarise(exhibit, cell, found)
+
+
+def _facts(exhibit: Exhibit, cell: Cell) -> Line:
+    """The facts of one party of a partition as metrics; none where its graph is not here."""
+    from atoll.data.federated import SETTINGS, spread
+    from atoll.data.statistics import facts
+
+    try:
+        data = spread(cell.configs(1, {})[0], None, SETTINGS)
+    except (AtollError, OSError):
+        return Line(cell, {}, 0)
+    party = vars(facts(data.parts, data.source).parties[cell.party or 0])
+    return Line(cell, {name: (float(party[name]), math.nan) for name in exhibit.metrics if name in party}, 1)

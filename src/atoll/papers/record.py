@@ -1,0 +1,167 @@
+"""Our results as data of the package, so that who has only the package sees our numbers too: `measured/PAPER.jsonl` and `.toml`.
+
+The first holds runs, one a line, under the names of their folders: whichever table asks for a run finds it, and seeds can be
+added one by one. The second holds lines that are no means of runs' results (facts of a partition, silhouettes) and means whose
+runs were not kept, each with the digest of its configuration. Once settings or defaults have changed the digest, which ends a
+folder's name too, is another one, and what was recorded is no longer shown.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from atoll import papers, storage
+from atoll.errors import AtollError
+from atoll.papers import Exhibit, Line, Measured
+from atoll.papers.execute import folder_of, jobs_of, results
+from atoll.runs.config import Config
+
+Jobs = Mapping[tuple[str, str], Sequence[Config]]
+COMPUTED = ("facts", "embeddings")  # kinds of exhibits whose lines are no means of runs' results
+
+
+def digest(config: Config) -> str:
+    """What tells a configuration from all others."""
+    return folder_of(config, Path()).name.rpartition("-")[2]
+
+
+def filled(exhibit: Exhibit, lines: Sequence[Line], jobs: Jobs) -> list[Line]:
+    """The lines, and for those with fewer runs at hand than were asked for and recorded, what was recorded.
+
+    A figure's line keeps its runs where its panel has lines of just as many runs and no recorded mean: curves are compared.
+    """
+    paper, _, table = exhibit.name.partition("/")
+    known = papers.measured(paper).get(table, {})
+    alone = {(exhibit.panel(line.cell), line.seeds) for line in lines if line.seeds and line.cell.row not in known}
+    compared = alone if exhibit.kind == "figure" else set()
+    return [
+        line
+        if (exhibit.panel(line.cell), line.seeds) in compared
+        else _better(line, known.get(line.cell.row), jobs.get((exhibit.name, line.cell.row), ()))
+        for line in lines
+    ]
+
+
+def _better(line: Line, kept: Measured | None, configs: Sequence[Config]) -> Line:
+    if kept is None or line.cell.missing or line.seeds >= min(len(configs) or 1, kept.seeds):
+        return line
+    first = configs[0] if configs else line.cell.configs(1, {})[0]
+    return replace(line, ours=kept.ours, seeds=kept.seeds, recorded=True) if kept.config == digest(first) else line
+
+
+def ready() -> None:
+    """Make sure, before anything runs, that a record can be written."""
+    try:
+        papers.MEASURED.mkdir(exist_ok=True)
+        probe = papers.MEASURED / ".probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise AtollError(
+            f"{papers.MEASURED} cannot be written to ({error.strerror}); --record needs atoll's source checkout."
+        ) from error
+
+
+def unrecorded(chosen: Sequence[Exhibit], jobs: Jobs) -> list[Config]:
+    """The runs that no record spares: neither theirs nor that of a line with as many seeds."""
+    runs: dict[str, Any] = {}
+    lines: dict[str, dict[str, Measured]] = {}
+    for paper in {exhibit.name.partition("/")[0] for exhibit in chosen}:
+        runs |= papers.recorded(paper)
+        lines |= {f"{paper}/{table}": known for table, known in papers.measured(paper).items()}
+    left = []
+    for (name, row), configs in jobs.items():
+        line = lines.get(name, {}).get(row)
+        if line is None or line.seeds < len(configs) or line.config != digest(configs[0]):
+            left += [config for config in configs if folder_of(config, Path()).name not in runs]
+    return left
+
+
+def write(paper: str, told: Mapping[str, Sequence[Line]], jobs: Jobs, root: Path) -> list[str]:
+    """Add the runs at hand and the computed lines to the paper's record; what was dropped from it, in words."""
+    exhibits = papers.exhibits(paper)
+    wanted = jobs_of(exhibits, False, None)
+    configs = [config for asked in (wanted, jobs) for each in asked.values() for config in each]
+    return _write_runs(paper, exhibits, configs, root) + _write_lines(paper, exhibits, told, wanted)
+
+
+def _write_runs(paper: str, exhibits: Sequence[Exhibit], configs: Sequence[Config], root: Path) -> list[str]:
+    """The runs that some line asks for: those at hand, then those recorded before."""
+    before = papers.recorded(paper)
+    names = {metric.partition(".")[0] for exhibit in exhibits for metric in exhibit.metrics}
+    runs = {folder_of(config, root).name: result for config in configs for result in results([config], root, before)}
+    lines = [json.dumps({"run": name, **_pruned(runs[name], names)}, ensure_ascii=False) for name in sorted(runs)]
+    if lines:
+        storage.write_whole(papers.MEASURED / f"{paper}.jsonl", ("\n".join(lines) + "\n").encode())
+    dropped = len(before.keys() - runs.keys())
+    return [f"{paper}: {dropped} recorded runs dropped, no line asks for them any more."] if dropped else []
+
+
+def _pruned(result: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+    """Of a result what tables show."""
+    outside = {name: result[name] for name in sorted(names) if name in result}
+    return {"metrics": {name: _short(result["metrics"][name]) for name in sorted(names) if name in result["metrics"]}, **outside}
+
+
+def _short(value: Any) -> Any:
+    """Six digits of every number."""
+    if isinstance(value, list):
+        return [_short(each) for each in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _write_lines(paper: str, exhibits: Sequence[Exhibit], told: Mapping[str, Sequence[Line]], jobs: Jobs) -> list[str]:
+    """Computed lines, new ones in the place of old ones; of the rest those that recorded runs do not make up for."""
+    known, runs = papers.measured(paper), papers.recorded(paper)
+    text, words = [HEADER.format(paper=paper)], []
+    for exhibit in exhibits:
+        table = exhibit.name.partition("/")[2]
+        before, kept = known.pop(table, {}), {}
+        computed = told.get(exhibit.name, ()) if exhibit.kind in COMPUTED else ()
+        fresh = {line.cell.row: line for line in computed if line.ours and not line.recorded}
+        for cell in exhibit.runnable:
+            line, old = fresh.get(cell.row), before.pop(cell.row, None)
+            if line is None and old is None:
+                continue
+            now = digest(cell.configs(1, {})[0])
+            if old is not None and old.config != now:
+                words.append(f"{exhibit.name}, {cell.row}: dropped, its configuration has changed since it was recorded.")
+                old = None
+            if line is not None and (old is None or line.seeds >= old.seeds):
+                old = Measured(line.seeds, now, line.ours)
+            configs = jobs.get((exhibit.name, cell.row), ()) if exhibit.kind not in COMPUTED else ()
+            if old is not None and sum(folder_of(config, Path()).name in runs for config in configs) < old.seeds:
+                kept[cell.row] = old
+        words += [f"{exhibit.name}, {row}: dropped, there is no such line." for row in before]
+        if kept:
+            text += ["", f"[{table}]", *(_line(row, measured) for row, measured in kept.items())]
+    words += [f"{paper}/{table}: dropped, there is no such table." for table in known]
+    storage.write_whole(papers.MEASURED / f"{paper}.toml", ("\n".join(text) + "\n").encode())
+    return words
+
+
+HEADER = """\
+# Ours, beside the paper's in ../{paper}.toml: mean and standard deviation over the seeds, in the paper's unit.
+# Written by `atoll reproduce {paper} --record`, not by hand. `config` is the digest of the configuration that was run."""
+
+
+def _line(row: str, measured: Measured) -> str:
+    pairs = {metric: [_rounded(value) for value in pair if not math.isnan(value)] for metric, pair in measured.ours.items()}
+    ours = ", ".join(f"{_text(metric)} = [{', '.join(values)}]" for metric, values in pairs.items())
+    return f'{_text(row)} = {{ seeds = {measured.seeds}, config = "{measured.config}", ours = {{ {ours} }} }}'
+
+
+def _rounded(value: float) -> str:
+    """Four decimals of what is large, five digits of what is small."""
+    short = round(value, 4) if abs(value) >= 1 else float(f"{value:.5g}")
+    return str(int(short)) if short.is_integer() and abs(short) < 1e15 else repr(short)
+
+
+def _text(name: str) -> str:
+    """A key of TOML: bare where it may be."""
+    return name if name.replace("_", "").isascii() and name.replace("_", "").isalnum() else json.dumps(name, ensure_ascii=False)

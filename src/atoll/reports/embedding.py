@@ -1,0 +1,62 @@
+"""Pictures of what a model has learnt: the test nodes' embeddings in the plane, by t-SNE (van der Maaten and Hinton, 2008)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.errors import AtollError
+from atoll.federation.cohort import backbone
+from atoll.models.backbones import load
+from atoll.runs.runner import Result, prepare
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Points in the plane and their classes."""
+
+    points: NDArray[np.float32]  # (n, 2)
+    classes: NDArray[np.int64]  # (n,)
+
+
+def tsne(result: Result, *, perplexity: float = 30.0, seed: int = 0) -> Picture:
+    """The test nodes of the union graph, as the one model of a run (at its last round) embeds them: FedGL's Figures 5 to 7."""
+    from sklearn.manifold import TSNE
+
+    embeddings, classes = embed(result)
+    fewer = min(perplexity, (len(classes) - 1) / 3)
+    points = TSNE(perplexity=fewer, init="pca", random_state=seed).fit_transform(embeddings.numpy())
+    return Picture(points.astype(np.float32), classes.numpy())
+
+
+def silhouette(result: Result) -> float:
+    """How well the classes of the test nodes lie apart in H, from −1 to 1: a node's mean silhouette (Rousseeuw, 1987)."""
+    from sklearn.metrics import silhouette_score
+
+    embeddings, classes = embed(result)
+    return float(silhouette_score(embeddings.numpy(), classes.numpy()))
+
+
+def embed(result: Result) -> tuple[Tensor, Tensor]:
+    """H, the network's output before softmax, of the labelled test nodes of the union graph, and their classes."""
+    experiment = prepare(result.config)
+    whole, settings = experiment.spread.whole, result.config.settings
+    network = backbone(settings, experiment.federation.schema, 1, None)
+    load(network, _model(result))
+    chosen = whole.test & (whole.y >= 0)
+    with torch.no_grad():
+        return network(whole)[chosen], whole.y[chosen]
+
+
+def _model(result: Result) -> dict[str, Tensor]:
+    """The server's model, or that of a single party."""
+    if "model" in result.state:
+        found: dict[str, Tensor] = result.state["model"]
+        return found
+    if result.parties == 1 and "model" in result.memory.get("0", {}):
+        return dict(result.memory["0"]["model"])
+    raise AtollError(f"{result.config.algorithm} has no model that all parties share; there is nothing to embed.")

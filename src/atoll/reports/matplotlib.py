@@ -1,0 +1,190 @@
+"""The figures for a paper, as PNG or SVG, by matplotlib: text stays text, widths are a column's, and no browser is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+
+from atoll.errors import AtollError, shown
+from atoll.reports.figures import PALETTE, Figure
+
+STYLE: dict[Any, Any] = {
+    "font.size": 8,
+    "font.sans-serif": ["DejaVu Sans", "Arial", "Helvetica"],
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.5,
+    "legend.frameon": False,
+    "legend.fontsize": 7,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "atoll",
+}
+WIDTH, HEIGHT = 3.4, 2.4  # inches: one column of two
+WIDE = 20  # the ratio of the places on an axis from which on it is logarithmic
+
+
+def draw(figure: Figure, form: str) -> bytes:
+    """One figure as the bytes of a `png` or `svg` file."""
+    return panels([figure], form)
+
+
+def _as_text(figure: Figure) -> Figure:
+    """The figure with names that matplotlib takes for text: a pair of dollars would be a formula."""
+
+    def name(value: Any) -> Any:
+        return shown(value).replace("$", r"\$") if isinstance(value, str) else value
+
+    series = [replace(each, name=name(each.name), x=[name(value) for value in each.x]) for each in figure.series]
+    heat = figure.heat and replace(
+        figure.heat, x=[name(value) for value in figure.heat.x], y=[name(value) for value in figure.heat.y]
+    )
+    return replace(figure, title=name(figure.title), series=series, heat=heat)
+
+
+def panels(
+    figures: Sequence[Figure], form: str, columns: int = 1, description: str = "", *, dpi: int = 300, legend: bool = True
+) -> bytes:
+    """Several figures of one kind side by side, each under its title, with one legend; `description` goes with the file."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure as Canvas
+    except ModuleNotFoundError as error:
+        raise AtollError('Pictures need matplotlib, which is not installed; run `pip install "atoll[report]"`.') from error
+    figures = [_as_text(figure) for figure in figures]
+    first, rows = figures[0], -(-len(figures) // columns)
+    with matplotlib.rc_context(STYLE):
+        size = columns * WIDTH, rows * (WIDTH if first.kind == "map" else HEIGHT)
+        canvas = Canvas(figsize=size, layout="constrained")
+        for number, figure in enumerate(figures, 1):
+            axes = canvas.add_subplot(rows, columns, number)
+            _panel(figure, axes)
+            if len(figures) > 1:
+                axes.set_title(figure.title, fontsize=8)
+        named = {name: handle for axes in canvas.axes for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+        if legend and (len(named) > 1 or (named and first.section in ("Learning", "Traffic"))):
+            columns = min(3 * columns, len(named))
+            bigger = 3 if first.kind == "map" else 1
+            place = {"loc": "outside lower center", "ncols": columns, "handlelength": 1.2, "columnspacing": 1}
+            canvas.legend(named.values(), named.keys(), markerscale=bigger, **place)
+        file = BytesIO()
+        told = {"Description": description} | ({"Date": None} if form == "svg" else {})
+        canvas.savefig(file, format=form, dpi=dpi, metadata={name: text for name, text in told.items() if name == "Date" or text})
+    return file.getvalue()
+
+
+def _panel(figure: Figure, axes: Any) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    kinds = {"bars": bars, "stack": bars, "heat": heat, "lines": lines, "dots": dots, "boxes": boxes}
+    kinds.get(figure.kind, points)(figure, axes)
+    axes.set(xlabel=figure.x, ylabel=figure.y)
+    if figure.percent:
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    if figure.kind == "map":
+        axes.set_axis_off()
+        axes.set_aspect("equal", adjustable="datalim")
+
+
+def lines(figure: Figure, axes: Any) -> None:
+    """Lines with bands."""
+    for series in figure.series:
+        colour = _colour(series.colour)
+        axes.plot(series.x, series.y, color=colour, label=series.name, linewidth=1.2, marker="o" if len(series.x) == 1 else None)
+        if series.spread is not None:
+            middle, spread = np.array(series.y, dtype=float), np.array(series.spread)
+            axes.fill_between(series.x, middle - spread, middle + spread, color=colour, alpha=0.18, linewidth=0)
+    if figure.log:
+        axes.set_xscale("log")
+        axes.minorticks_off()
+
+
+def dots(figure: Figure, axes: Any) -> None:
+    """Measured points with whiskers, joined; a single one among several is a level. Wide ranges of x are drawn by logarithm."""
+    places = sorted({float(x) for series in figure.series for x in series.x})
+    for series in figure.series:
+        colour = _colour(series.colour)
+        if len(series.x) == 1 and len(places) > 1:
+            axes.axhline(series.y[0], color=colour, label=series.name, linewidth=1, linestyle="--")
+            continue
+        style = {"color": colour, "label": series.name, "linewidth": 1.2, "marker": "o", "markersize": 3, "capsize": 2}
+        axes.errorbar(series.x, series.y, yerr=series.spread, elinewidth=0.8, **style)
+    above = [x for x in places if x > 0]
+    if len(above) > 1 and places[0] >= 0 and above[-1] / above[0] > WIDE:
+        if places[0] > 0:
+            axes.set_xscale("log")
+        else:
+            axes.set_xscale("symlog", linthresh=above[0])
+        axes.set_xticks(places, [f"{x:.2g}" if x < 1 else f"{x:g}" for x in places])
+        axes.minorticks_off()
+
+
+def boxes(figure: Figure, axes: Any) -> None:
+    """A box a series: median, quartiles, whiskers within one and a half box lengths, and the values beyond."""
+    drawn = axes.boxplot([list(series.y) for series in figure.series], patch_artist=True, widths=0.6)
+    for series, box, middle, beyond in zip(figure.series, drawn["boxes"], drawn["medians"], drawn["fliers"], strict=True):
+        box.set(facecolor=_colour(series.colour), alpha=0.6, linewidth=0.8)
+        middle.set(color="black")
+        beyond.set(markersize=3)
+    names = [series.name for series in figure.series]
+    axes.set_xticks(range(1, len(names) + 1), names, rotation=30, ha="right")
+    axes.grid(axis="x", visible=False)
+
+
+def points(figure: Figure, axes: Any) -> None:
+    """Clouds of points."""
+    for series in figure.series:
+        small = figure.kind == "map"
+        axes.scatter(
+            series.x, series.y, s=3 if small else 12, color=_colour(series.colour), label=series.name, alpha=0.75, linewidths=0
+        )
+
+
+def bars(figure: Figure, axes: Any) -> None:
+    """Bars side by side, or one on the other."""
+    names = list(dict.fromkeys(str(x) for series in figure.series for x in series.x))
+    place = {name: number for number, name in enumerate(names)}
+    stacked = figure.kind == "stack"
+    width = 0.8 if stacked else 0.8 / max(len(figure.series), 1)
+    floor = np.zeros(len(names))
+    for number, series in enumerate(figure.series):
+        at = np.array([place[str(x)] for x in series.x])
+        heights = np.array([np.nan if y is None else y for y in series.y], dtype=float)
+        shift = 0.0 if stacked else (number - (len(figure.series) - 1) / 2) * width
+        whiskers = {"yerr": series.spread, "error_kw": {"linewidth": 0.8}} if series.spread is not None else {}
+        bottom = floor[at] if stacked else 0.0
+        axes.bar(at + shift, heights, width, bottom=bottom, color=_colour(series.colour), label=series.name, **whiskers)
+        if stacked:
+            floor[at] += np.nan_to_num(heights)
+    step = -(-len(names) // 20)
+    axes.set_xticks(
+        range(0, len(names), step), names[::step], rotation=30 if sum(map(len, names)) > 40 and max(map(len, names)) > 3 else 0
+    )
+    axes.grid(axis="x", visible=False)
+
+
+def heat(figure: Figure, axes: Any) -> None:
+    """Shares as colours, with their per cent where there is room."""
+    table = figure.heat
+    assert table is not None
+    share = np.array(table.share)
+    image = axes.imshow(share, aspect="auto", cmap="Blues", vmin=0)
+    for ticks, names in ((axes.set_xticks, table.x), (axes.set_yticks, table.y)):
+        step = -(-len(names) // 20)
+        ticks(range(0, len(names), step), names[::step])
+    axes.grid(visible=False)
+    if max(share.shape) <= 8:
+        for (line, column), value in np.ndenumerate(share):
+            ink = "white" if value > 0.6 * share.max() else "black"
+            axes.text(column, line, f"{100 * value:.0f}", ha="center", va="center", fontsize=6, color=ink)
+    axes.figure.colorbar(image, ax=axes, format=lambda value, _: f"{100 * value:.0f}%")
+
+
+def _colour(place: int) -> str:
+    return PALETTE[place % len(PALETTE)]

@@ -1,0 +1,147 @@
+"""Comparisons: several algorithms on the same data, splits and seeds, told as mean ± standard deviation."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from atoll.runs import config, runner
+from atoll import storage
+from atoll.algorithms import find
+from atoll.runs.config import Config
+from atoll.errors import AtollError
+from atoll.runs.folder import Folder
+from atoll.graphs.graph import Graph
+from atoll.runs.runner import Result, Watch
+from atoll.settings import known, suggest
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a comparison."""
+
+    row: str  # the row of the table it belongs to
+    config: Config
+
+    @property
+    def label(self) -> str:
+        """The row and the seed."""
+        return f"{self.row} seed {self.config.seed}"
+
+    def run(self, folder: Path | None, graph: Graph | None, watch: Watch | None) -> Result:
+        """Run it, or go on with it where the folder holds it already."""
+        if folder is not None and (folder / "config.toml").exists():
+            if Folder.open(folder)[1].to_dict() != self.config.to_dict():
+                raise AtollError(f"{folder} holds a run with other settings; choose another --out or delete that folder.")
+            return runner.resume(folder, graph, algorithm=self.config.algorithm, watch=watch)
+        return runner.run(self.config, graph, out=folder, watch=watch)
+
+
+@dataclass
+class Comparison:
+    """Which algorithms, on what; after `run`, their results by row."""
+
+    algorithms: Sequence[str]
+    dataset: str | None = None
+    models: Sequence[str] = ()
+    seeds: Sequence[int] = (0, 1, 2, 3, 4)
+    partition: str | None = None
+    parties: int | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    results: dict[str, list[Result]] = field(default_factory=dict)
+
+    def trials(self) -> list[Trial]:
+        """All runs, the seeds of a row together; everything is checked before the first one starts."""
+        self.algorithms, self.models, self.seeds = _once(self.algorithms), _once(self.models), list(dict.fromkeys(self.seeds))
+        if not self.seeds or not self.algorithms:
+            raise AtollError("A comparison needs at least one algorithm and one seed; say for instance local,fedavg --seeds 5.")
+        self.partition = self._common_partition()
+        trials = [
+            Trial(f"{algorithm} {model}".strip(), self._config(algorithm, model, seed))
+            for model in (self.models or [""])
+            for algorithm in self.algorithms
+            for seed in self.seeds
+        ]
+        self._check_values([trial.config for trial in trials])
+        return trials
+
+    def _config(self, algorithm: str, model: str, seed: int) -> Config:
+        values = dict(self.values) | ({"settings.model": model} if model else {})
+        return config.resolve(
+            self._meant(algorithm),
+            dataset=self.dataset,
+            partition=self.partition,
+            parties=self.parties,
+            seed=seed,
+            values=values,
+            optional=True,
+        )
+
+    def _common_partition(self) -> str | None:
+        """The partition of all rows: as said, or the one all have by default, or that of the only method that needs another."""
+        if self.partition is not None:
+            return self.partition
+        usual = {name: self._config(name, "", 0).partition for name in self.algorithms}
+        if len(set(usual.values())) == 1:
+            return None
+        needed = {usual[name] for name in usual if find(self._meant(name)).SPREADS[0] not in ("horizontal", "whole")}
+        if len(needed) != 1:
+            told = ", ".join(f"{name}: {partition}" for name, partition in usual.items())
+            raise AtollError(
+                f"These algorithms are spread differently by default ({told}); say --partition to compare them fairly."
+            )
+        return needed.pop()
+
+    def _meant(self, algorithm: str) -> str:
+        """A method may bring a yardstick of its own: beside GLASU, `centralized` is its network on the joined columns."""
+        own = [getattr(find(other), "YARDSTICKS", {}) for other in self.algorithms]
+        return next((names[algorithm] for names in own if algorithm in names), algorithm)
+
+    def _check_values(self, configs: Sequence[Config]) -> None:
+        """Every setting must be known to one of the algorithms at least."""
+        options: set[str] = set()
+        for chosen in configs:
+            for name, group in config.groups_of(chosen.algorithm, chosen.dataset).items():
+                options |= {item for key in known(group) for item in (key, f"{name}.{key}", f"{chosen.algorithm}.{key}")}
+        for name in self.values:
+            if name not in options:
+                plain = [option for option in options if "." not in option]
+                raise AtollError(f"None of {', '.join(self.algorithms)} has a setting {name!r}{suggest(name, plain)}")
+
+    def run(self, one: Callable[[Trial, Path | None], Result], out: Path | None = None) -> None:
+        """Run every trial by `one`; with `out`, each in a folder of its own, and those already there are not run again."""
+        for trial in self.trials():
+            folder = out / f"{trial.row.replace(' ', '-')}-{trial.config.seed}" if out else None
+            self.results.setdefault(trial.row, []).append(one(trial, folder))
+
+    def summary(self) -> list[dict[str, Any]]:
+        """A row for each algorithm (and model): means and standard deviations over the seeds."""
+        return [summarise(row, results) for row, results in self.results.items()]
+
+    def save(self, path: Path) -> None:
+        """The summary as JSON."""
+        storage.write_whole(path, (json.dumps(self.summary(), indent=1) + "\n").encode())
+
+
+def _once(names: Sequence[str]) -> list[str]:
+    """Each name once: twice the same run is no second result."""
+    return list(dict.fromkeys(str(name).strip() for name in names if str(name).strip()))
+
+
+def summarise(row: str, results: Sequence[Result]) -> dict[str, Any]:
+    """Means ± standard deviations (n − 1) of the metrics, megabytes both ways, seconds."""
+    summary: dict[str, Any] = {"row": row, "seeds": len(results)}
+    for name in ("accuracy", "local_accuracy", "minority_accuracy", "macro_f1"):
+        values = [result.metrics[name] for result in results if name in result.metrics]
+        if values:
+            summary[name] = mean(values)
+            summary[f"{name}_std"] = stdev(values) if len(values) > 1 else math.nan
+    summary["mb_up"] = mean(result.bytes["up"] for result in results) / 1e6
+    summary["mb_down"] = mean(result.bytes["down"] for result in results) / 1e6
+    summary["seconds"] = mean(result.seconds["total"] for result in results)
+    return summary

@@ -1,0 +1,266 @@
+"""A run's folder: config.toml, history.jsonl (a line a round), two checkpoints and, at the end, result.json."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import tomllib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from atoll.runs import config
+from atoll import storage
+from atoll.runs.config import Config
+from atoll.errors import AtollError, AtollWarning
+
+MODEL = "model.safetensors"  # of a federation: the shared model, written last, when the sites have written theirs
+
+
+class Folder:
+    """Where a run writes. Whole files appear at once or not at all; only the history grows, a line a round.
+
+    The last two checkpoints are kept. Each has a checksum, and the length and digest of the history that belongs to it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.history = self.path / "history.jsonl"
+        self.checkpoint = self.path / "checkpoint.safetensors"
+        self.previous = self.path / "checkpoint.previous.safetensors"
+        self.result = self.path / "result.json"
+        self.made: list[Path] = []  # folders that were not there before
+        self.warnings: list[str] = []  # what went wrong with the files and was mended
+        self._read = (0, hashlib.sha256())  # bytes of the history that are in the digest
+
+    @classmethod
+    def create(cls, path: str | Path, configuration: Config) -> Folder:
+        """A folder for a new run."""
+        folder = cls(path)
+        folder._make()
+        try:
+            folder._claim(configuration)
+        except AtollError:
+            folder._unmake()
+            raise
+        return folder
+
+    @classmethod
+    @contextlib.contextmanager
+    def begin(cls, path: str | Path, configuration: Config) -> Iterator[Folder]:
+        """A folder for a new run, locked inside the block; taken back where not even one round was done."""
+        folder, claimed = cls(path), False
+        folder._make()
+        try:
+            with folder.in_use():
+                folder._claim(configuration)
+                claimed = True
+                yield folder
+        except Exception:
+            if claimed:
+                folder.withdraw()
+            else:
+                folder._unmake()
+            raise
+
+    def _make(self) -> None:
+        try:
+            self._check_new()
+            self.made = [place for place in (self.path, *self.path.parents) if not place.exists()]
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise AtollError(f"{self.path} cannot be written to ({error.strerror}); choose another --out.") from error
+
+    def _claim(self, configuration: Config) -> None:
+        self._check_new()
+        storage.write_whole(self.path / "config.toml", tomli_w.dumps(configuration.to_dict()).encode())
+
+    def _check_new(self) -> None:
+        if (self.path / "config.toml").exists():
+            raise AtollError(
+                f"{self.path} already holds a run; resume it with `atoll resume {self.path}` or choose another --out."
+            )
+        for left in (self.history, self.checkpoint, self.previous, self.result):
+            if left.exists():  # its rounds would count as ours
+                raise AtollError(f"{left} is of a run that is not here any more; delete it or choose another --out.")
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Inside, no other process writes to this folder."""
+        with storage.Lock(self.path, f"The run {self.path}"):
+            storage.sweep(self.path)
+            yield
+
+    def withdraw(self) -> None:
+        """Take the folder back where not even one round is done: what was asked for could not be."""
+        if self.history.exists() and self.history.stat().st_size:
+            return
+        self.history.unlink(missing_ok=True)
+        for name in ("config.toml", "releases.jsonl"):
+            (self.path / name).unlink(missing_ok=True)
+        self._unmake()
+
+    def _unmake(self) -> None:
+        with contextlib.suppress(OSError):  # somebody put something there
+            for place in self.made:
+                place.rmdir()
+
+    @classmethod
+    def open(cls, path: str | Path) -> tuple[Folder, Config]:
+        """The folder of an earlier run, and its configuration; an algorithm that is a file is named there, but not imported."""
+        folder = cls(path)
+        source = folder.path / "config.toml"
+        if not source.is_file():
+            raise AtollError(f"{path} is not a run: it holds no config.toml; give the folder that --out named.")
+        try:
+            document = tomllib.loads(source.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise AtollError(f"{source} is not valid TOML ({error}); restore it or start the run anew.") from error
+        return folder, config.described(document, str(source))
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Add a round to the history, at once."""
+        storage.append_line(self.history, json.dumps(finite(row)), durable=False)
+
+    def save(self, document: dict[str, Any]) -> None:
+        """Add a checkpoint, which replaces the last but one; the history it belongs to is on the disk before it."""
+        if self.history.exists():
+            storage.sync(self.history)
+        length = self.history.stat().st_size if self.history.exists() else 0
+        about = {"history": length, "history_digest": self._digest(length)}
+        storage.write_document(self.checkpoint, document | about, compact=True, previous=self.previous)
+
+    def load(self) -> dict[str, Any] | None:
+        """The last checkpoint that is whole, the history cut back to it; None where there is none yet."""
+        there = [path for path in (self.checkpoint, self.previous) if path.exists()]
+        if not there:
+            self.history.unlink(missing_ok=True)
+            return None
+        self._read = (0, hashlib.sha256())  # the history is read anew, whatever was written here before
+        document, path, failures = self._whole(there)
+        if failures:
+            self.warnings.append(
+                f"{failures[0]}; going on from the checkpoint before it, of round {document['book'].get('round')}."
+            )
+            warnings.warn(self.warnings[-1], AtollWarning, stacklevel=2)
+        if path != self.checkpoint:  # the next save must not put a damaged one in the place of this
+            path.replace(self.checkpoint)
+            storage.sync_folder(self.path)
+        if self.history.exists():
+            os.truncate(self.history, document["history"])
+        return document
+
+    def look(self) -> dict[str, Any] | None:
+        """The last checkpoint that is whole, for who only reads: nothing is changed, and None stands for every failure."""
+        for path in (self.checkpoint, self.previous):
+            with contextlib.suppress(AtollError, OSError):
+                return storage.read_document(path)
+        return None
+
+    def step_back(self) -> bool:
+        """Drop the last checkpoint for the one before it; False where there is none."""
+        if not self.previous.exists():
+            return False
+        self.previous.replace(self.checkpoint)
+        storage.sync_folder(self.path)
+        return True
+
+    def _whole(self, paths: list[Path]) -> tuple[dict[str, Any], Path, list[str]]:
+        """The first of these checkpoints that is whole, and what is wrong with those before it."""
+        failures: list[str] = []
+        for path in paths:
+            try:
+                document = storage.read_document(path)
+                if not isinstance(document.get("book"), dict) or not isinstance(document.get("ledger"), dict):
+                    raise storage.DamagedError(f"{path} is no checkpoint of a run")
+                self._check_history(document, path)
+                return document, path, failures
+            except storage.DamagedError as error:
+                failures.append(str(error).rstrip("."))
+        if len(failures) == 1:
+            raise AtollError(f"{failures[0]}; restore it, or delete {paths[0].name} to start the run from its first round.")
+        if all(failure.startswith(str(self.history)) for failure in failures):
+            raise AtollError(
+                f"{failures[-1]}, and no checkpoint fits it; restore it, or delete both checkpoints to start the run from its "
+                "first round."
+            )
+        raise AtollError(
+            f"Both checkpoints of {self.path} are damaged ({'; '.join(failures)}); "
+            "restore them, or delete both to start the run from its first round."
+        )
+
+    def _check_history(self, document: dict[str, Any], path: Path) -> None:
+        """The history must reach as far as when the checkpoint was written, with the same bytes."""
+        length, there = document.get("history"), self.history.stat().st_size if self.history.exists() else 0
+        if not isinstance(length, int) or not 0 <= length <= there:
+            raise storage.DamagedError(f"{self.history} is shorter than when {path.name} was written")
+        if document.get("history_digest", self._digest(length)) != self._digest(length):
+            raise storage.DamagedError(f"{self.history} is damaged: it has other bytes than when {path.name} was written")
+
+    def _digest(self, length: int) -> str:
+        """SHA-256 of so many first bytes of the history; what was read for an earlier digest is not read again."""
+        done, digest = self._read if self._read[0] <= length else (0, hashlib.sha256())
+        if length > done:
+            with self.history.open("rb") as file:
+                file.seek(done)
+                digest.update(file.read(length - done))
+        self._read = (length, digest)
+        return digest.hexdigest()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The history so far; a last line that was cut off by a crash is passed over."""
+        if not self.history.exists():
+            return []
+        try:
+            text = self.history.read_text(encoding="utf-8")
+            rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        except (OSError, ValueError) as error:
+            raise AtollError(f"{self.history} is damaged ({error}); restore it or start the run anew.") from error
+        if not all(isinstance(row, dict) for row in rows):
+            raise AtollError(f"{self.history} is damaged (a line is no round); restore it or start the run anew.")
+        return rows
+
+    def finished(self) -> bool:
+        """Whether result.json is there, whole."""
+        try:
+            result = json.loads(self.result.read_text(encoding="utf-8"))
+            return "metrics" in result and is_whole(result)
+        except (OSError, ValueError, TypeError):
+            return False
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Write result.json, with checksums of itself and of the history it belongs to."""
+        length = self.history.stat().st_size if self.history.exists() else 0
+        document = json.loads(json.dumps(finite(result))) | {"history_sha256": self._digest(length)}
+        document["sha256"] = checksum(document)
+        storage.write_whole(self.result, (json.dumps(document, indent=1) + "\n").encode())
+
+    def keep(self, name: str, payload: dict[str, Any]) -> None:
+        """Write a payload as one safetensors file."""
+        storage.write_document(self.path / name, payload)
+
+
+def checksum(result: dict[str, Any]) -> str:
+    """SHA-256 of everything in a result.json but the checksum itself."""
+    content = {name: value for name, value in result.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def is_whole(result: dict[str, Any]) -> bool:
+    """Whether a result.json has the checksum it was written with; earlier versions wrote none."""
+    return "sha256" not in result or result["sha256"] == checksum(result)
+
+
+def finite(value: Any) -> Any:
+    """The value with every number JSON cannot say (NaN, infinity) as null."""
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,59 @@
+"""Whether a run that is resumed still has the configuration that its checkpoint was written under."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from atoll.runs.config import Config
+
+HARMLESS = frozenset(  # the numbers are the same whatever these say; the data has a digest of its own
+    ("dataset", "run.checkpoint_every", "run.timeout", "run.sites", "run.placement", "run.amnesia")
+)
+ENDINGS = frozenset(("run.rounds", "run.patience", "run.target"))  # when a run ends, not what its rounds compute
+
+
+def record(config: Config) -> list[dict[str, Any]]:
+    """Every setting by its full name, for a checkpoint; in a list, so that the file format keeps it as one value."""
+    flat = _flat(config.to_dict() | {"dp": dataclasses.asdict(config.dp)})
+    for name in ("algorithm", "partition"):  # a file may lie elsewhere by now; what it holds is checked by digest
+        if str(flat[name]).endswith((".py", ".npz")):
+            del flat[name]
+    return [json.loads(json.dumps({name: value for name, value in flat.items() if name not in HARMLESS}))]
+
+
+def changes(recorded: Any, config: Config) -> list[str]:
+    """What is said of settings that only move the end of the run; any other change is a ValueError that names it.
+
+    Settings that only one of the two versions of atoll knows are passed over, and so are checkpoints without a record.
+    """
+    before = recorded[0] if isinstance(recorded, list) and recorded and isinstance(recorded[0], dict) else {}
+    now = record(config)[0]
+    changed = {name: (before[name], now[name]) for name in before if name in now and before[name] != now[name]}
+    if breaking := {name: values for name, values in changed.items() if name not in ENDINGS}:
+        raise ValueError(told(breaking))
+    return [f"{name} in config.toml is {new}; the run began with {old}." for name, (old, new) in changed.items()]
+
+
+def differing(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The settings of two config.toml that differ, by full name: what was and what is, None where one has no such setting."""
+    old, new = _flat(before), _flat(now)
+    return {name: (old.get(name), new.get(name)) for name in old | new if old.get(name) != new.get(name)}
+
+
+def told(differences: dict[str, tuple[Any, Any]]) -> str:
+    """Some settings that differ, in words."""
+    words = [f"{name} is {_shown(new)} and was {_shown(old)}" for name, (old, new) in list(differences.items())[:3]]
+    return ", ".join(words) + (f", and {len(differences) - 3} more" if len(differences) > 3 else "")
+
+
+def _flat(tables: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tables.items():
+        flat |= {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value in (None, "") else value if isinstance(value, str) else json.dumps(value)

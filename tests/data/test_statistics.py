@@ -1,0 +1,102 @@
+"""What a partition made, compared with loops over nodes, and FedSpray's Table 1."""
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from atoll.data import PartitionSettings, facts, load, partition, render
+from atoll.graphs.graph import Graph
+from graphs import edge_set, make_graph
+
+
+def homophily(graph: Graph, nodes: list[int]) -> float | None:
+    """The mean share of same-class neighbours over these nodes, by loops."""
+    y, shares = graph.y.tolist(), []
+    for node in nodes:
+        neighbours = [a for a, b in edge_set(graph) if b == node and y[a] >= 0]
+        if neighbours:
+            shares.append(np.mean([y[a] == y[node] for a in neighbours]))
+    return float(np.mean(shares)) if shares else None
+
+
+@given(st.integers(0, 500))
+def test_facts_are_those_of_a_loop(seed: int) -> None:
+    """Counts, majority class and homophily of every party, by loops over its nodes and edges."""
+    whole = make_graph(30, 60, seed)
+    parties = partition(whole, "random", 3, PartitionSettings(), seed)
+    found = facts(parties, whole)
+    for p, said in enumerate(found.parties):
+        one = parties.select([p])
+        y = one.y.tolist()
+        counts = [y.count(label) for label in range(3)]
+        majority = counts.index(max(counts))
+        assert (said.nodes, said.edges, said.labels) == (10, len(edge_set(one)) // 2, counts)
+        assert (said.train, said.val, said.test) == (int(one.train.sum()), int(one.val.sum()), int(one.test.sum()))
+        assert said.majority_class == majority
+        assert (said.majority_nodes, said.minority_nodes) == (max(counts), sum(counts) - max(counts))
+        assert said.majority_homophily == pytest.approx(homophily(one, [i for i in range(10) if y[i] == majority]))
+        assert said.minority_homophily == pytest.approx(homophily(one, [i for i in range(10) if y[i] not in (-1, majority)]))
+    kept = sum(one.edges for one in found.parties)
+    assert (found.nodes, found.nodes_lost) == (30, 0)
+    assert (found.edges_kept, found.edges_lost) == (kept, len(edge_set(whole)) // 2 - kept)
+
+
+def test_shared_nodes_and_edges_count_once(graph: Graph) -> None:
+    """Overlapping and vertical parties hold an edge several times; kept and lost are about distinct ones."""
+    for kind, parties in (("overlap", 6), ("vertical", 3)):
+        cut = partition(graph, kind, parties, PartitionSettings(), 0)
+        ids = cut.ids.tolist()
+        distinct = {(ids[a], ids[b]) for a, b in edge_set(cut)}
+        found = facts(cut, graph)
+        assert found.edges_kept == len(distinct) // 2
+        assert found.edges_kept + (found.edges_lost or 0) == len(edge_set(graph)) // 2
+        assert found.nodes == len(set(ids))
+        assert found.nodes_lost == 60 - len(set(ids))
+
+
+def test_facts_are_json_and_a_table(graph: Graph) -> None:
+    """Plain numbers go to result files; the table names what was lost and does not grow with a million parties."""
+    cut = partition(graph, "node", None, PartitionSettings(), 0)
+    found = facts(cut, graph)
+    assert json.loads(json.dumps(dataclasses.asdict(found)))["parties"][3]["nodes"] == 1
+    unlabelled = [one for one in found.parties if not sum(one.labels)]
+    assert unlabelled
+    assert all(one.majority_class is None for one in unlabelled)
+    console = Console(width=150, record=True, file=io.StringIO())
+    console.print(render(found, most=4))
+    text = console.export_text()
+    assert "56 more" in text
+    assert f"{found.edges_lost} lost" in text
+    assert facts(cut).edges_lost is None
+
+
+def test_fedspray_table_1(real: Path) -> None:
+    """PubMed on the authors' node lists: majority class, majority/minority nodes and homophily of all parties, as printed."""
+    whole = load("pubmed")
+    found = facts(partition(whole, "fedspray_pubmed", 7, PartitionSettings(), 0), whole)
+    rows = {
+        (
+            one.majority_class,
+            one.majority_nodes,
+            one.minority_nodes,
+            f"{one.majority_homophily:.2f}",
+            f"{one.minority_homophily:.2f}",
+        )
+        for one in found.parties
+    }
+    assert rows == {
+        (1, 1384, 384, "0.91", "0.33"),
+        (1, 1263, 152, "0.97", "0.24"),
+        (2, 2001, 286, "0.92", "0.17"),
+        (2, 1236, 97, "0.98", "0.48"),
+        (1, 1160, 140, "0.95", "0.41"),
+        (0, 934, 467, "0.84", "0.47"),
+        (2, 948, 806, "0.83", "0.70"),
+    }

@@ -1,0 +1,78 @@
+"""Row-sparse weights: the products of whole matrices; first values that do not depend on what is kept; steps out of step."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "algorithms"))
+
+from users import some_users
+
+from atoll.data.partition import PartitionSettings, partition
+from atoll.graphs.user_rows import Entries, Weights
+from atoll.models import optim
+from atoll.random import Streams
+
+
+def entries() -> Entries:
+    """Those of 24 users."""
+    return Entries(partition(some_users(), "node", None, PartitionSettings(), 0))
+
+
+def test_products_are_those_of_whole_weights() -> None:
+    """x_i·W_i and its gradient, against a dense (N, d, h)."""
+    kept = entries()
+    whole = torch.randn(24, 40, 6, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    x = torch.from_numpy(some_users().stored.toarray())
+    rows = whole.detach()[kept.user, kept.feature]
+    dense = torch.einsum("nd,ndh->nh", x, whole)
+    torch.testing.assert_close(kept.product(rows), dense.detach())
+    gradient = torch.randn(24, 6, generator=torch.Generator().manual_seed(2))
+    of_whole = torch.autograd.grad(dense, whole, gradient)[0]
+    torch.testing.assert_close(kept.outer(gradient, torch.empty(len(kept.value), 6)), of_whole[kept.user, kept.feature])
+    assert not of_whole[x == 0].any()
+
+
+def test_users_draw_the_rows_of_their_whole_weights() -> None:
+    """Kept rows are those of the matrix a user would draw whole."""
+    kept = entries()
+    weights = Weights(kept, 6)
+    weights.draw(Streams(3, range(24), "weights"), 0.5)
+    whole = Streams(3, range(24), "weights").uniform(40, 6, low=-0.5, high=0.5)
+    assert torch.equal(weights.rows.detach(), whole[kept.user, kept.feature])
+
+
+def test_some_users_are_taken_as_if_there_were_no_others() -> None:
+    """In any order."""
+    kept, users = entries(), torch.tensor([9, 5, 0])
+    part = kept.take(users)
+    rows = torch.randn(len(kept.value), 6, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(part.product(rows[kept.of(users)]), kept.product(rows)[users])
+
+
+def test_adam_steps_many_parties_out_of_step_at_once() -> None:
+    """Each of 150 parties by its own count, as torch's Adam does one after the other."""
+    source = torch.Generator().manual_seed(4)
+    start, gradients = torch.randn(150, 5, generator=source), torch.randn(6, 150, 5, generator=source)
+    mine = optim.Adam({"w": start.clone()}, 0.1, 0.01)
+    plain = [start[i].clone().requires_grad_() for i in range(150)]
+    theirs = [torch.optim.Adam([p], lr=0.1, weight_decay=0.01) for p in plain]
+    for turn, gradient in enumerate(gradients):
+        chosen = torch.arange(150)[torch.arange(150) % (turn + 1) == 0]
+        part = optim.Adam({"w": mine.params["w"][chosen].clone()}, 0.1, 0.01)
+        part.restore({name: value[chosen] for name, value in mine.state().items()})
+        part.step([gradient[chosen]])
+        mine.params["w"][chosen] = part.params["w"]
+        mine.restore({name: value.index_copy(0, chosen, part.state()[name]) for name, value in mine.state().items()})
+        for i in chosen.tolist():
+            plain[i].grad = gradient[i].clone()
+            theirs[i].step()
+    mine.step([gradients[0]])
+    for i in range(150):
+        plain[i].grad = gradients[0][i].clone()
+        theirs[i].step()
+    assert len(torch.unique_consecutive(mine.steps)) > optim.MANY
+    torch.testing.assert_close(mine.params["w"], torch.stack(plain).detach(), atol=1e-6, rtol=1e-5)

@@ -1,0 +1,361 @@
+"""The backbones against PyG's layers, and the party axis against separate models."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atoll.errors import AtollError
+from atoll.graphs.attention import elu
+from atoll.graphs.graph import Graph, stack
+from atoll.models import backbones
+from atoll.models.losses import cross_entropy
+from atoll.models.optim import Adam, descend
+from atoll.random import Draws
+
+with warnings.catch_warnings():  # torch deprecates what PyG still uses
+    warnings.simplefilter("ignore")
+    from torch_geometric.nn import APPNP, GATConv, GCN2Conv, GCNConv, SAGEConv, SGConv
+
+FEATURES, CLASSES, HIDDEN = 12, 4, 16
+CASES = [
+    ("gcn", 2),
+    ("gcn", 1),
+    ("gcn", 3),
+    ("sgc", 2),
+    ("sage", 2),
+    ("sage", 3),
+    ("gat", 2),
+    ("gat", 3),
+    ("gcnii", 4),
+    ("appnp", 2),
+    ("mlp", 3),
+]
+
+
+def make_graph(nodes: int, seed: int, *, sparse: bool = True, directed: bool = False) -> Graph:
+    """A random graph whose last two nodes are isolated."""
+    rng = np.random.default_rng(seed)
+    edges = rng.integers(0, nodes - 2, (2, 3 * nodes))
+    edges = edges[:, edges[0] != edges[1]]
+    if not directed:
+        edges = np.concatenate([edges, edges[::-1]], 1)
+    x = rng.normal(size=(nodes, FEATURES)).astype(np.float32) * (rng.random((nodes, FEATURES)) < 0.4)
+    split = torch.from_numpy(rng.integers(0, 3, nodes))
+    return Graph(
+        x=sp.csr_array(x) if sparse else torch.from_numpy(x),
+        edge_index=torch.from_numpy(np.unique(edges, axis=1)),
+        y=torch.from_numpy(rng.integers(0, CLASSES, nodes)),
+        train=split == 0,
+        val=split == 1,
+        test=split == 2,
+        num_classes=CLASSES,
+        ids=torch.arange(nodes),
+        ptr=torch.tensor([0, nodes]),
+    )
+
+
+def make_model(name: str, parties: list[int], layers: int, **options: float) -> backbones.Model:
+    """A model with values everywhere, biases too."""
+    sizes = {"features": FEATURES, "classes": CLASSES, "hidden": HIDDEN, "layers": layers, "heads": 4}
+    model = backbones.build(name, parties=len(parties), draws=Draws(0, parties, "first"), **sizes, **options)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * Draws(0, parties, "more").normal(*parameter.shape[1:])
+    return model
+
+
+def dense(graph: Graph) -> Tensor:
+    """The features as PyG wants them."""
+    return graph.x if isinstance(graph.x, Tensor) else torch.from_numpy(graph.x.toarray())
+
+
+class Reference(nn.Module):
+    """The same network of PyG's layers with the parameters of one party."""
+
+    def __init__(self, name: str, model: backbones.Model, party: int, layers: int) -> None:
+        super().__init__()
+        self.name = name
+        values = {key: value[party] for key, value in backbones.read(model, copy=True).items()}
+        widths = [FEATURES, *[HIDDEN] * (layers - 1), CLASSES]
+        self.pairs: list[tuple[str, nn.Parameter]] = []  # our name, PyG's parameter
+        self.convs = nn.ModuleList()
+        if name == "gcnii":
+            self.first = self.linear("input", values)
+            for place in range(layers):
+                conv = GCN2Conv(HIDDEN, alpha=0.1, theta=0.5, layer=place + 1)
+                self.tie(f"layers.{place}.weight", conv.weight1, values)
+                self.convs.append(conv)
+            self.final = self.linear("output", values)
+            return
+        for place in range(1 if name == "sgc" else layers):
+            key = f"layers.{place}"
+            self.convs.append(self.conv(name, key, widths, place, place == layers - 1, values))
+
+    def conv(self, name: str, key: str, widths: list[int], place: int, last: bool, values: dict[str, Tensor]) -> nn.Module:
+        """One of PyG's layers with our values in it."""
+        fan_in, fan_out = widths[place], widths[place + 1]
+        if name == "gcn":
+            conv = GCNConv(fan_in, fan_out)
+            self.tie(f"{key}.weight", conv.lin.weight, values)
+        elif name == "sgc":
+            conv = SGConv(FEATURES, CLASSES, K=2)
+            self.tie(f"{key}.weight", conv.lin.weight, values)
+            self.tie(f"{key}.bias", conv.lin.bias, values)
+            return conv
+        elif name == "sage":
+            conv = SAGEConv(fan_in, fan_out)
+            self.tie(f"{key}.near.weight", conv.lin_l.weight, values)
+            self.tie(f"{key}.near.bias", conv.lin_l.bias, values)
+            self.tie(f"{key}.own.weight", conv.lin_r.weight, values)
+            return conv
+        elif name == "gat":
+            heads = 1 if last else 4
+            conv = GATConv(fan_in, fan_out // heads, heads=heads)
+            self.tie(f"{key}.weight", conv.lin.weight, values)
+            self.tie(f"{key}.source", conv.att_src, values)
+            self.tie(f"{key}.target", conv.att_dst, values)
+        else:
+            return self.linear(key, values)
+        self.tie(f"{key}.bias", conv.bias, values)
+        return conv
+
+    def linear(self, key: str, values: dict[str, Tensor]) -> nn.Linear:
+        """A linear layer with our values in it."""
+        layer = nn.Linear(*values[f"{key}.weight"].shape)
+        self.tie(f"{key}.weight", layer.weight, values)
+        self.tie(f"{key}.bias", layer.bias, values)
+        return layer
+
+    def tie(self, key: str, parameter: nn.Parameter, values: dict[str, Tensor]) -> None:
+        """Give PyG's parameter our value; PyG keeps the weights of linear maps as (out, in)."""
+        parameter.data.copy_(self.turned(key, values[key]).reshape(parameter.shape))
+        self.pairs.append((key, parameter))
+
+    def turned(self, key: str, value: Tensor) -> Tensor:
+        """Between our (in, out) and PyG's (out, in)."""
+        turn = key.endswith("weight") and not (self.name == "gcnii" and key.startswith("layers"))
+        return value.t() if turn else value
+
+    def forward(self, graph: Graph) -> Tensor:
+        """Logits."""
+        x, edges = dense(graph), graph.edge_index
+        if self.name == "gcnii":
+            first = x = self.first(x).relu()
+            for conv in self.convs:
+                x = conv(x, first, edges).relu()
+            return self.final(x)
+        for place, conv in enumerate(self.convs):
+            x = conv(x) if self.name in ("mlp", "appnp") else conv(x, edges)
+            if place < len(self.convs) - 1:
+                x = F.elu(x) if self.name == "gat" else x.relu()
+        return APPNP(K=10, alpha=0.1)(x, edges) if self.name == "appnp" else x
+
+
+def compare(name: str, layers: int, graphs: list[Graph]) -> None:
+    """Logits and parameter gradients of one cohort against one PyG network a party."""
+    model = make_model(name, list(range(len(graphs))), layers)
+    graph = stack(graphs)
+    logits = model(graph)
+    torch.manual_seed(1)
+    direction = torch.randn_like(logits)
+    (logits * direction).sum().backward()
+    for party, own in enumerate(graphs):
+        reference = Reference(name, model, party, layers)
+        rows = slice(*graph.ptr[party : party + 2].tolist())
+        expected = reference(own)
+        torch.testing.assert_close(logits[rows], expected, atol=1e-5, rtol=1e-5)
+        (expected * direction[rows]).sum().backward()
+        ours = dict(model.named_parameters())
+        assert {key for key, _ in reference.pairs} == ours.keys()
+        for key, parameter in reference.pairs:
+            gradient = ours[key].grad[party]
+            wanted = reference.turned(key, parameter.grad.reshape(reference.turned(key, gradient).shape))
+            torch.testing.assert_close(gradient, wanted, atol=1e-4, rtol=1e-5, msg=lambda m, key=key: f"{key}: {m}")
+
+
+@pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
+@pytest.mark.parametrize("sizes", [[40], [30, 17, 51], [20, 20]], ids=str)
+@pytest.mark.parametrize(("name", "layers"), CASES)
+def test_models_equal_pyg(name: str, layers: int, sizes: list[int], sparse: bool) -> None:
+    """Every model gives PyG's logits and PyG's gradients, for one party and for several in one block."""
+    compare(name, layers, [make_graph(size, seed, sparse=sparse) for seed, size in enumerate(sizes)])
+
+
+@pytest.mark.parametrize(("name", "layers"), CASES)
+def test_models_equal_pyg_on_directed_graphs(name: str, layers: int) -> None:
+    """Messages go from source to target, and their gradients back."""
+    compare(name, layers, [make_graph(25, 5, directed=True)])
+
+
+@pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
+@pytest.mark.parametrize(("name", "layers"), CASES)
+def test_placement_does_not_matter(name: str, layers: int, sparse: bool) -> None:
+    """A party trained in a block of three and alone, with dropout everywhere, ends with the same parameters, bit for bit."""
+    graphs = [make_graph(size, seed, sparse=sparse) for seed, size in enumerate((30, 17, 51))]
+
+    def train(parties: list[int], graph: Graph) -> dict[str, Tensor]:
+        model = make_model(name, parties, layers, dropout=0.4, input_dropout=0.2)
+        optimizer, draws = Adam(model, 0.01), Draws(0, parties, "train")
+        for _ in range(3):
+            descend(optimizer, cross_entropy(model(graph, draws), graph, "train"))
+        return backbones.read(model)
+
+    together = train([0, 1, 2], stack(graphs))
+    for party, graph in enumerate(graphs):
+        for key, value in train([party], graph).items():
+            assert torch.equal(together[key][party], value[0]), key
+
+
+@pytest.mark.parametrize(("name", "layers"), CASES)
+def test_dropout_is_for_training_only(name: str, layers: int) -> None:
+    """Without draws there is no dropout; with draws the same draws give the same logits, and others do not."""
+    graph = make_graph(40, 0)
+    model = make_model(name, [0], layers, dropout=0.5, input_dropout=0.5)
+    plain = make_model(name, [0], layers)
+    assert torch.equal(model(graph), plain(graph))
+    assert torch.equal(plain(graph, Draws(0, [0], "a")), plain(graph))
+    once, again, other = (model(graph, Draws(0, [0], call)) for call in ("a", "a", "b"))
+    assert torch.equal(once, again)
+    assert not torch.equal(once, other)
+    assert not torch.equal(once, model(graph))
+
+
+@pytest.mark.parametrize(("name", "layers"), CASES)
+def test_embedding_is_the_last_hidden_layer(name: str, layers: int) -> None:
+    """A representation as wide as the hidden layers, or the logits where there are none."""
+    graph = make_graph(20, 0)
+    model = make_model(name, [0], layers)
+    hidden = model.embed(graph)
+    if name == "sgc" or (name == "gcn" and layers == 1):
+        assert torch.equal(hidden, model(graph))
+    else:
+        assert hidden.shape == (20, HIDDEN)
+
+
+def test_gcn_head_on_its_embedding_gives_the_logits() -> None:
+    """The last layer over `embed` is the model: Â·(H·W) + b."""
+    graph = make_graph(20, 0)
+    model = make_model("gcn", [0], 2)
+    values = backbones.read(model)
+    logits = graph.propagate.forward.to_dense() @ model.embed(graph) @ values["layers.1.weight"][0] + values["layers.1.bias"][0]
+    torch.testing.assert_close(model(graph), logits)
+
+
+FIRST = {
+    "gcn": {"layers.0.weight": (6 / (12 + 256)) ** 0.5, "layers.0.bias": 0},
+    "sgc": {"layers.0.weight": 12**-0.5, "layers.0.bias": 12**-0.5},
+    "sage": {"layers.0.near.weight": 12**-0.5, "layers.1.near.bias": 256**-0.5, "layers.1.own.weight": 256**-0.5},
+    "gat": {"layers.0.weight": (6 / (12 + 256)) ** 0.5, "layers.0.source": (6 / (4 + 64)) ** 0.5, "layers.0.bias": 0},
+    "gcnii": {"input.weight": 12**-0.5, "layers.1.weight": (6 / 512) ** 0.5, "output.bias": 256**-0.5},
+    "appnp": {"layers.0.weight": 12**-0.5, "layers.1.weight": 256**-0.5},
+    "mlp": {"layers.0.bias": 12**-0.5, "layers.1.weight": 256**-0.5},
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_first_values_have_pygs_distributions(name: str) -> None:
+    """Uniform between ± the bound that PyG's reset_parameters uses; zero where it uses zeros."""
+    model = backbones.build(name, parties=2, features=12, classes=4, hidden=256, heads=4, draws=Draws(0, [0, 1], "first"))
+    values = backbones.read(model)
+    for key, bound in FIRST[name].items():
+        top = values[key].abs().max().item()
+        assert top <= bound
+        assert top >= 0.7 * bound
+
+
+@pytest.mark.parametrize("name", list(backbones.MODELS))
+def test_first_values_are_the_partys_own(name: str) -> None:
+    """Party 7's first values are the same in any company, and differ from party 3's."""
+    options = {"features": FEATURES, "classes": CLASSES, "hidden": HIDDEN}
+    together = backbones.read(backbones.build(name, parties=2, draws=Draws(1, [3, 7], "first"), **options))
+    alone = backbones.read(backbones.build(name, parties=1, draws=Draws(1, [7], "first"), **options))
+    for key, value in together.items():
+        assert torch.equal(value[1], alone[key][0])
+    weights = [value for key, value in together.items() if key.endswith("weight")]
+    assert not any(torch.equal(value[0], value[1]) for value in weights)
+
+
+@pytest.mark.parametrize("name", list(backbones.MODELS))
+def test_read_and_load(name: str) -> None:
+    """What is read can be loaded: with the party axis as it is, without it to every party; reading copies only when asked."""
+    source, target = (
+        make_model(name, [0, 1], 2),
+        backbones.build(name, parties=2, features=FEATURES, classes=CLASSES, hidden=HIDDEN, heads=4),
+    )
+    assert not any(value.any() for value in backbones.read(target).values())
+    copied = backbones.read(source, copy=True)
+    backbones.load(target, backbones.read(source))
+    assert all(torch.equal(value, copied[key]) for key, value in backbones.read(target).items())
+    backbones.load(target, {key: value[1] for key, value in copied.items()})
+    for key, value in backbones.read(target).items():
+        assert torch.equal(value[0], copied[key][1])
+        assert torch.equal(value[1], copied[key][1])
+    live = backbones.read(target)
+    backbones.load(target, copied)
+    assert all(torch.equal(value, copied[key]) for key, value in live.items())
+    assert not any(value.requires_grad for value in live.values())
+
+
+def test_load_refuses_what_does_not_fit() -> None:
+    """Another name or another shape is refused before anything is written."""
+    model = make_model("gcn", [0, 1], 2)
+    before = backbones.read(model, copy=True)
+    with pytest.raises(AtollError, match=r"layers\.1\.bias"):
+        backbones.load(model, {key: value + 1 for key, value in before.items() if key != "layers.1.bias"})
+    with pytest.raises(AtollError, match=r"'layers\.1\.weight' has shape \(3, 16, 4\)"):
+        backbones.load(
+            model, {key: torch.zeros(3, *v.shape[1:]) if key == "layers.1.weight" else v + 1 for key, v in before.items()}
+        )
+    assert all(torch.equal(value, before[key]) for key, value in backbones.read(model).items())
+
+
+def test_head_names_the_last_layer() -> None:
+    """The parameters that turn the last representation into logits."""
+    assert backbones.head(make_model("gcn", [0], 3)) == {"layers.2.weight", "layers.2.bias"}
+    assert backbones.head(make_model("gcnii", [0], 3)) == {"output.weight", "output.bias"}
+    assert backbones.head(make_model("sage", [0], 2)) == {"layers.1.near.weight", "layers.1.near.bias", "layers.1.own.weight"}
+
+
+def test_models_without_bias() -> None:
+    """`bias=False` leaves no bias anywhere, and the model still runs."""
+    for name in backbones.MODELS:
+        model = backbones.build(
+            name, parties=1, features=FEATURES, classes=CLASSES, hidden=HIDDEN, bias=False, draws=Draws(0, [0])
+        )
+        assert not any(key.endswith("bias") for key in backbones.read(model))
+        assert model(make_graph(12, 0)).shape == (12, CLASSES)
+
+
+def test_bad_models_are_errors_with_advice() -> None:
+    """A mistyped name gets a suggestion; heads must divide the hidden width."""
+    with pytest.raises(AtollError, match="did you mean 'sage'"):
+        backbones.build("sagee", parties=1, features=2, classes=2)
+    with pytest.raises(AtollError, match="multiple of heads"):
+        backbones.build("gat", parties=1, features=2, classes=2, hidden=20, heads=8)
+    with pytest.raises(AtollError, match="layers"):
+        backbones.build("gcn", parties=1, features=2, classes=2, layers=0)
+
+
+def test_elu_is_the_same_wherever_a_number_stands() -> None:
+    """Values and gradients of a piece are those of the whole, bit for bit, and torch's to rounding; at 0 the slope is 1."""
+    x = torch.cat([torch.zeros(1), torch.randn(203, generator=torch.Generator().manual_seed(0))]).requires_grad_()
+
+    def both(rows: Tensor) -> tuple[Tensor, Tensor]:
+        out = elu(rows)
+        return out, torch.autograd.grad(out.sum(), rows)[0]
+
+    out, slope = both(x)
+    torch.testing.assert_close(out, torch.nn.functional.elu(x))
+    torch.testing.assert_close(slope, torch.autograd.grad(torch.nn.functional.elu(x).sum(), x)[0])
+    assert slope[0] == 1
+    for start, end in ((0, 3), (5, 36), (17, 18), (100, 204)):
+        piece = both(x[start:end].detach().clone().requires_grad_())
+        assert torch.equal(piece[0], out[start:end])
+        assert torch.equal(piece[1], slope[start:end])
