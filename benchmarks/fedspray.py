@@ -108,7 +108,7 @@ class PlainParty:
 class Plain:
     def __init__(self, experiment: runner.Experiment, state: dict[str, Any], labelled: bool) -> None:
         settings, parts = experiment.config.settings, experiment.spread.parts
-        first = experiment.engine.recall()["0"]["gnn"]
+        first = experiment.engine.state()["0"]["gnn"]
         self.parties = [
             PlainParty(parts.select([p]), {name: value[p].clone() for name, value in first.items()}, settings, labelled)
             for p in range(parts.parties)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.models.backbones import read
+from atoll.models.backbones import get_parameters
 from atoll.runs import config, runner
 
 warnings.filterwarnings("ignore")
@@ -42,7 +42,7 @@ class Bare:
 
     def __init__(self, cohort: Any) -> None:
         self.s, self.parties, self.shared = cohort.settings, len(cohort.parties), cohort.shared
-        self.w = {name: value.clone().requires_grad_() for name, value in read(cohort.model).items()}
+        self.w = {name: value.clone().requires_grad_() for name, value in get_parameters(cohort.model).items()}
         self.v = {name: torch.zeros_like(value) for name, value in self.w.items()}
 
     def take(self, batch: Any, targets: Tensor) -> None:
@@ -129,7 +129,7 @@ def measure(dataset: str, **values: Any) -> dict[str, object]:
         bare.round()
         times["bare"].append(time.perf_counter() - start)
         if number == 1 and not settings.dropout:  # the same arithmetic
-            for name, value in read(cohort.model).items():
+            for name, value in get_parameters(cohort.model).items():
                 torch.testing.assert_close(value, bare.w[name].detach(), atol=1e-4, rtol=1e-4)
     fastest = {name: 1e3 * min(found) for name, found in times.items()}
     what = f"{dataset}, Q = {settings.local_steps}, dropout {settings.dropout:g}"

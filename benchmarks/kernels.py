@@ -86,7 +86,7 @@ def sparse_products(graph: Graph) -> None:
     for title, matrix, dense in (
         ("X·W, all parties", values.forward, flat),
         ("Xᵀ·G, all parties", values.transposed, hidden),
-        ("Â·H", graph.propagate.forward, hidden),
+        ("Â·H", graph.normalized_adjacency.forward, hidden),
     ):
         table(
             title, {"embedding bag": lambda m=matrix, d=dense: multiply(m, d), "torch CSR (MKL)": lambda m=matrix, d=dense: m @ d}
@@ -183,7 +183,7 @@ def by_hand(graph: Graph) -> Run:
     model = backbones.build("gcn", parties=parties, draws=Draws(0, range(parties), "first"), **sizes)
     w1, b1, w2, b2 = (p.detach() for p in model.parameters())
     optimizer, blocks, features = optim.Adam(model, 0.003), graph.blocks, graph.features
-    forward, backward = graph.propagate.forward, graph.propagate.transposed
+    forward, backward = graph.normalized_adjacency.forward, graph.normalized_adjacency.transposed
     targets, weights = losses._labelled(graph, "train")
 
     @torch.no_grad()

@@ -49,7 +49,7 @@ def main() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        with supervisor.local(SITES, folder, folder / "sites", print) as federation:
+        with supervisor.local_federation(SITES, folder, folder / "sites", print) as federation:
             first = config.resolve(
                 "local", dataset="csbm", partition="random", parties=SITES, engine="nvflare", values={"rounds": 1}
             )

@@ -42,7 +42,7 @@ class Lying:
 
     def __init__(self, engine: Any, lie: Lie, weight: int) -> None:
         self.engine, self.lie, self.weight = engine, lie, weight
-        self.recall, self.remember = engine.recall, engine.remember
+        self.state, self.restore = engine.state, engine.restore
 
     def deliver(self, message: Any) -> Any:
         results = self.engine.deliver(message)

@@ -37,7 +37,7 @@ def soak(rounds: int, every: int, folder: Path, **values: Any) -> dict[str, list
         "fedavg", dataset="csbm", partition="random", parties=SITES, engine="nvflare", values={**given, **values}
     )
     found: dict[str, list[dict[str, float]]] = {}
-    with supervisor.local(SITES, folder, folder / "sites", print) as federation:
+    with supervisor.local_federation(SITES, folder, folder / "sites", print) as federation:
         children = {"server": federation.servant.child, **{str(guest.kit.site): guest.child for guest in federation.guests}}
 
         def watch(row: dict[str, Any], of: int) -> None:

@@ -144,7 +144,7 @@ def asks() -> Iterator[dict[str, Callable[[], float]]]:
 
     with tempfile.TemporaryDirectory(prefix="atoll-trust-") as scratch:
         folder = Path(scratch)
-        with supervisor.local(SITES, folder, folder / "sites", lambda text: None) as federation:
+        with supervisor.local_federation(SITES, folder, folder / "sites", lambda text: None) as federation:
             values = {"rounds": TRAINED, "patience": 0}
             chosen = config.resolve("fedavg", dataset="csbm", partition="random", parties=SITES, engine="nvflare", values=values)
 

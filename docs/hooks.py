@@ -67,7 +67,7 @@ def _generated(docs: Path, folder: str) -> dict[str, str]:
             first, _, rest = document.partition("\n")
             pages[f"{name}.md"] = f"# {name}\n\n{first}\n\n{rest.strip()}\n"
         summary = document.splitlines()[0].split(": ", 1)[-1]
-        table.append(f"| [{name}]({stem}.md) | {', '.join(algorithms.find(name).SPREADS)} | {summary} |")
+        table.append(f"| [{name}]({stem}.md) | {', '.join(algorithms.find(name).SCENARIOS)} | {summary} |")
     intro = "# Algorithms\n\nNamed as on the command line. What you do not set is as in the algorithm's own paper.\n\n"
     return {"index.md": intro + "\n".join(table) + "\n"} | pages
 

@@ -33,7 +33,7 @@ class Party:
         return int(self.train.sum())
 
     @property
-    def propagate(self) -> Tensor:
+    def normalized_adjacency(self) -> Tensor:
         """D^(-1/2)(A + I)D^(-1/2)."""
         return normalised(self.adjacency)
 
@@ -76,11 +76,11 @@ def dense(graph: Graph) -> Party:
 def forward(model: str, w: Mapping[str, Tensor], party: Party) -> Tensor:
     """Logits of a two-layer backbone (SGC: one) with parameters named as atoll's."""
     if model == "sgc":
-        return party.propagate @ party.propagate @ party.x @ w["layers.0.weight"] + w["layers.0.bias"]
+        return party.normalized_adjacency @ party.normalized_adjacency @ party.x @ w["layers.0.weight"] + w["layers.0.bias"]
     h = party.x
     for layer in (0, 1):
         if model == "gcn":
-            h = party.propagate @ h @ w[f"layers.{layer}.weight"] + w[f"layers.{layer}.bias"]
+            h = party.normalized_adjacency @ h @ w[f"layers.{layer}.weight"] + w[f"layers.{layer}.bias"]
         else:
             h = (
                 party.mean @ h @ w[f"layers.{layer}.near.weight"]

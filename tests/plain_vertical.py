@@ -16,7 +16,7 @@ from plain import Party, Weights
 
 def between(party: Party, rows: Tensor, columns: Tensor) -> Tensor:
     """The scaled submatrix, row by row."""
-    result = party.propagate[rows][:, columns]
+    result = party.normalized_adjacency[rows][:, columns]
     for row, i in zip(result, rows.tolist(), strict=True):
         sampled = party.adjacency[i, columns].sum().clamp(min=1)
         row *= torch.where(columns == i, 1.0, party.adjacency[i].sum() / sampled)

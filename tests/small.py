@@ -32,7 +32,7 @@ OWN: dict[str, dict[str, Any]] = {  # what a single algorithm needs beside that
 
 def small(algorithm: str, *, seed: int = 3, rounds: int = 3, **values: Any) -> Config:
     """The algorithm on a graph of 60 nodes in the first setting it is made for."""
-    spread = dict(SPREAD[algorithms.find(algorithm).SPREADS[0]])
+    spread = dict(SPREAD[algorithms.find(algorithm).SCENARIOS[0]])
     partition, parties = spread.pop("partition"), spread.pop("parties")
     chosen = {**GRAPH, **spread, "rounds": rounds, "patience": 0, **OWN.get(algorithm, {}), **values}
     return config.resolve(algorithm, dataset="csbm", partition=partition, parties=parties, seed=seed, values=chosen)
@@ -40,7 +40,7 @@ def small(algorithm: str, *, seed: int = 3, rounds: int = 3, **values: Any) -> C
 
 def parties_of(algorithm: str) -> int:
     """How many parties `small` makes."""
-    setting = algorithms.find(algorithm).SPREADS[0]
+    setting = algorithms.find(algorithm).SCENARIOS[0]
     return {"whole": 1, "node": GRAPH["data.nodes"]}.get(setting, 3)
 
 
@@ -54,13 +54,13 @@ class Wrapper:
         """Pass on."""
         return self.engine.deliver(message)
 
-    def recall(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Pass on."""
-        return self.engine.recall()
+        return self.engine.state()
 
-    def remember(self, memory: dict[str, Any]) -> None:
+    def restore(self, memory: dict[str, Any]) -> None:
         """Pass on."""
-        self.engine.remember(memory)
+        self.engine.restore(memory)
 
 
 class Absent(Wrapper):

@@ -23,7 +23,7 @@ print(before - resident().rss)
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
 def test_what_is_freed_is_kept() -> None:
     """Of 64 MB nearly nothing goes back to the system; without `keep` nearly all does."""
-    with_it, without = (_given_back(call) for call in ("allocator.keep()", ""))
+    with_it, without = (_given_back(call) for call in ("allocator.keep_freed_blocks()", ""))
     assert with_it < 8 << 20
     assert without > 48 << 20
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from atoll import wire
-from atoll.deferred import Lazy
+from atoll.deferred import Deferred
 from atoll.federation.federation import _sizes, _unfit
 
 
@@ -52,7 +52,7 @@ def tensor() -> Tensor:
 def test_what_the_shape_says_makes_nothing(tensor: Tensor) -> None:
     """Shape, type, size, the bill, the sum and a choice of parties never make the numbers."""
     description = Given(tensor)
-    lazy = Lazy(description)
+    lazy = Deferred(description)
     assert isinstance(lazy, Tensor)
     assert (lazy.shape, lazy.dtype, lazy.numel(), lazy.ndim, len(lazy)) == (tensor.shape, torch.float32, 24, 3, 4)
     assert lazy.is_floating_point()
@@ -61,7 +61,7 @@ def test_what_the_shape_says_makes_nothing(tensor: Tensor) -> None:
     assert torch.equal(lazy.sum(0), tensor.sum(0))
     assert torch.isfinite(lazy.sum())
     chosen = lazy[torch.tensor([2, 0])]
-    assert isinstance(chosen, Lazy)
+    assert isinstance(chosen, Deferred)
     assert torch.equal(chosen.sum(0), tensor[[2, 0]].sum(0))
     assert "dense" not in description.asked
     assert repr(chosen) == "Lazy(Given, shape=(2, 3, 2))"
@@ -69,7 +69,7 @@ def test_what_the_shape_says_makes_nothing(tensor: Tensor) -> None:
 
 def test_everything_else_makes_them(tensor: Tensor) -> None:
     """Arithmetic, joining, rows and bytes are those of the tensor itself."""
-    lazy = Lazy(Given(tensor))
+    lazy = Deferred(Given(tensor))
     assert torch.equal(lazy * 2 + 1, tensor * 2 + 1)
     assert torch.equal(1 - lazy, 1 - tensor)
     assert torch.equal(torch.cat([lazy, tensor]), torch.cat([tensor, tensor]))
@@ -84,6 +84,6 @@ def test_everything_else_makes_them(tensor: Tensor) -> None:
 
 def test_the_federation_finds_what_is_not_finite(tensor: Tensor) -> None:
     """A description is probed like a tensor; the party behind a NaN is named."""
-    assert _unfit({"a": Lazy(Given(tensor))}, 4) == {}
+    assert _unfit({"a": Deferred(Given(tensor))}, 4) == {}
     tensor[2, 1, 0] = torch.nan
-    assert _unfit({"a": Lazy(Given(tensor))}, 4) == {2: "field 'a' is not finite"}
+    assert _unfit({"a": Deferred(Given(tensor))}, 4) == {2: "field 'a' is not finite"}

@@ -16,7 +16,7 @@ import pytest
 from atoll import algorithms
 from atoll.cli import main
 from atoll.data.datasets import known
-from atoll.data.partition import SETTING
+from atoll.data.partition import SCENARIO_OF
 
 HOME = Path(__file__).parents[1]
 PAGES = [HOME / "README.md", *sorted((HOME / "docs").rglob("*.md"))]
@@ -56,7 +56,7 @@ def shrunk(arguments: list[str]) -> list[str] | None:
     verb, *rest = arguments
     if "--dataset" in rest:
         place = rest.index("--dataset") + 1
-        own_partition = "--partition" in rest and rest[rest.index("--partition") + 1] not in (*SETTING, "files")
+        own_partition = "--partition" in rest and rest[rest.index("--partition") + 1] not in (*SCENARIO_OF, "files")
         if own_partition and not os.environ.get("ATOLL_DATA"):
             return None
         if rest[place].lower() in {each.name.lower() for each in known()} and not own_partition:
@@ -144,7 +144,7 @@ def test_the_own_algorithm_keeps_the_promises(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"), [(None, "no such file"), ("x = 1\n", "it has no Settings, Cohort, SPREADS, start, step, evaluate")]
+    ("text", "sentence"), [(None, "no such file"), ("x = 1\n", "it has no Settings, Cohort, SCENARIOS, start, step, evaluate")]
 )
 def test_a_file_that_is_no_algorithm(
     text: str | None, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -187,4 +187,4 @@ def test_the_docstring_tells_bytes_and_what_the_server_sees(algorithm: str) -> N
 
 def partial(algorithm: str) -> bool:
     """Whether the algorithm can do without some of the parties in a round."""
-    return algorithms.find(algorithm).SPREADS[0] not in ("vertical", "whole")
+    return algorithms.find(algorithm).SCENARIOS[0] not in ("vertical", "whole")

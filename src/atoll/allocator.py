@@ -10,7 +10,7 @@ TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4  # of mallopt(3)
 
 
 @cache
-def keep() -> None:
+def keep_freed_blocks() -> None:
     """Have the C library keep what is freed, for the next step: it asks for the same again.
 
     By default glibc maps every large block anew and gives it back at once, and the system clears its pages each time, which on

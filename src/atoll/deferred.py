@@ -40,7 +40,7 @@ class Description(Protocol):
         ...
 
 
-class Lazy(Tensor):
+class Deferred(Tensor):
     """A float32 tensor behind a description. Choosing parties stays a description, their sum asks it; all else makes the numbers.
 
     To torch it is a tensor on the `meta` device: it has a shape and no storage.
@@ -49,9 +49,9 @@ class Lazy(Tensor):
     description: Description
 
     @staticmethod
-    def __new__(cls, description: Description) -> Lazy:
+    def __new__(cls, description: Description) -> Deferred:
         """The tensor of that description."""
-        lazy = torch.empty(description.shape, device="meta").as_subclass(Lazy)
+        lazy = torch.empty(description.shape, device="meta").as_subclass(Deferred)
         lazy.description = description
         return lazy
 
@@ -69,15 +69,15 @@ class Lazy(Tensor):
         if function in DESCRIBED:
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args)
-        if isinstance(args[0], Lazy) and not kwargs:
+        if isinstance(args[0], Deferred) and not kwargs:
             description = args[0].description
             if function is Tensor.__getitem__ and isinstance(args[1], Tensor) and args[1].dtype == torch.int64:
-                return Lazy(description.take(args[1]))
+                return Deferred(description.take(args[1]))
             if function is Tensor.sum and len(args) == 2 and args[1] == 0:
                 return description.total()
             if function is Tensor.sum and len(args) == 1:
                 return description.probe()
-        made = tree_map(lambda value: value.description.dense() if isinstance(value, Lazy) else value, (args, kwargs or {}))
+        made = tree_map(lambda value: value.description.dense() if isinstance(value, Deferred) else value, (args, kwargs or {}))
         return function(*made[0], **made[1])
 
 

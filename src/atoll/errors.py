@@ -1,5 +1,7 @@
 """The two ways atoll says no: bad input from a person, and a party that could not answer; and how it says mind."""
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -34,3 +36,15 @@ def short(value: Any, length: int = 300) -> str:
     """A stranger's text for our logs and reasons: as `shown`, on one line and not too long."""
     text = shown(" ".join(str(value if value is not None else "")[: 4 * length].split()))
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def suggest(name: str, options: Iterable[str]) -> str:
+    """The end of an error: `; did you mean 'x'?`, or what there is."""
+    options = list(options)
+    return closest(name, options) or f"; there is {', '.join(sorted(options))}."
+
+
+def closest(name: str, options: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or nothing where no option comes near."""
+    close = difflib.get_close_matches(name, list(options), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""

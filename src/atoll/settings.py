@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import types
 import typing
@@ -11,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, closest, suggest
 
 
 def setting(default: Any, help: str, *, choices: Iterable[str] = (), low: float | None = None, high: float | None = None) -> Any:
@@ -96,15 +95,3 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
     except (ValueError, KeyError, TypeError, OverflowError):
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
         raise AtollError(f"{where} is {value!r} but must be {names.get(target, str(target))}.") from None
-
-
-def suggest(name: str, options: Iterable[str]) -> str:
-    """The end of an error: `; did you mean 'x'?`, or what there is."""
-    options = list(options)
-    return closest(name, options) or f"; there is {', '.join(sorted(options))}."
-
-
-def closest(name: str, options: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or nothing where no option comes near."""
-    close = difflib.get_close_matches(name, list(options), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""

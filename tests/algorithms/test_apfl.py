@@ -43,7 +43,7 @@ def test_two_rounds_equal_a_loop_over_parties(model: str) -> None:
     """w, v and α of every party by their own formulas, the gradient of v̄ written out."""
     config = small("apfl", model=model, rounds=2, optimizer="sgd", lr=0.2, epochs=3, mixture=0.4, mixture_lr=0.5)
     experiment, parties = plain.prepare(config)
-    first = experiment.engine.recall()["0"]["personal"]
+    first = experiment.engine.state()["0"]["personal"]
     personal = [{name: value[p].clone() for name, value in first.items()} for p in range(3)]
     mixture = [0.4] * 3
     server = first_model(config.settings, experiment.federation.schema, config.seed)

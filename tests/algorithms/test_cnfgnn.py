@@ -11,7 +11,7 @@ from users import Plain, some_users
 
 from atoll import wire
 from atoll.algorithms.cnfgnn import average
-from atoll.deferred import Lazy
+from atoll.deferred import Deferred
 
 GCN = {"hidden": 8}
 GAT = {"model": "gat", "hidden": 4, "heads": 3, "dropout": 0.0, "lr": 0.01}
@@ -29,7 +29,7 @@ def test_twenty_rounds_equal_one_object_a_user(values: dict[str, Any]) -> None:
     torch.testing.assert_close(state["latent"], plain.latent, atol=1e-5, rtol=1e-5)
     cohort = federation.engine.cohorts[0]
     uploaded = cohort.upload()["weight"]
-    assert isinstance(uploaded, Lazy)
+    assert isinstance(uploaded, Deferred)
     whole = torch.stack([user.weight.detach() for user in plain.users])
     torch.testing.assert_close(uploaded.description.dense(), whole, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(average(uploaded), whole.mean(0), atol=1e-5, rtol=1e-5)

@@ -9,7 +9,7 @@ from torch_geometric.nn import GCNConv
 
 from atoll.federation.cohort import first_model
 from atoll.graphs.graph import Graph
-from atoll.models.backbones import read
+from atoll.models.backbones import get_parameters
 from atoll.runs import runner
 from small import small
 
@@ -84,14 +84,14 @@ def test_local_equals_plain_training_of_each_party() -> None:
     """Three rounds of five epochs are fifteen epochs of each party alone."""
     experiment = runner.prepare(small("local"))
     cohort = experiment.engine.cohorts[0]  # type: ignore[attr-defined]
-    first = {name: value.clone() for name, value in read(cohort.model).items()}
+    first = {name: value.clone() for name, value in get_parameters(cohort.model).items()}
     runner.rounds(experiment)
     for party in range(3):
         graph = experiment.spread.parts.select([party])
         model = PlainGCN(graph.num_features, graph.num_classes)
         model.set([value[party] for value in ordered(first)])
         train(model, torch.optim.Adam(model.parameters(), lr=0.003), graph, 15)
-        for ours, plain in zip(ordered(read(cohort.model)), model.get(), strict=True):
+        for ours, plain in zip(ordered(get_parameters(cohort.model)), model.get(), strict=True):
             torch.testing.assert_close(ours[party], plain, atol=1e-5, rtol=1e-4)
 
 

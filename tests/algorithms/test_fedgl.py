@@ -43,7 +43,7 @@ def complemented(party: plain.Party, pseudo: Tensor, beta: float, form: str) -> 
         return plain.normalised(party.adjacency + beta * pseudo.fill_diagonal_(0))
     degree = (pseudo > 0).sum(1) if form == "counts" else pseudo.sum(1)
     scale = torch.where(degree > 0, degree, 1.0) ** -0.5
-    return party.propagate + beta * scale[:, None] * pseudo * scale
+    return party.normalized_adjacency + beta * scale[:, None] * pseudo * scale
 
 
 def naive(settings: dict[str, Any], rounds: int) -> tuple[dict[str, Tensor], Tensor]:
@@ -205,7 +205,7 @@ def accuracy(model: dict[str, Tensor], parties: list[plain.Party], masks: list[T
     """The share of right answers among all masked nodes, by dense matrices."""
     right = []
     for party, mask in zip(parties, masks, strict=True):
-        through = party.propagate
+        through = party.normalized_adjacency
         logits = through @ (through @ party.x @ model["layers.0.weight"]).relu() @ model["layers.1.weight"]
         right.append((logits.argmax(1) == party.y)[mask])
     return float(torch.cat(right).double().mean())

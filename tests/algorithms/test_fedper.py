@@ -38,7 +38,7 @@ def test_two_rounds_equal_a_loop_over_parties(model: str) -> None:
     """The first layer is averaged, the second stays; both train."""
     config = small("fedper", model=model, rounds=2, optimizer="sgd", lr=0.2, epochs=3)
     experiment, parties = plain.prepare(config)
-    first = experiment.engine.recall()["0"]["model"]
+    first = experiment.engine.state()["0"]["model"]
     heads = [{name: value[p].clone() for name, value in first.items() if name.startswith("layers.1")} for p in range(3)]
     server = first_model(config.settings, experiment.federation.schema, config.seed)
     for _ in range(2):

@@ -154,7 +154,7 @@ def naive_round(parties: list[Party], encoder: dict[str, Tensor], proxies: Tenso
 def naive_parties(experiment: Experiment) -> list[Party]:
     """Plain parties with the first values of ours."""
     settings, parts = experiment.config.settings, experiment.spread.parts
-    params = {name: value.clone() for name, value in experiment.engine.recall()["0"]["gnn"].items()}
+    params = {name: value.clone() for name, value in experiment.engine.state()["0"]["gnn"].items()}
     return [Party(parts.select([p]), Network(settings.model, params, p), settings) for p in range(parts.parties)]
 
 
@@ -271,7 +271,7 @@ def test_a_training_node_without_a_label_is_refused() -> None:
 
 def test_uniform_weights_are_between_zero_and_one() -> None:
     """The authors' first GNN weights: U(0, 1), each party its own."""
-    gnn = runner.prepare(small("fedspray", uniform_weights=True)).engine.recall()["0"]["gnn"]
+    gnn = runner.prepare(small("fedspray", uniform_weights=True)).engine.state()["0"]["gnn"]
     for value in gnn.values():
         assert 0 <= float(value.min()) < float(value.max()) <= 1
         assert not torch.equal(value[0], value[1])

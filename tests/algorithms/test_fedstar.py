@@ -53,7 +53,7 @@ def test_two_rounds_equal_a_loop_over_parties(model: str) -> None:
     """Both encoders train at every party; the structure encoder is averaged, the feature encoder stays."""
     config = small("fedstar", model=model, rounds=2, optimizer="sgd", lr=0.2, epochs=3, walks=4, degrees=3)
     experiment, parties = plain.prepare(config)
-    memory = experiment.engine.recall()["0"]
+    memory = experiment.engine.state()["0"]
     embeddings = memory["embedding"].split(experiment.spread.parts.sizes)
     personal = [{name: value[p].clone() for name, value in memory["features"].items()} for p in range(3)]
     server = fedstar.start(experiment.federation, config.settings)["structure"]
@@ -80,12 +80,12 @@ def forward(model: str, w: plain.Weights, party: plain.Party, embedding: Tensor)
         both = torch.cat([h, s], 1)
         at = f"layers.{layer}.layers.0"
         if model == "gcn":
-            h = (party.propagate @ both @ w[f"{at}.weight"] + w[f"{at}.bias"]).relu()
+            h = (party.normalized_adjacency @ both @ w[f"{at}.weight"] + w[f"{at}.bias"]).relu()
         elif model == "sgc":
-            h = party.propagate @ party.propagate @ both @ w[f"{at}.weight"] + w[f"{at}.bias"]
+            h = party.normalized_adjacency @ party.normalized_adjacency @ both @ w[f"{at}.weight"] + w[f"{at}.bias"]
         else:
             h = (party.mean @ both @ w[f"{at}.near.weight"] + w[f"{at}.near.bias"] + both @ w[f"{at}.own.weight"]).relu()
-        s = torch.tanh(party.propagate @ s @ w[f"s.layers.{layer}.weight"] + w[f"s.layers.{layer}.bias"])
+        s = torch.tanh(party.normalized_adjacency @ s @ w[f"s.layers.{layer}.weight"] + w[f"s.layers.{layer}.bias"])
     return torch.cat([h, s], 1) @ w["output.weight"] + w["output.bias"]
 
 

@@ -35,7 +35,7 @@ def stood_up(algorithm: str = "glasu", **values: Any) -> Experiment:
 
 def memory(experiment: Experiment) -> dict[str, Any]:
     """What the parties remember, all in one cohort."""
-    return experiment.engine.recall()["0"]
+    return experiment.engine.state()["0"]
 
 
 def steps(experiment: Experiment, rounds: int = 1) -> None:

@@ -14,7 +14,7 @@ from atoll.algorithms import nfedgnn
 from atoll.errors import AtollError
 from atoll.federation.federation import Federation
 from atoll.graphs.graph import Graph
-from atoll.models.backbones import read
+from atoll.models.backbones import get_parameters
 from atoll.models.losses import smoothness
 from atoll.runs import config, runner
 
@@ -60,7 +60,7 @@ def test_twenty_rounds_equal_one_object_a_user(values: dict[str, Any], directed:
     kept = whole[cohort.features.user, cohort.features.feature]
     torch.testing.assert_close(cohort.weights.rows.detach(), kept, atol=1e-5, rtol=1e-5)
     moved = (whole - Plain(graph, experiment.config.settings, 5).users[0].weight.detach()).abs()
-    idle = torch.from_numpy(graph.stored.toarray() == 0)
+    idle = torch.from_numpy(graph.nonzero_features.toarray() == 0)
     assert values.get("first") == "own" or float(moved[idle].max()) > 0  # they do decay, and it does not matter
 
 
@@ -93,12 +93,12 @@ def test_nothing_is_kept_for_zero_features() -> None:
     graph = some_users()
     experiment = prepared(graph, **GCN)
     federation, state = go(experiment, 2)
-    memory = federation.engine.cohorts[0].recall()
-    assert memory["weights"]["rows"].shape == (graph.stored.nnz, 8)
+    memory = federation.engine.cohorts[0].state()
+    assert memory["weights"]["rows"].shape == (graph.nonzero_features.nnz, 8)
     assert torch.equal(state["latent"][5], torch.zeros(8))
     alone = prepared(graph, placement="apart", **GCN)
     go(alone, 2)
-    assert alone.federation.engine.cohorts[5].recall()["weights"]["rows"].shape == (0, 8)
+    assert alone.federation.engine.cohorts[5].state()["weights"]["rows"].shape == (0, 8)
 
 
 def test_smoothness_is_equation_6() -> None:
@@ -155,11 +155,11 @@ def test_several_vectors_a_user_are_refused() -> None:
 def test_the_server_model_is_equation_5() -> None:
     """The only server weights of gcn are W⁽¹⁾, those of gat both layers' attention and the second W."""
     settings = nfedgnn.Settings(hidden=4)
-    assert {name: tuple(value.shape) for name, value in read(nfedgnn.Server(settings, 3, None)).items()} == {
+    assert {name: tuple(value.shape) for name, value in get_parameters(nfedgnn.Server(settings, 3, None)).items()} == {
         "second.weight": (1, 4, 3)
     }
     settings = nfedgnn.Settings(model="gat", hidden=4, heads=2)
-    assert set(read(nfedgnn.Server(settings, 3, None))) == {
+    assert set(get_parameters(nfedgnn.Server(settings, 3, None))) == {
         *(f"first.{name}" for name in ("source", "target", "bias")),
         *(f"second.{name}" for name in ("weight", "source", "target", "bias")),
     }

@@ -58,7 +58,7 @@ class Plain:
         limit = math.sqrt(6 / (schema.features + settings.width))
         own = Streams(seed, range(nodes), "weights").uniform(schema.features, settings.width, low=-limit, high=limit)
         weights = own if getattr(settings, "first", "shared") == "own" else first_weight(settings, schema, seed).expand_as(own)
-        x = torch.from_numpy(graph.stored.toarray())
+        x = torch.from_numpy(graph.nonzero_features.toarray())
         self.users = [User(x[i], weights[i], settings) for i in range(nodes)]
         first = Server(settings, graph.num_classes, Draws(seed, [SERVER], "model"))
         self.parameters = {name: p.detach().clone().requires_grad_() for name, p in first.named_parameters()}

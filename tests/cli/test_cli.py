@@ -131,7 +131,7 @@ WRONG = [
     (["run", "raising.py"], "raising.py cannot be imported (ValueError: boom, line 2)"),
     (["run", "leaving.py"], "leaving.py cannot be imported (SystemExit: 5, line 1)"),
     (["run", "settings.py"], "settings.py is not an algorithm: Settings must be a dataclass"),
-    (["run", "spreads.py"], "spreads.py is not an algorithm: SPREADS must be a tuple of horizontal"),
+    (["run", "spreads.py"], "spreads.py is not an algorithm: SCENARIOS must be a tuple of horizontal"),
     (["run", "a\0.toml"], "is no path"),
     (["partition", "--set", "nodes=300", "--parties", "2", "--out", "broken.toml"], "cannot be read or written"),
     (["report", "."], "is not a run"),
@@ -155,8 +155,8 @@ def test_mistakes_get_one_sentence_and_exit_code_2(call, arguments: list[str], s
     Path("raising.py").write_text("import math\nraise ValueError('boom')\n")
     Path("leaving.py").write_text("raise SystemExit(5)\n")
     borrowed = "from atoll.algorithms.fedavg import Cohort, Settings, evaluate, start, step\n"
-    Path("settings.py").write_text(borrowed + "Settings, SPREADS = dict, ('horizontal',)\n")
-    Path("spreads.py").write_text(borrowed + "SPREADS = 'horizontal'\n")
+    Path("settings.py").write_text(borrowed + "Settings, SCENARIOS = dict, ('horizontal',)\n")
+    Path("spreads.py").write_text(borrowed + "SCENARIOS = 'horizontal'\n")
     out = ["--out", "new"] if arguments[0] in ("run", "compare") else []
     code, _, err = call(*arguments, *out)
     assert code == 2

@@ -17,11 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.table import Table
 
-from atoll import __version__, wire
 from atoll import reports as library
+from atoll import wire
 from atoll.cli import console, main
+from atoll.cli.partition import partition_table
 from atoll.data import load
-from atoll.data.statistics import facts, render
+from atoll.data.statistics import facts
 from atoll.deploy import launch
 from atoll.deploy.site import Site
 from atoll.engines.remote import opened
@@ -29,6 +30,7 @@ from atoll.errors import AtollError, AtollWarning, shown
 from atoll.reports import figures, matplotlib, page, table
 from atoll.runs import runner
 from atoll.runs.folder import Folder
+from atoll.version import __version__
 from small import small
 
 NASTY = (
@@ -84,10 +86,10 @@ def test_results_and_comparisons_print_text() -> None:
 def test_progress_is_text(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With and without a terminal."""
     monkeypatch.setattr(console, "PLAIN_EVERY", -1.0)
-    with console.Progress(NASTY) as progress:
+    with console.ProgressLine(NASTY) as progress:
         progress({"round": 1, "up": 1, "down": 1}, 2)
     assert_text(capsys.readouterr().err)
-    live = console.Progress(NASTY)
+    live = console.ProgressLine(NASTY)
     live({"round": 1, "up": 1, "down": 1}, 2)
     assert_text(printed(live.bar.get_renderable()))
 
@@ -191,4 +193,4 @@ def test_classes_and_names_of_strangers_are_text() -> None:
     """A graph whose classes somebody made up is shown by `atoll partition`."""
     graph = load("csbm", nodes=40, features=4, classes=3)
     told = replace(graph, class_names=(NASTY, "b", "c"))
-    assert not DANGEROUS & set(printed(render(facts(told, told), names=(NASTY,)))) - {"\n"}
+    assert not DANGEROUS & set(printed(partition_table(facts(told, told), names=(NASTY,)))) - {"\n"}

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.data import SETTING, PartitionSettings, csbm, load, partition, setting_of
+from atoll.data import SCENARIO_OF, PartitionSettings, csbm, load, partition, scenario_of
 from atoll.data.csbm import CsbmSettings, generate
 from atoll.data.partition import blocks
 from atoll.errors import AtollError
@@ -248,8 +248,8 @@ def test_a_file_of_node_lists(graph: Graph, tmp_path: Path, monkeypatch: pytest.
     assert found.ids.tolist() == [node for p in range(11) for node in (2 * p + 1, 2 * p)]
     monkeypatch.setenv("ATOLL_DATA", str(tmp_path))
     assert same(cut(graph, "mine", 11), found)
-    assert setting_of("mine", found) == "horizontal"
-    assert setting_of("mine", cut(graph, write(tmp_path, party_0=[0, 1], party_1=[1, 2]), 2)) == "overlapping"
+    assert scenario_of("mine", found) == "horizontal"
+    assert scenario_of("mine", cut(graph, write(tmp_path, party_0=[0, 1], party_1=[1, 2]), 2)) == "overlapping"
 
 
 @pytest.mark.parametrize(
@@ -314,8 +314,8 @@ def test_only_a_whole_graph_is_cut(graph: Graph) -> None:
 
 def test_every_kind_has_a_setting() -> None:
     """The words of DESIGN §2."""
-    assert {setting_of(kind) for kind, _ in KINDS} == {"horizontal", "overlapping", "vertical", "node"}
-    assert set(SETTING) == {kind for kind, _ in KINDS}
+    assert {scenario_of(kind) for kind, _ in KINDS} == {"horizontal", "overlapping", "vertical", "node"}
+    assert set(SCENARIO_OF) == {kind for kind, _ in KINDS}
 
 
 def test_louvain_on_pubmed(real: Path) -> None:

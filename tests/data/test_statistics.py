@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from atoll.data import PartitionSettings, facts, load, partition, render
+from atoll.cli.partition import partition_table
+from atoll.data import PartitionSettings, facts, load, partition
 from atoll.graphs.graph import Graph
 from graphs import edge_set, make_graph
 
@@ -70,7 +71,7 @@ def test_facts_are_json_and_a_table(graph: Graph) -> None:
     assert unlabelled
     assert all(one.majority_class is None for one in unlabelled)
     console = Console(width=150, record=True, file=io.StringIO())
-    console.print(render(found, most=4))
+    console.print(partition_table(found, most=4))
     text = console.export_text()
     assert "56 more" in text
     assert f"{found.edges_lost} lost" in text

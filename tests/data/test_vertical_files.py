@@ -146,7 +146,7 @@ def test_glasu_runs_on_own_vertical_data(tmp_path: Path) -> None:
     write(tmp_path, bank={"nodes.csv": LEDGER, "edges.csv": EDGES}, shop={"nodes.csv": VISITS, "edges.csv": EDGES})
     values = {"dataset": str(tmp_path), "partition": "files", "rounds": 3, "hidden": 8, "batch_size": 4, "split": "auto"}
     result = atoll.run("glasu", **values, label_holder=0)
-    assert (result.setting, result.parties) == ("vertical", 2)
+    assert (result.scenario, result.parties) == ("vertical", 2)
     assert "accuracy" in result.metrics
     with pytest.raises(AtollError, match=r"Party 1 knows no label.*label_holder"):
         atoll.run("glasu", **values)

@@ -17,19 +17,20 @@ import torch
 
 pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install 'atoll[deploy]'")
 
-from atoll import __version__, wire
+from atoll import wire
 from atoll.data import files
-from atoll.data.federated import spread
+from atoll.data.federated import federate
 from atoll.deploy import form, launch, server
 from atoll.deploy import kit as kits
 from atoll.deploy.agreement import Disagreement, agreed
 from atoll.deploy.server import Run
 from atoll.deploy.site import Site
-from atoll.engines.remote import Nvflare, opened
+from atoll.engines.remote import RemoteEngine, opened
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.runs import runner
 from atoll.runs.config import Config
+from atoll.version import __version__
 from small import small
 from test_promises import assert_same
 
@@ -70,7 +71,7 @@ class Bank:
 
 def graphs(config: Config) -> list[Graph]:
     """Three parties whose columns and classes have names."""
-    parts = spread(config, None, ("horizontal", "overlapping")).parts
+    parts = federate(config, None, ("horizontal", "overlapping")).parts
     return [replace(parts.select([party]), feature_names=COLUMNS, class_names=CLASSES) for party in range(3)]
 
 
@@ -103,7 +104,7 @@ def bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bank]
 def rounds(bank: Bank) -> runner.Result:
     """The run, without a folder."""
     schema = bank.run._schema(None)
-    return runner.rounds(runner.assemble(bank.config, bank.run._engine(schema), schema, None, bank.config.partition))
+    return runner.rounds(runner.build_experiment(bank.config, bank.run._engine(schema), schema, None, bank.config.partition))
 
 
 def shuffled(graph: Graph, seed: int) -> Graph:
@@ -157,7 +158,7 @@ def test_arrange_is_undone_by_naming(sparse: bool) -> None:
     other = shuffled(graph, 5)
     order = {"columns": form.digests(COLUMNS, "column", KEY), "names": form.digests(CLASSES, "class", KEY)}
     back = form.arrange(other, order, KEY, pytest.fail)
-    for one, same in ((back.stored, graph.stored), (back.y, graph.y)):
+    for one, same in ((back.nonzero_features, graph.nonzero_features), (back.y, graph.y)):
         assert (abs(one - same).max()) == 0
     assert back.feature_names == COLUMNS
     assert back.class_names == CLASSES
@@ -290,7 +291,7 @@ def test_overlapping_sites_keep_the_roles_of_their_data(bank: Callable[..., Bank
     banks = bank(overlapping(), "fedgl", partition="overlap", split={"split": "random"})
     schema = banks.run._schema(None)
     with pytest.raises(AtollError, match="must agree on their roles, so the data's own split is used"):
-        runner.rounds(runner.assemble(banks.config, banks.run._engine(schema), schema, None, "overlapping"))
+        runner.rounds(runner.build_experiment(banks.config, banks.run._engine(schema), schema, None, "overlapping"))
 
 
 def test_overlapping_columns_are_put_in_order(bank: Callable[..., Bank]) -> None:
@@ -316,14 +317,14 @@ def test_the_order_outlives_the_first_site(bank: Callable[..., Bank]) -> None:
     schema = banks.run._schema(None)
     engine = banks.run._engine(schema)
     engine.round = 1
-    saved = wire.decode(wire.encode(engine.recall()))
+    saved = wire.decode(wire.encode(engine.state()))
     later = {site: parties for site, parties in banks.run.roster.items() if site != "bank-a"}
     alone = form.describe(shuffled(parts[1], 1), "horizontal", KEY)
-    other = Nvflare(
+    other = RemoteEngine(
         banks.wire, later, banks.config.to_dict(), schema, timeout=5.0, order=agreed({"bank-b": alone}, "horizontal").order
     )
     assert not torch.equal(other.order["columns"], engine.order["columns"])
-    other.remember(saved)
+    other.restore(saved)
     assert torch.equal(other.order["columns"], engine.order["columns"])
     cohort = banks.wire.sites["bank-b"].cohort
     assert cohort is not None
@@ -430,7 +431,7 @@ def test_what_is_odd_in_a_sites_data_is_said_there(tmp_path: Path, monkeypatch: 
     (folder / "nodes.csv").write_text("id,target,age,label\n" + "\n".join(rows) + "\n")
     (folder / "edges.csv").write_text("source,target,weight\n1,1,0.5\n1,2,0.5\n1,2,0.5\n")
     ended = type("Ended", (), {"left": True, "stop": lambda self: None})
-    monkeypatch.setattr(launch, "Guest", lambda *arguments, **named: ended())
+    monkeypatch.setattr(launch, "SiteProcess", lambda *arguments, **named: ended())
     monkeypatch.setattr(sys, "argv", ["atoll", "join", str(tmp_path / "kits" / "bank-a"), "--data", str(folder)])
     said = []
     monkeypatch.setattr(

@@ -39,7 +39,7 @@ from nvflare.private import defs
 
 from atoll import wire
 from atoll.data import files
-from atoll.data.federated import spread
+from atoll.data.federated import federate
 from atoll.deploy import kit as kits
 from atoll.deploy import launch, supervisor
 from atoll.deploy.kit import Kit
@@ -60,7 +60,7 @@ class Federation:
         self.folder = folder
         self.said: list[str] = []
         kits.provision([VICTIM, OTHER, hostile], "localhost", folder / "kits", port=supervisor.free_port())
-        parts = spread(small("fedavg"), None, ("horizontal",)).parts
+        parts = federate(small("fedavg"), None, ("horizontal",)).parts
         files.save(parts.select([0]), folder / "data")
         self.kit = Kit.open(folder / "kits" / "server", server=True)
         self.hostile = Kit.open(folder / "kits" / hostile, server=False)
@@ -71,9 +71,9 @@ class Federation:
                 patch.setattr(
                     supervisor, "_command", lambda end, kit: [*program, end, str(kit.path), *([kit.site] if kit.site else [])]
                 )
-            self.servant = supervisor.Servant(self.kit, self.said.append, self.said.append)
+            self.servant = supervisor.ServerProcess(self.kit, self.said.append, self.said.append)
             terms = {"ATOLL_SITE_TERMS": Terms(only=("fedavg",)).to_json()}
-            self.guest = supervisor.Guest(
+            self.guest = supervisor.SiteProcess(
                 self.victim, folder / "saves", folder / "data", self.said.append, self.said.append, terms
             )
         until(self.joined, "the honest site")
@@ -378,7 +378,7 @@ def test_in_the_place_of_the_server(locked: Federation) -> None:
     (lost / "log.txt").unlink(missing_ok=True)
     (lost / "atoll.toml").write_text((lost / "atoll.toml").read_text().replace(f"port = {locked.kit.port}", f"port = {port}"))
     kit = replace(locked.victim, path=lost, port=port)
-    site = supervisor.Guest(kit, locked.folder / "lost-saves", locked.folder / "data", print, print)
+    site = supervisor.SiteProcess(kit, locked.folder / "lost-saves", locked.folder / "data", print, print)
     try:
         sentence = f"authenticated as '{HOSTILE}' but claimed endpoint 'server'"
         until(lambda: sentence in locked.log(kit), sentence)

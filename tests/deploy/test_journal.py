@@ -16,16 +16,17 @@ from typing import Any
 import pytest
 import torch
 
-from atoll import __version__, algorithms, wire
+from atoll import algorithms, wire
 from atoll.cli import main
-from atoll.data.federated import spread
+from atoll.data.federated import federate
 from atoll.deploy import audit
 from atoll.deploy import kit as kits
 from atoll.deploy.journal import MAX_FIELDS, MAX_TEXT, Journal
 from atoll.deploy.site import Site
-from atoll.engines.remote import Nvflare, opened
+from atoll.engines.remote import RemoteEngine, opened
 from atoll.runs import runner
 from atoll.runs.config import Config
+from atoll.version import __version__
 from small import ALGORITHMS, small
 
 Lines = list[dict[str, Any]]
@@ -50,14 +51,14 @@ class Tap:
 
 def tapped(config: Config, folder: Path, journal: Journal | None = None) -> Tap:
     """A run over sites that share its parties, from the first message to the last; `journal` is the first site's."""
-    data = spread(config, None, algorithms.find(config.algorithm).SPREADS)
+    data = federate(config, None, algorithms.find(config.algorithm).SCENARIOS)
     parties = data.parts.parties
     cuts = [round(parties * place / 3) for place in range(4)]
     roster = {f"site-{place}": range(cuts[place], cuts[place + 1]) for place in range(3) if cuts[place] < cuts[place + 1]}
     tap = Tap({name: Site(folder / name, journal=journal if name == "site-0" else None) for name in roster})
     schema = runner.schema_of(data)
-    engine = Nvflare(tap, roster, config.to_dict(), schema, timeout=5.0)  # type: ignore[arg-type]
-    runner.rounds(runner.assemble(config, engine, schema, data, data.setting))
+    engine = RemoteEngine(tap, roster, config.to_dict(), schema, timeout=5.0)  # type: ignore[arg-type]
+    runner.rounds(runner.build_experiment(config, engine, schema, data, data.scenario))
     engine.finish()
     return tap
 

@@ -280,9 +280,9 @@ def test_a_process_that_stops_says_why(tmp_path: Path) -> None:
     """`atoll join` ends with the sentence and code 2; it does not start the site again and again."""
     kit.provision(["bank-a"], "localhost", tmp_path / "kits", port=supervisor.free_port())
     from atoll.data import files
-    from atoll.data.federated import spread
+    from atoll.data.federated import federate
 
-    files.save(spread(small("fedavg"), None, ("horizontal",)).parts.select([0]), tmp_path / "data")
+    files.save(federate(small("fedavg"), None, ("horizontal",)).parts.select([0]), tmp_path / "data")
     (tmp_path / "kits" / "bank-a" / "startup" / "client.key").write_text("nonsense")
     words = [sys.executable, "-m", "atoll.cli.main", "join", str(tmp_path / "kits" / "bank-a"), "--data", str(tmp_path / "data")]
     path = os.pathsep.join(path for path in sys.path if path)
@@ -354,7 +354,7 @@ def test_an_own_algorithm_of_a_simulation(tmp_path: Path) -> None:
         str(own), dataset="csbm", partition="random", parties=2, seed=1, engine="nvflare", values={"rounds": 1, "nodes": 60}
     )
     here = runner.run(resolve(str(own), dataset="csbm", partition="random", parties=2, seed=1, values={"rounds": 1, "nodes": 60}))
-    assert launch.simulate(config).metrics == here.metrics
+    assert launch.launch(config).metrics == here.metrics
     document = config.to_dict()
     assert "none is taken from the server" in str(opened(Site(tmp_path / "a").handle(ask(document))))
     assert "none is taken" in str(opened(Site(tmp_path / "b", terms=Terms(files=(str(own),))).handle(ask(document))))

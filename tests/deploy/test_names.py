@@ -12,13 +12,14 @@ import pytest
 
 from atoll import reports, wire
 from atoll.cli.console import _score
+from atoll.cli.partition import partition_table
 from atoll.data import files
-from atoll.data.federated import spread
-from atoll.data.statistics import facts, render
+from atoll.data.federated import federate
+from atoll.data.statistics import facts
 from atoll.deploy import launch
 from atoll.deploy.server import Run
 from atoll.deploy.site import Site
-from atoll.engines.remote import Nvflare
+from atoll.engines.remote import RemoteEngine
 from atoll.errors import AtollError
 from atoll.federation.cohort import Schema
 from atoll.parties import Parties
@@ -56,7 +57,7 @@ class Wire:
 def banks(folder: Path, **run: Any) -> tuple[Config, dict[str, Site]]:
     """A configuration for three banks with folders of their own."""
     config = small("fedavg")
-    parts = spread(config, None, ("horizontal",)).parts
+    parts = federate(config, None, ("horizontal",)).parts
     for party, bank in enumerate(BANKS):
         files.save(parts.select([party]), folder / "data" / bank)
     deployed = launch.deployed({"algorithm": "fedavg", "seed": 3, "run": {"rounds": 3, **run}}, "run.toml", BANKS)
@@ -99,8 +100,8 @@ def test_errors_call_a_party_by_its_name(tmp_path: Path) -> None:
     """One sentence that says which bank, once."""
     config, sites = banks(tmp_path, missing="stop")
     roster = {bank: Parties([place]) for place, bank in enumerate(BANKS)}
-    engine = Nvflare(Wire(sites, {"bank-b": 2}), roster, config.to_dict(), Schema(12, 3, 3), timeout=5.0)
-    experiment = runner.assemble(config, engine, Schema(12, 3, 3), None, "horizontal", BANKS)
+    engine = RemoteEngine(Wire(sites, {"bank-b": 2}), roster, config.to_dict(), Schema(12, 3, 3), timeout=5.0)
+    experiment = runner.build_experiment(config, engine, Schema(12, 3, 3), None, "horizontal", BANKS)
     with pytest.raises(AtollError, match=r"stopped the run \(party bank-b: timed out after 5 seconds\)"):
         runner.rounds(experiment)
 
@@ -139,6 +140,6 @@ def test_folders_name_their_parties(tmp_path: Path) -> None:
     assert list(drawn[0].series[0].x) == ["bank", "shop"]
     (row,) = grouped(gather([tmp_path / "run"]))
     assert row.runs[0].names == ["bank", "shop"]
-    data = spread(config, None, ("vertical",))
-    shown = render(facts(data.parts, data.source), names=data.names)
+    data = federate(config, None, ("vertical",))
+    shown = partition_table(facts(data.parts, data.source), names=data.names)
     assert [str(cell) for cell in shown.columns[0].cells] == ["bank", "shop"]

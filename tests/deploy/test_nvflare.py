@@ -32,7 +32,7 @@ from nvflare.fuel.f3.endpoint import EndpointState
 
 from atoll import wire
 from atoll.data import files
-from atoll.data.federated import spread
+from atoll.data.federated import federate
 from atoll.deploy import audit, launch, site, supervisor
 from atoll.deploy import kit as kits
 from atoll.deploy.agreement import Agreement, agreed
@@ -41,7 +41,7 @@ from atoll.deploy.server import Run
 from atoll.deploy.site import Site
 from atoll.deploy.terms import Terms
 from atoll.engines import remote
-from atoll.engines.remote import Nvflare, misfit, opened
+from atoll.engines.remote import RemoteEngine, misfit, opened
 from atoll.errors import AtollError
 from atoll.federation.cohort import Message, Schema
 from atoll.federation.federation import Answer, Failure
@@ -76,17 +76,17 @@ def hosts(folder: Path) -> dict[str, Site]:
     return {f"site-{place}": Site(folder / f"site-{place}") for place in range(3)}
 
 
-def engine(config: Config, carrier: Wire, *, exact: bool = False) -> Nvflare:
+def engine(config: Config, carrier: Wire, *, exact: bool = False) -> RemoteEngine:
     """The server's end for three parties at three sites."""
     roster = {f"site-{place}": [place] for place in range(3)}
-    return Nvflare(carrier, roster, config.to_dict(), Schema(12, 3, 3), timeout=5.0, exact=exact)
+    return RemoteEngine(carrier, roster, config.to_dict(), Schema(12, 3, 3), timeout=5.0, exact=exact)
 
 
 def over(config: Config, carrier: Wire, folder: Folder | None = None, checkpoint: Any = None) -> Result:
     """A run over a carrier."""
-    data = spread(config, None, ("horizontal",))
-    experiment = runner.assemble(
-        config, engine(config, carrier, exact=config.run.missing == "stop"), Schema(12, 3, 3), data, data.setting
+    data = federate(config, None, ("horizontal",))
+    experiment = runner.build_experiment(
+        config, engine(config, carrier, exact=config.run.missing == "stop"), Schema(12, 3, 3), data, data.scenario
     )
     return runner.rounds(experiment, folder, None, checkpoint)
 
@@ -333,8 +333,8 @@ def test_a_site_without_its_save(tmp_path: Path) -> None:
     said: list[str] = []
     fresh = hosts(tmp_path / "sites") | {"site-1": Site(tmp_path / "elsewhere", None, said.append)}
     with pytest.raises(AtollError, match="site-1 refused: the save of round 2 is not here"):
-        engine(config, Wire(fresh), exact=True).remember(checkpoint["memory"])
-    engine(config, Wire(fresh)).remember(checkpoint["memory"])
+        engine(config, Wire(fresh), exact=True).restore(checkpoint["memory"])
+    engine(config, Wire(fresh)).restore(checkpoint["memory"])
     assert any("the beginning" in text for text in said)
 
 
@@ -342,8 +342,8 @@ def test_personal_models_stay_at_the_site(tmp_path: Path) -> None:
     """At the end a site writes its own models; of its saves the last is kept."""
     config = small("fedspray", rounds=2)
     carrier = Wire(hosts(tmp_path))
-    data = spread(config, None, ("horizontal",))
-    experiment = runner.assemble(config, engine(config, carrier), Schema(12, 3, 3), data, data.setting)
+    data = federate(config, None, ("horizontal",))
+    experiment = runner.build_experiment(config, engine(config, carrier), Schema(12, 3, 3), data, data.scenario)
     runner.rounds(experiment)
     experiment.engine.finish()  # type: ignore[attr-defined]
     cohort = carrier.hosts["site-1"].cohort
@@ -394,14 +394,14 @@ def test_a_run_without_its_model_is_not_over(tmp_path: Path, monkeypatch: pytest
         def stop(self) -> None:
             """Nothing to end."""
 
-    monkeypatch.setattr(launch, "Servant", Standing)
+    monkeypatch.setattr(launch, "ServerProcess", Standing)
     assert launch.serve(kit, config, tmp_path / "out") == "result"  # type: ignore[comparison-overlap]
     assert told == [True, ("bank-a",)]
 
 
 def own(tmp_path: Path, config: Config) -> dict[str, Site]:
     """Three sites with folders of their own, saved from a partition of the test's graph."""
-    parts = spread(config, None, ("horizontal",)).parts
+    parts = federate(config, None, ("horizontal",)).parts
     for party in range(3):
         files.save(parts.select([party]), tmp_path / "data" / f"bank-{party}")
     return {f"site-{party}": Site(tmp_path / f"site-{party}", tmp_path / "data" / f"bank-{party}") for party in range(3)}
@@ -414,7 +414,7 @@ def test_own_folders_give_the_numbers_of_the_simulation(tmp_path: Path) -> None:
     names = {"algorithm": "fedavg", "seed": 3, "run": {"rounds": 3}}
     deployed = launch.deployed(names, "run.toml", ["a", "b", "c"])
     deployed = dataclasses.replace(deployed, settings=config.settings, run=config.run)
-    experiment = runner.assemble(deployed, engine(deployed, Wire(sites)), Schema(12, 3, 3), None, "horizontal")
+    experiment = runner.build_experiment(deployed, engine(deployed, Wire(sites)), Schema(12, 3, 3), None, "horizontal")
     assert_same(runner.run(config), runner.rounds(experiment), 0.0)
 
 
@@ -476,7 +476,7 @@ def test_a_site_may_insist(tmp_path: Path) -> None:
 def test_vertical_parties_with_folders_of_their_own(tmp_path: Path) -> None:
     """The same nodes, other columns and edges at each site: the same bits as the simulation; other nodes are refused."""
     config = small("standalone")
-    parts = spread(config, None, ("vertical",)).parts
+    parts = federate(config, None, ("vertical",)).parts
     assert parts.widths is not None
     for party, width in enumerate(parts.widths):
         graph = parts.select([party])
@@ -492,8 +492,8 @@ def test_vertical_parties_with_folders_of_their_own(tmp_path: Path) -> None:
         agreed(about | {"site-1": {**about["site-1"], "nodes": 61}}, "vertical")  # type: ignore[dict-item]
     schema = Schema(max(parts.widths), 3, 3)
     roster = {f"site-{place}": [place] for place in range(3)}
-    there = Nvflare(Wire(sites), roster, deployed.to_dict(), schema, timeout=5.0)
-    assert_same(runner.run(config), runner.rounds(runner.assemble(deployed, there, schema, None, "vertical")), 1e-5)
+    there = RemoteEngine(Wire(sites), roster, deployed.to_dict(), schema, timeout=5.0)
+    assert_same(runner.run(config), runner.rounds(runner.build_experiment(deployed, there, schema, None, "vertical")), 1e-5)
 
 
 def test_configurations_for_deployment() -> None:
@@ -560,34 +560,34 @@ def test_kits_that_cannot_be_made(names: list[str], host: str, port: int, senten
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[supervisor.Local]:
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[supervisor.LocalFederation]:
     """A server and three sites, shared by the tests below: starting them takes seconds."""
     folder = tmp_path_factory.mktemp("federation")
-    with supervisor.local(3, folder, folder / "sites", print) as standing:
+    with supervisor.local_federation(3, folder, folder / "sites", print) as standing:
         yield standing
     assert all(
         child.poll() is not None for child in [standing.servant.child.process, *(g.child.process for g in standing.guests)]
     )
 
 
-def across(federation: supervisor.Local, config: Config, folder: Path, watch: Any = None) -> Result:
+def across(federation: supervisor.LocalFederation, config: Config, folder: Path, watch: Any = None) -> Result:
     """A run over the processes."""
     chosen = dataclasses.replace(config, engine="nvflare")
-    parties = spread(config, None, runner.prepare(config).algorithm.SPREADS).parts.parties
+    parties = federate(config, None, runner.prepare(config).algorithm.SCENARIOS).parts.parties
     Folder.create(folder, chosen)
     return federation.run(chosen, folder, parties, watch=watch)
 
 
 @shared
 @pytest.mark.parametrize("algorithm", ACROSS)
-def test_processes_give_the_same_numbers(algorithm: str, federation: supervisor.Local, tmp_path: Path) -> None:
+def test_processes_give_the_same_numbers(algorithm: str, federation: supervisor.LocalFederation, tmp_path: Path) -> None:
     """Every site in a process of its own: the same states, metrics and bytes; at node level each site has twenty nodes."""
     config = small(algorithm, rounds=2)
     assert_same(runner.run(config), across(federation, config, tmp_path / "run"), 1e-5)
 
 
 @shared
-def test_secure_totals_and_noise_across_processes(federation: supervisor.Local, tmp_path: Path) -> None:
+def test_secure_totals_and_noise_across_processes(federation: supervisor.LocalFederation, tmp_path: Path) -> None:
     """What is done at the parties is done at the sites: masks that cancel, and noise drawn by the seed."""
     config = small("fedavg", rounds=2, secure="true", **{"dp.verb": "fit", "dp.clip": 1, "dp.noise": 0.1})
     assert_same(runner.run(config), across(federation, config, tmp_path / "run"), 1e-5)
@@ -607,7 +607,7 @@ def killing(at: int, process: Callable[[], subprocess.Popen[str]]) -> Callable[[
 
 @shared
 @pytest.mark.parametrize("end", ["site", "server"])
-def test_killed_and_taken_up_again(end: str, federation: supervisor.Local, tmp_path: Path) -> None:
+def test_killed_and_taken_up_again(end: str, federation: supervisor.LocalFederation, tmp_path: Path) -> None:
     """SIGKILL to a site or to the server in the middle: the run goes on from the last checkpoint and ends with the same bits."""
     config = small("fedspray", rounds=60, checkpoint_every=3, missing="stop")
     whole = runner.run(config)
@@ -620,7 +620,7 @@ def test_killed_and_taken_up_again(end: str, federation: supervisor.Local, tmp_p
 
 
 @shared
-def test_every_site_keeps_its_journal_in_its_kit(federation: supervisor.Local, tmp_path: Path) -> None:
+def test_every_site_keeps_its_journal_in_its_kit(federation: supervisor.LocalFederation, tmp_path: Path) -> None:
     """After a run whose site is killed in the middle: every chain is whole, and what the server counted is in the journals."""
     config = small("fedavg", rounds=30, checkpoint_every=3, missing="stop")
     result = across(federation, config, tmp_path / "run", killing(4, lambda: federation.guests[1].child.process))
@@ -635,7 +635,7 @@ def test_every_site_keeps_its_journal_in_its_kit(federation: supervisor.Local, t
 
 
 @shared
-def test_the_others_go_on_and_the_lost_site_comes_back(federation: supervisor.Local, tmp_path: Path) -> None:
+def test_the_others_go_on_and_the_lost_site_comes_back(federation: supervisor.LocalFederation, tmp_path: Path) -> None:
     """With missing=continue a killed site is named and the rounds go on without it; in the next run it is there again."""
     config = small("fedavg", rounds=40)
     result = across(federation, config, tmp_path / "run", killing(3, lambda: federation.guests[2].child.process))
@@ -648,7 +648,7 @@ def test_the_others_go_on_and_the_lost_site_comes_back(federation: supervisor.Lo
 
 
 @shared
-def test_a_site_that_does_not_answer_is_named(federation: supervisor.Local, tmp_path: Path) -> None:
+def test_a_site_that_does_not_answer_is_named(federation: supervisor.LocalFederation, tmp_path: Path) -> None:
     """A site that hangs times out; the round goes on without it, and it is heard again as soon as it answers."""
     config = small("fedavg", rounds=40, timeout=10)
     stopped: list[int] = []
@@ -670,13 +670,13 @@ def test_a_site_that_does_not_answer_is_named(federation: supervisor.Local, tmp_
 
 
 @shared
-def test_strangers_are_refused(federation: supervisor.Local, tmp_path: Path) -> None:
+def test_strangers_are_refused(federation: supervisor.LocalFederation, tmp_path: Path) -> None:
     """A known certificate under another name, another authority's, none at all: refused, and the federation goes on."""
     place, known = federation.servant.kit, federation.guests[0].kit
     shutil.copytree(known.path, tmp_path / "renamed")
     renamed = dataclasses.replace(known, path=tmp_path / "renamed", site="site-9")
     terms = {"ATOLL_SITE_TERMS": Terms(simulated=True).to_json()}
-    stranger = supervisor.Guest(renamed, tmp_path / "saves", None, print, print, terms)
+    stranger = supervisor.SiteProcess(renamed, tmp_path / "saves", None, print, print, terms)
     try:
         config = small("fedavg", rounds=2)
         assert_same(runner.run(config), across(federation, config, tmp_path / "run"), 1e-5)
@@ -723,7 +723,7 @@ def wait_for(true: Callable[[], bool], what: str) -> None:
 def test_the_tutorial_and_a_server_that_is_killed(tmp_path: Path) -> None:
     """provision, join and serve as commands; `serve` killed with SIGKILL and started again ends as a run in one process does."""
     config = small("fedspray", rounds=60)
-    parts = spread(config, None, ("horizontal",)).parts.select([0, 1])
+    parts = federate(config, None, ("horizontal",)).parts.select([0, 1])
     for place, bank in enumerate(("bank-a", "bank-b")):
         files.save(parts.select([place]), tmp_path / bank)
     kits.provision(["bank-a", "bank-b"], "localhost", tmp_path / "kits", port=supervisor.free_port())
@@ -746,14 +746,14 @@ def test_the_tutorial_and_a_server_that_is_killed(tmp_path: Path) -> None:
             process.kill()
             process.wait()
     chosen = launch.deployed({"algorithm": "fedspray", "seed": 3, "run": {"rounds": 60}}, "run.toml", ["bank-a", "bank-b"])
-    here = Nvflare(
+    here = RemoteEngine(
         Wire({f"bank-{x}": Site(tmp_path / "here" / x, tmp_path / f"bank-{x}") for x in "ab"}),
         {"bank-a": [0], "bank-b": [1]},
         chosen.to_dict(),
         Schema(12, 3, 2),
         timeout=5.0,
     )
-    whole = runner.rounds(runner.assemble(chosen, here, Schema(12, 3, 2), None, "horizontal"))
+    whole = runner.rounds(runner.build_experiment(chosen, here, Schema(12, 3, 2), None, "horizontal"))
     model = wire.decode((tmp_path / "result" / "model.safetensors").read_bytes())
     for (name, value), (_, same) in zip(wire.leaves(whole.state), wire.leaves(model), strict=True):
         assert torch.equal(value, same), name

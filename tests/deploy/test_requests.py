@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from atoll import __version__, wire
-from atoll.data.federated import spread
+from atoll import wire
+from atoll.data.federated import federate
 from atoll.deploy import requests
 from atoll.deploy.agreement import agreed
 from atoll.deploy.site import Site
-from atoll.engines.remote import Nvflare, opened
+from atoll.engines.remote import RemoteEngine, opened
 from atoll.errors import AtollError
 from atoll.federation.cohort import Schema
 from atoll.runs import runner
 from atoll.runs.config import Config
+from atoll.version import __version__
 from lies import lying
 from small import ALGORITHMS, small
 from test_promises import tensors
@@ -72,13 +73,13 @@ def doubted(config: Config, folder: Path) -> tuple[Doubting, runner.Result]:
     """A run over sites that hear lies."""
     from atoll import algorithms
 
-    data = spread(config, None, algorithms.find(config.algorithm).SPREADS)
+    data = federate(config, None, algorithms.find(config.algorithm).SCENARIOS)
     schema = runner.schema_of(data)
     count = min(3, schema.parties)
     roster = {f"site-{place}": part.tolist() for place, part in enumerate(np.array_split(np.arange(schema.parties), count))}
     carrier = Doubting({site: Site(folder / site) for site in roster})
-    engine = Nvflare(carrier, roster, config.to_dict(), schema, timeout=5.0)  # type: ignore[arg-type]
-    return carrier, runner.rounds(runner.assemble(config, engine, schema, data, data.setting))
+    engine = RemoteEngine(carrier, roster, config.to_dict(), schema, timeout=5.0)  # type: ignore[arg-type]
+    return carrier, runner.rounds(runner.build_experiment(config, engine, schema, data, data.scenario))
 
 
 @pytest.mark.parametrize(("algorithm", "settings"), variants())
@@ -110,10 +111,10 @@ def begun(tmp_path: Path, algorithm: str = "fedavg") -> tuple[Site, dict[str, An
             return {name: site.handle(data) for name, data in requests.items()}
 
     config = small(algorithm, rounds=1)
-    data = spread(config, None, ("horizontal",))
+    data = federate(config, None, ("horizontal",))
     schema = runner.schema_of(data)
-    engine = Nvflare(Keep(), {"site-0": [0, 1, 2]}, config.to_dict(), schema, timeout=5.0)
-    runner.rounds(runner.assemble(config, engine, schema, data, data.setting))
+    engine = RemoteEngine(Keep(), {"site-0": [0, 1, 2]}, config.to_dict(), schema, timeout=5.0)
+    runner.rounds(runner.build_experiment(config, engine, schema, data, data.scenario))
     return site, kept["begin"], kept["ask"]
 
 

@@ -13,12 +13,12 @@ import pytest
 
 from atoll import storage, wire
 from atoll.data import files
-from atoll.data.federated import spread
+from atoll.data.federated import federate
 from atoll.deploy import kit, launch
 from atoll.deploy.child import Child
 from atoll.deploy.saves import Saves
 from atoll.deploy.site import Site
-from atoll.engines.remote import Nvflare
+from atoll.engines.remote import RemoteEngine
 from atoll.errors import AtollError
 from atoll.federation.cohort import Schema
 from atoll.runs import runner
@@ -44,11 +44,11 @@ class Wire:
 
 def over(config: Config, carrier: Wire, folder: Folder | None = None, checkpoint: Any = None) -> Result:
     """A run over a carrier."""
-    data = spread(config, None, ("horizontal",))
+    data = federate(config, None, ("horizontal",))
     exact = config.run.missing == "stop"
     roster = {name: [place] for place, name in enumerate(SITES)}
-    engine = Nvflare(carrier, roster, config.to_dict(), Schema(12, 3, 3), timeout=5.0, exact=exact)
-    return runner.rounds(runner.assemble(config, engine, Schema(12, 3, 3), data, data.setting), folder, None, checkpoint)
+    engine = RemoteEngine(carrier, roster, config.to_dict(), Schema(12, 3, 3), timeout=5.0, exact=exact)
+    return runner.rounds(runner.build_experiment(config, engine, Schema(12, 3, 3), data, data.scenario), folder, None, checkpoint)
 
 
 def halted(config: Config, tmp_path: Path) -> Folder:
@@ -58,12 +58,12 @@ def halted(config: Config, tmp_path: Path) -> Folder:
         if row["round"] == 4:
             raise InterruptedError
 
-    data, carrier = spread(config, None, ("horizontal",)), Wire(tmp_path / "sites")
+    data, carrier = federate(config, None, ("horizontal",)), Wire(tmp_path / "sites")
     roster = {name: [place] for place, name in enumerate(SITES)}
-    engine = Nvflare(carrier, roster, config.to_dict(), Schema(12, 3, 3), timeout=5.0)
+    engine = RemoteEngine(carrier, roster, config.to_dict(), Schema(12, 3, 3), timeout=5.0)
     folder = Folder.create(tmp_path / "run", config)
     with pytest.raises(InterruptedError):
-        runner.rounds(runner.assemble(config, engine, Schema(12, 3, 3), data, data.setting), folder, cut)
+        runner.rounds(runner.build_experiment(config, engine, Schema(12, 3, 3), data, data.scenario), folder, cut)
     return folder
 
 
@@ -211,7 +211,7 @@ def graphs(tmp_path: Path) -> Callable[[str], Path]:
     """Folders with a graph each; of the same seed, the same."""
 
     def make(name: str, seed: int = 0) -> Path:
-        parts = spread(small("fedavg", seed=seed), None, ("horizontal",)).parts
+        parts = federate(small("fedavg", seed=seed), None, ("horizontal",)).parts
         files.save(parts.select([0]), tmp_path / name)
         return tmp_path / name
 

@@ -41,11 +41,11 @@ class Scripted:
                 results.append(Answer(tuple(good), fields))
         return results
 
-    def recall(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Nothing is kept."""
         return {}
 
-    def remember(self, memory: dict[str, Any]) -> None:
+    def restore(self, memory: dict[str, Any]) -> None:
         """Nothing is kept."""
 
 

@@ -33,8 +33,8 @@ def naive_minority(graph: Graph) -> list[bool]:
 def test_counts_add_up_to_the_definitions(graph: Graph) -> None:
     """Accuracy, loss, macro F1 and minority accuracy from the counts are those of the pooled nodes."""
     logits = torch.randn(graph.num_nodes, graph.num_classes, generator=torch.Generator().manual_seed(1))
-    counts = metrics.count(logits, graph)
-    pooled = metrics.pooled({name: value.sum(0) for name, value in counts.items()})
+    counts = metrics.local_counts(logits, graph)
+    pooled = metrics.metrics_from_counts({name: value.sum(0) for name, value in counts.items()})
     guesses, minority = logits.argmax(1), torch.tensor(naive_minority(graph))
     assert minority.any()
     y, guess = graph.y[graph.test], guesses[graph.test]
@@ -54,8 +54,8 @@ def test_the_union_keeps_every_nodes_own_minority() -> None:
     """On the union of the parties a node is a minority node where it was one in its party: comparisons stay fair."""
     spread = runner.prepare(small("local")).spread
     parts, whole = spread.parts, spread.whole
-    own = dict(zip(parts.ids.tolist(), (parts.y != metrics.majority(parts)).tolist(), strict=True))
-    assert [own[i] for i in whole.ids.tolist()] == (whole.y != metrics.majority(whole)).tolist()
+    own = dict(zip(parts.ids.tolist(), (parts.y != metrics.majority_class(parts)).tolist(), strict=True))
+    assert [own[i] for i in whole.ids.tolist()] == (whole.y != metrics.majority_class(whole)).tolist()
     for name in ("train", "val", "test"):
         mask = dict(zip(parts.ids.tolist(), getattr(parts, name).tolist(), strict=True))
         assert [mask[i] for i in whole.ids.tolist()] == getattr(whole, name).tolist()
@@ -64,7 +64,7 @@ def test_the_union_keeps_every_nodes_own_minority() -> None:
 def test_what_cannot_be_said_is_left_out() -> None:
     """Without validation, test or minority nodes there is no number for them, rather than a wrong one."""
     empty = {"validation": torch.zeros(3), "test": torch.zeros(5), "confusion": torch.zeros(2, 2, dtype=torch.int64)}
-    assert metrics.pooled(empty) == {}
+    assert metrics.metrics_from_counts(empty) == {}
     counts = torch.tensor([[0.0, 0, 0, 0, 0], [4.0, 3, 0, 0, 0]])
     assert metrics.by_party((0, 1), {"test": counts}, 2)["party_accuracy"] == [None, 0.75]
 
@@ -74,7 +74,7 @@ def test_who_listens_hears_what_is_counted(graph: Graph) -> None:
     logits = torch.zeros(graph.num_nodes, graph.num_classes)
     heard: list[tuple[torch.Tensor, Graph]] = []
     with metrics.listening(lambda *what: heard.append(what)):
-        metrics.count(logits, graph)
-    metrics.count(logits, graph)
+        metrics.local_counts(logits, graph)
+    metrics.local_counts(logits, graph)
     assert heard == [(logits, graph)]
-    assert graph.y[metrics.judged(graph)].tolist() == torch.cat([graph.y[graph.val], graph.y[graph.test]]).tolist()
+    assert graph.y[metrics.evaluated_rows(graph)].tolist() == torch.cat([graph.y[graph.val], graph.y[graph.test]]).tolist()

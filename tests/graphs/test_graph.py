@@ -56,10 +56,10 @@ def test_propagation_is_symmetrically_normalised(directed: bool) -> None:
     looped = adjacency(graph) + torch.eye(15)
     scale = looped.sum(1) ** -0.5
     expected = (scale[:, None] * looped * scale).float()
-    torch.testing.assert_close(graph.propagate.forward.to_dense(), expected)
-    torch.testing.assert_close(graph.propagate.transposed.to_dense(), expected.t())
+    torch.testing.assert_close(graph.normalized_adjacency.forward.to_dense(), expected)
+    torch.testing.assert_close(graph.normalized_adjacency.transposed.to_dense(), expected.t())
     assert graph.symmetric != directed
-    assert (graph.propagate.transposed is graph.propagate.forward) != directed
+    assert (graph.normalized_adjacency.transposed is graph.normalized_adjacency.forward) != directed
     assert expected[-1, -1] == 1
 
 
@@ -69,8 +69,8 @@ def test_mean_averages_the_neighbours(directed: bool) -> None:
     graph = make_graph(15, 1, directed=directed)
     matrix = adjacency(graph)
     expected = (matrix / matrix.sum(1, keepdim=True).clamp(min=1)).float()
-    torch.testing.assert_close(graph.mean.forward.to_dense(), expected)
-    torch.testing.assert_close(graph.mean.transposed.to_dense(), expected.t())
+    torch.testing.assert_close(graph.mean_adjacency.forward.to_dense(), expected)
+    torch.testing.assert_close(graph.mean_adjacency.transposed.to_dense(), expected.t())
     assert not expected[-1].any()
 
 
@@ -80,7 +80,7 @@ def test_derived_operators_of_a_block_are_the_partys_own() -> None:
     whole = stack(graphs)
     for graph, start in zip(graphs, whole.ptr.tolist(), strict=False):
         rows = slice(start, start + graph.num_nodes)
-        for name in ("propagate", "mean"):
+        for name in ("normalized_adjacency", "mean_adjacency"):
             block = getattr(whole, name).forward.to_dense()[rows]
             assert torch.equal(block[:, rows], getattr(graph, name).forward.to_dense())
             assert block.count_nonzero() == block[:, rows].count_nonzero()
@@ -89,7 +89,7 @@ def test_derived_operators_of_a_block_are_the_partys_own() -> None:
 def test_derived_operators_are_made_once() -> None:
     """The same object comes back every time."""
     graph = make_graph(9, 0)
-    for name in ("propagate", "mean", "features", "blocks", "adjacency", "pooled"):
+    for name in ("normalized_adjacency", "mean_adjacency", "features", "blocks", "adjacency", "merged"):
         assert getattr(graph, name) is getattr(graph, name)
     assert graph.attention(4) is graph.attention(4)
 
@@ -121,10 +121,10 @@ def test_rows_keep_the_edges_between_them() -> None:
 def test_pooled_is_one_block() -> None:
     """The pooled graph has the same nodes and edges and one party, so one weight serves all rows."""
     whole = stack([make_graph(6, 0), make_graph(9, 1)])
-    assert whole.pooled.parties == 1
+    assert whole.merged.parties == 1
     weight = torch.randn(1, 5, 4)
-    torch.testing.assert_close(whole.pooled.features @ weight, whole.features @ weight.expand(2, 5, 4).contiguous())
-    assert torch.equal(whole.pooled.edge_index, whole.edge_index)
+    torch.testing.assert_close(whole.merged.features @ weight, whole.features @ weight.expand(2, 5, 4).contiguous())
+    assert torch.equal(whole.merged.edge_index, whole.edge_index)
 
 
 @pytest.mark.parametrize("sparse", [True, False])

@@ -95,7 +95,7 @@ def test_complement_adds_the_pseudo_graph(form: str) -> None:
     graph = parts()
     columns, weights = knn.discover(torch.randn(40, 4, generator=torch.Generator().manual_seed(2)), 5, form)
     projected = knn.project(graph, columns, weights)
-    expected = torch.from_numpy(graph.normalised.toarray() + 0.5 * knn.normalise(projected, form).toarray()).float()
+    expected = torch.from_numpy(graph.normalized.toarray() + 0.5 * knn.normalise(projected, form).toarray()).float()
     if form == "joint":
         both = torch.from_numpy(0.5 * (projected + projected.T).toarray()).fill_diagonal_(0)
         looped = torch.from_numpy(graph.adjacency.toarray()) + torch.eye(graph.num_nodes) + 0.5 * both
@@ -103,7 +103,7 @@ def test_complement_adds_the_pseudo_graph(form: str) -> None:
         expected = (scale[:, None] * looped * scale).float()
     found = knn.complement(graph, columns, weights, beta=0.5, form=form)
     rows = torch.randn(graph.num_nodes, 3, requires_grad=True)
-    out = found.propagate @ rows
+    out = found.normalized_adjacency @ rows
     torch.testing.assert_close(out, expected @ rows)
     (gradient,) = torch.autograd.grad(out.square().sum(), rows)
     torch.testing.assert_close(gradient, expected.t() @ (2 * expected @ rows))

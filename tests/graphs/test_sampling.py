@@ -95,13 +95,13 @@ def test_with_all_neighbours_the_matrix_is_exact(graph: Graph) -> None:
     lower = below(graph, upper, 0, draws([0, 1, 2]))
     x = torch.randn(graph.num_nodes, 4, generator=torch.Generator().manual_seed(0))
     near = between(graph, upper, lower) @ x[torch.from_numpy(lower.rows)]
-    torch.testing.assert_close(near, (graph.propagate @ x)[torch.from_numpy(upper.rows)])
+    torch.testing.assert_close(near, (graph.normalized_adjacency @ x)[torch.from_numpy(upper.rows)])
 
 
 def test_the_whole_graph_is_not_copied(graph: Graph) -> None:
     """A batch of everything uses the graph's own matrix and features."""
     batch = Batch.everything(graph, 2)
-    assert batch.matrix(0) is graph.propagate
+    assert batch.matrix(0) is graph.normalized_adjacency
     assert batch.features is graph.features
     hidden = torch.randn(graph.num_nodes, 3)
     assert batch.take(hidden, 0, 2) is hidden

@@ -26,7 +26,7 @@ def test_products_are_those_of_whole_weights() -> None:
     """x_i·W_i and its gradient, against a dense (N, d, h)."""
     kept = entries()
     whole = torch.randn(24, 40, 6, generator=torch.Generator().manual_seed(1), requires_grad=True)
-    x = torch.from_numpy(some_users().stored.toarray())
+    x = torch.from_numpy(some_users().nonzero_features.toarray())
     rows = whole.detach()[kept.user, kept.feature]
     dense = torch.einsum("nd,ndh->nh", x, whole)
     torch.testing.assert_close(kept.product(rows), dense.detach())

@@ -82,7 +82,7 @@ class Reference(nn.Module):
     def __init__(self, name: str, model: backbones.Model, party: int, layers: int) -> None:
         super().__init__()
         self.name = name
-        values = {key: value[party] for key, value in backbones.read(model, copy=True).items()}
+        values = {key: value[party] for key, value in backbones.get_parameters(model, copy=True).items()}
         widths = [FEATURES, *[HIDDEN] * (layers - 1), CLASSES]
         self.pairs: list[tuple[str, nn.Parameter]] = []  # our name, PyG's parameter
         self.convs = nn.ModuleList()
@@ -205,7 +205,7 @@ def test_placement_does_not_matter(name: str, layers: int, sparse: bool) -> None
         optimizer, draws = Adam(model, 0.01), Draws(0, parties, "train")
         for _ in range(3):
             descend(optimizer, cross_entropy(model(graph, draws), graph, "train"))
-        return backbones.read(model)
+        return backbones.get_parameters(model)
 
     together = train([0, 1, 2], stack(graphs))
     for party, graph in enumerate(graphs):
@@ -243,8 +243,11 @@ def test_gcn_head_on_its_embedding_gives_the_logits() -> None:
     """The last layer over `embed` is the model: Â·(H·W) + b."""
     graph = make_graph(20, 0)
     model = make_model("gcn", [0], 2)
-    values = backbones.read(model)
-    logits = graph.propagate.forward.to_dense() @ model.embed(graph) @ values["layers.1.weight"][0] + values["layers.1.bias"][0]
+    values = backbones.get_parameters(model)
+    logits = (
+        graph.normalized_adjacency.forward.to_dense() @ model.embed(graph) @ values["layers.1.weight"][0]
+        + values["layers.1.bias"][0]
+    )
     torch.testing.assert_close(model(graph), logits)
 
 
@@ -263,7 +266,7 @@ FIRST = {
 def test_first_values_have_pygs_distributions(name: str) -> None:
     """Uniform between ± the bound that PyG's reset_parameters uses; zero where it uses zeros."""
     model = backbones.build(name, parties=2, features=12, classes=4, hidden=256, heads=4, draws=Draws(0, [0, 1], "first"))
-    values = backbones.read(model)
+    values = backbones.get_parameters(model)
     for key, bound in FIRST[name].items():
         top = values[key].abs().max().item()
         assert top <= bound
@@ -274,8 +277,8 @@ def test_first_values_have_pygs_distributions(name: str) -> None:
 def test_first_values_are_the_partys_own(name: str) -> None:
     """Party 7's first values are the same in any company, and differ from party 3's."""
     options = {"features": FEATURES, "classes": CLASSES, "hidden": HIDDEN}
-    together = backbones.read(backbones.build(name, parties=2, draws=Draws(1, [3, 7], "first"), **options))
-    alone = backbones.read(backbones.build(name, parties=1, draws=Draws(1, [7], "first"), **options))
+    together = backbones.get_parameters(backbones.build(name, parties=2, draws=Draws(1, [3, 7], "first"), **options))
+    alone = backbones.get_parameters(backbones.build(name, parties=1, draws=Draws(1, [7], "first"), **options))
     for key, value in together.items():
         assert torch.equal(value[1], alone[key][0])
     weights = [value for key, value in together.items() if key.endswith("weight")]
@@ -289,16 +292,16 @@ def test_read_and_load(name: str) -> None:
         make_model(name, [0, 1], 2),
         backbones.build(name, parties=2, features=FEATURES, classes=CLASSES, hidden=HIDDEN, heads=4),
     )
-    assert not any(value.any() for value in backbones.read(target).values())
-    copied = backbones.read(source, copy=True)
-    backbones.load(target, backbones.read(source))
-    assert all(torch.equal(value, copied[key]) for key, value in backbones.read(target).items())
-    backbones.load(target, {key: value[1] for key, value in copied.items()})
-    for key, value in backbones.read(target).items():
+    assert not any(value.any() for value in backbones.get_parameters(target).values())
+    copied = backbones.get_parameters(source, copy=True)
+    backbones.set_parameters(target, backbones.get_parameters(source))
+    assert all(torch.equal(value, copied[key]) for key, value in backbones.get_parameters(target).items())
+    backbones.set_parameters(target, {key: value[1] for key, value in copied.items()})
+    for key, value in backbones.get_parameters(target).items():
         assert torch.equal(value[0], copied[key][1])
         assert torch.equal(value[1], copied[key][1])
-    live = backbones.read(target)
-    backbones.load(target, copied)
+    live = backbones.get_parameters(target)
+    backbones.set_parameters(target, copied)
     assert all(torch.equal(value, copied[key]) for key, value in live.items())
     assert not any(value.requires_grad for value in live.values())
 
@@ -306,14 +309,14 @@ def test_read_and_load(name: str) -> None:
 def test_load_refuses_what_does_not_fit() -> None:
     """Another name or another shape is refused before anything is written."""
     model = make_model("gcn", [0, 1], 2)
-    before = backbones.read(model, copy=True)
+    before = backbones.get_parameters(model, copy=True)
     with pytest.raises(AtollError, match=r"layers\.1\.bias"):
-        backbones.load(model, {key: value + 1 for key, value in before.items() if key != "layers.1.bias"})
+        backbones.set_parameters(model, {key: value + 1 for key, value in before.items() if key != "layers.1.bias"})
     with pytest.raises(AtollError, match=r"'layers\.1\.weight' has shape \(3, 16, 4\)"):
-        backbones.load(
+        backbones.set_parameters(
             model, {key: torch.zeros(3, *v.shape[1:]) if key == "layers.1.weight" else v + 1 for key, v in before.items()}
         )
-    assert all(torch.equal(value, before[key]) for key, value in backbones.read(model).items())
+    assert all(torch.equal(value, before[key]) for key, value in backbones.get_parameters(model).items())
 
 
 def test_head_names_the_last_layer() -> None:
@@ -329,7 +332,7 @@ def test_models_without_bias() -> None:
         model = backbones.build(
             name, parties=1, features=FEATURES, classes=CLASSES, hidden=HIDDEN, bias=False, draws=Draws(0, [0])
         )
-        assert not any(key.endswith("bias") for key in backbones.read(model))
+        assert not any(key.endswith("bias") for key in backbones.get_parameters(model))
         assert model(make_graph(12, 0)).shape == (12, CLASSES)
 
 

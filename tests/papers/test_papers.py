@@ -16,6 +16,7 @@ from rich.console import Console
 
 from atoll import papers
 from atoll.cli import main
+from atoll.cli.papers import status_table
 from atoll.errors import AtollError
 from atoll.papers import Cell, Exhibit, Line, execute, pages, pictures, record, status
 from atoll.runs import runner
@@ -311,7 +312,7 @@ def test_the_list_tells_the_state(width: int, book: Path, monkeypatch: pytest.Mo
         execute.run_one(config, execute.folder_of(config, book))
     assert status.state(table, book, {}) == "partly (1 of 2)"
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(status.listing(exhibits, book))
+    console.print(status_table(exhibits, book))
     text = " ".join(console.export_text().split())
     for words in ("book/table", "partly (1 of 2)", "(1 of 3 lines without data)", "done: every line"):
         assert words in text

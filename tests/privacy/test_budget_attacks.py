@@ -13,11 +13,11 @@ import pytest
 import torch
 from scipy import optimize, stats
 
-from atoll import __version__, wire
-from atoll.data.federated import spread
+from atoll import wire
+from atoll.data.federated import federate
 from atoll.deploy.site import Site
 from atoll.deploy.terms import Terms
-from atoll.engines.remote import Nvflare
+from atoll.engines.remote import RemoteEngine
 from atoll.errors import AtollError
 from atoll.federation.cohort import Message, Schema, first_model
 from atoll.parties import Parties
@@ -26,6 +26,7 @@ from atoll.privacy.releases import FILE, Releases, epsilon_of
 from atoll.random import Draws
 from atoll.runs import runner
 from atoll.runs.folder import Folder
+from atoll.version import __version__
 from small import small
 
 DP: dict[str, Any] = {"dp.verb": "fit", "dp.clip": 1.0, "dp.noise": 4.0}
@@ -241,10 +242,12 @@ def test_a_site_that_is_away_after_a_resume_still_counts(tmp_path: Path) -> None
     folder = Folder.create(tmp_path / "run", config)
 
     def over(sites: dict[str, Site], watch: Any, checkpoint: Any) -> runner.Result:
-        data = spread(config, None, ("horizontal", "overlapping"))
+        data = federate(config, None, ("horizontal", "overlapping"))
         parties = {f"site-{place}": Parties([place]) for place in range(3)}
-        engine = Nvflare(Direct(sites), parties, config.to_dict(), Schema(12, 3, 3), timeout=5.0)
-        return runner.rounds(runner.assemble(config, engine, Schema(12, 3, 3), data, data.setting), folder, watch, checkpoint)
+        engine = RemoteEngine(Direct(sites), parties, config.to_dict(), Schema(12, 3, 3), timeout=5.0)
+        return runner.rounds(
+            runner.build_experiment(config, engine, Schema(12, 3, 3), data, data.scenario), folder, watch, checkpoint
+        )
 
     def watch(row: dict[str, Any], rounds: int) -> None:
         if row["round"] == 2:

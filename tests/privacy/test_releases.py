@@ -14,10 +14,10 @@ import torch
 
 from atoll import wire
 from atoll.cli import deploy
-from atoll.data.federated import spread
+from atoll.data.federated import federate
 from atoll.deploy.site import Site
 from atoll.deploy.terms import Terms
-from atoll.engines.remote import Nvflare
+from atoll.engines.remote import RemoteEngine
 from atoll.errors import AtollError
 from atoll.federation.cohort import Message, Schema
 from atoll.federation.federation import Answer, Failure
@@ -157,10 +157,12 @@ def sites(folder: Path, terms: Terms | None = None) -> dict[str, Site]:
 
 def over(config: Config, carrier: Direct, folder: Folder | None = None, checkpoint: Any = None) -> Result:
     """A run over a carrier."""
-    data = spread(config, None, ("horizontal", "overlapping"))
+    data = federate(config, None, ("horizontal", "overlapping"))
     schema = Schema(12, 3, 3)
-    engine = Nvflare(carrier, {f"site-{place}": Parties([place]) for place in range(3)}, config.to_dict(), schema, timeout=5.0)
-    return runner.rounds(runner.assemble(config, engine, schema, data, data.setting), folder, None, checkpoint)
+    engine = RemoteEngine(
+        carrier, {f"site-{place}": Parties([place]) for place in range(3)}, config.to_dict(), schema, timeout=5.0
+    )
+    return runner.rounds(runner.build_experiment(config, engine, schema, data, data.scenario), folder, None, checkpoint)
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -186,7 +188,7 @@ def test_sites_count_for_themselves(tmp_path: Path, secure: bool) -> None:
 
 def test_what_a_site_says_of_itself_is_checked() -> None:
     """A count that is no number changes nothing; one that is too high is only that site's own word."""
-    engine = Nvflare(Direct({}), {}, {"algorithm": "fedavg"}, Schema(1, 1, 1), timeout=1.0)
+    engine = RemoteEngine(Direct({}), {}, {"algorithm": "fedavg"}, Schema(1, 1, 1), timeout=1.0)
     for word in (None, "many", -1.0, math.nan, True, [1.0]):
         engine._count(word)
     assert engine.spent == 0.0

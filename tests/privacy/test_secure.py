@@ -212,7 +212,7 @@ def attempt(algorithm: str) -> Result | AtollError:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_runs_securely_or_says_that_it_cannot(algorithm: str) -> None:
     """The same numbers to the precision of the fixed point; an algorithm that needs single replies says so in one sentence."""
-    if parties_of(algorithm) == 1 or algorithms.find(algorithm).SPREADS[0] == "node":
+    if parties_of(algorithm) == 1 or algorithms.find(algorithm).SCENARIOS[0] == "node":
         pytest.skip(f"{algorithm}: a secure total is of a few parties")
     plain = runner.run(small(algorithm))
     secure = attempt(algorithm)

@@ -63,7 +63,7 @@ def test_no_secret_survives_a_restart() -> None:
     world.confirm(talk, range(4))
     assert sorted(talk.confirmed) == [0, 1, 3]
     assert "does not know the session" in world.refusals[0]
-    assert world.hosts[0].recall() == {}  # nothing of it is in what a site saves
+    assert world.hosts[0].state() == {}  # nothing of it is in what a site saves
 
 
 def test_every_box_has_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

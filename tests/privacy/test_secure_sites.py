@@ -18,13 +18,13 @@ from test_nvflare import Wire
 from atoll import wire
 from atoll.cli import main
 from atoll.data import files
-from atoll.data.federated import spread
+from atoll.data.federated import federate
 from atoll.deploy import kit as kits
 from atoll.deploy import launch
 from atoll.deploy.signing import FOLDER, KEY, Signing
 from atoll.deploy.site import TOTALS, Site
 from atoll.deploy.terms import Terms
-from atoll.engines.remote import Nvflare, opened
+from atoll.engines.remote import RemoteEngine, opened
 from atoll.errors import AtollError
 from atoll.federation.cohort import Schema
 from atoll.parties import divide
@@ -101,7 +101,7 @@ def begin(site: Site, config: Config, party: int, parties: int) -> str:
 
 def test_a_site_decides_how_few_parties_are_too_few(made: Path, tmp_path: Path) -> None:
     """Three by default: in a federation of two, `--secure-min 2` must be said. And who is which party stands in the kit."""
-    parts = spread(small("fedavg"), None, ("horizontal",)).parts
+    parts = federate(small("fedavg"), None, ("horizontal",)).parts
     files.save(parts.select([0]), tmp_path / "data")
 
     def site(**values: Any) -> Site:
@@ -153,12 +153,12 @@ def test_one_party_is_no_cohort(
 
 def over(config: Config, carrier: Wire, folder: Folder | None = None, checkpoint: Any = None) -> Result:
     """A run of four sites."""
-    data = spread(config, None, ("horizontal",))
+    data = federate(config, None, ("horizontal",))
     exact = config.run.missing == "stop"
-    server = Nvflare(
+    server = RemoteEngine(
         carrier, {f"site-{party}": [party] for party in range(4)}, config.to_dict(), Schema(12, 3, 4), timeout=5.0, exact=exact
     )
-    return runner.rounds(runner.assemble(config, server, Schema(12, 3, 4), data, data.setting), folder, None, checkpoint)
+    return runner.rounds(runner.build_experiment(config, server, Schema(12, 3, 4), data, data.scenario), folder, None, checkpoint)
 
 
 class Died(Exception):

@@ -28,7 +28,7 @@ def test_a_storm_of_kills(secure: bool, tmp_path: Path) -> None:
     config = small("fedspray", rounds=130, checkpoint_every=2, missing="stop", secure=secure)
     whole = runner.run(config)
     killed: list[int] = []
-    with supervisor.local(3, tmp_path, tmp_path / "sites", print) as federation:
+    with supervisor.local_federation(3, tmp_path, tmp_path / "sites", print) as federation:
 
         def watch(row: dict[str, Any], rounds: int) -> None:
             if len(killed) < KILLS and row["round"] >= 5 + 6 * len(killed):

@@ -18,8 +18,8 @@ from atoll import reports
 from atoll.cli import main
 from atoll.errors import AtollError
 from atoll.federation.cohort import backbone
-from atoll.federation.metrics import majority
-from atoll.models.backbones import load
+from atoll.federation.metrics import majority_class
+from atoll.models.backbones import set_parameters
 from atoll.reports import figures, matplotlib, page, recompute, table
 from atoll.reports.runs import Row, Run, gather, grouped, read
 from atoll.runs import runner
@@ -94,9 +94,9 @@ def test_majority_accuracy_is_that_of_the_nodes(tmp_path: Path) -> None:
     experiment = runner.prepare(config)
     graph = experiment.spread.parts
     model = backbone(config.settings, experiment.federation.schema, graph.parties, None)
-    load(model, result.state["model"])
+    set_parameters(model, result.state["model"])
     right = model(graph).argmax(1) == graph.y
-    common = graph.test & (graph.y == majority(graph))
+    common = graph.test & (graph.y == majority_class(graph))
     found = recompute.majority(Row("fedavg", [read(tmp_path / "run")]))
     assert found is not None
     assert found[0] == pytest.approx(float(right[common].float().mean()))
@@ -137,7 +137,7 @@ def test_embeddings_are_those_of_the_checkpoints_model(algorithm: str, placement
         if algorithm == "fedavg"
         else {n: torch.cat([site["model"][n] for site in memory]) for n, _ in model.named_parameters()}
     )
-    load(model, own or result.state["model"])
+    set_parameters(model, own or result.state["model"])
     assert np.allclose(found[0], model.embed(graph).detach().numpy(), atol=1e-5)
     drawn = recompute.embedding(run, "pca", 20)
     assert isinstance(drawn, recompute.Embedding)

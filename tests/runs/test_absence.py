@@ -16,7 +16,7 @@ from atoll import reports
 from atoll.federation.federation import Engine
 from atoll.papers import exhibits, recorded
 from atoll.papers.execute import folder_of, jobs_of
-from atoll.runs.runner import Book, Result
+from atoll.runs.runner import Progress, Result
 from small import Absent, small
 
 ROUNDS = 6
@@ -115,10 +115,10 @@ def test_where_somebody_is_always_missing_the_best_of_those_is_told_as_such() ->
 
 def test_the_first_complete_round_takes_the_place_of_a_partial_one() -> None:
     """However good the partial one looked."""
-    book = Book()
+    book = Progress()
     for round, (loss, partial) in enumerate([(0.1, True), (0.9, False), (0.2, True), (0.8, False)], start=1):
         book.round = round
-        book.judge({"val_loss": loss}, "loss", partial=partial)
+        book.update({"val_loss": loss}, "loss", partial=partial)
         assert book.best_round == {1: 1, 2: 2, 3: 2, 4: 4}[round]
         assert book.partial == (round == 1)
 
@@ -130,10 +130,10 @@ def test_patience_counts_only_rounds_that_can_be_compared(partials: set[int]) ->
     Against a naive reading: list the comparable rounds after the best one and stop when there are `patience` of them.
     """
     patience, losses = 2, [1.0, 2.0, 2.0, 2.0, 2.0, 2.0]
-    book = Book()
-    while not book.over(len(losses), patience):
+    book = Progress()
+    while not book.finished(len(losses), patience):
         book.round += 1
-        book.judge({"val_loss": losses[book.round - 1]}, "loss", partial=book.round in partials)
+        book.update({"val_loss": losses[book.round - 1]}, "loss", partial=book.round in partials)
     comparable = [round for round in range(1, 7) if round not in partials] or list(range(1, 7))
     worse = [round for round in comparable if round > comparable[0]]
     assert book.round == worse[patience - 1]
@@ -141,20 +141,20 @@ def test_patience_counts_only_rounds_that_can_be_compared(partials: set[int]) ->
 
 def test_patience_with_rare_evaluations() -> None:
     """A partial evaluation stands for all rounds since the one before."""
-    book = Book()
+    book = Progress()
     for round in range(1, 31):
         book.round = round
         if round % 5 == 0:
-            book.judge({"val_loss": 1.0}, "loss", partial=round in (10, 15))
-        assert book.over(99, 10) == (round >= 25)
+            book.update({"val_loss": 1.0}, "loss", partial=round in (10, 15))
+        assert book.finished(99, 10) == (round >= 25)
 
 
 def test_a_target_is_not_reached_without_a_party() -> None:
     """The accuracy of those who are left does not end a run."""
     for partial, ends in ((False, True), (True, False)):
-        book = Book(round=1)
-        book.judge({"val_accuracy": 0.9}, "accuracy", partial=partial)
-        assert book.over(9, 0, 0.8) is ends
+        book = Progress(round=1)
+        book.update({"val_accuracy": 0.9}, "accuracy", partial=partial)
+        assert book.finished(9, 0, 0.8) is ends
 
 
 def test_a_resumed_run_remembers_its_marks(tmp_path: Path) -> None:

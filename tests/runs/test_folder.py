@@ -23,7 +23,7 @@ from atoll.errors import AtollError, AtollWarning
 from atoll.runs.folder import Folder
 from small import small
 
-OWN = "from atoll.algorithms.fedavg import Cohort, Settings, evaluate, start, step\nSPREADS = ('horizontal',)\n"
+OWN = "from atoll.algorithms.fedavg import Cohort, Settings, evaluate, start, step\nSCENARIOS = ('horizontal',)\n"
 
 
 @pytest.fixture(scope="module")

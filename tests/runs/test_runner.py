@@ -24,7 +24,7 @@ from atoll.runs.config import Config
 from atoll.data import save
 from atoll.errors import AtollError
 from atoll.runs.folder import Folder
-from atoll.runs.runner import Book
+from atoll.runs.runner import Progress
 from small import small
 
 
@@ -277,14 +277,14 @@ def test_resuming_mends_a_damaged_result(tmp_path: Path) -> None:
         assert json.loads(result.read_text())["metrics"] == before
 
 
-def judged(select: str, scores: list[dict[str, float]], patience: int = 0) -> Book:
+def judged(select: str, scores: list[dict[str, float]], patience: int = 0) -> Progress:
     """A book after rounds with these metrics."""
-    book = Book()
+    book = Progress()
     for metrics in scores:
-        if book.over(len(scores), patience):
+        if book.finished(len(scores), patience):
             break
         book.round += 1
-        book.judge(metrics, select)
+        book.update(metrics, select)
     return book
 
 

@@ -8,19 +8,19 @@ import importlib
 import pkgutil
 import sys
 import traceback
+import warnings
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, cast
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, AtollWarning, suggest
 from atoll.federation import cohort
 from atoll.federation.federation import Federation
-from atoll.settings import suggest
 
 State = dict[str, Any]  # tensors, or dicts of tensors
-SPREADS = ("horizontal", "overlapping", "vertical", "node", "whole")
-PARTS = ("Settings", "Cohort", "SPREADS", "start", "step", "evaluate")
+SCENARIOS = ("horizontal", "overlapping", "vertical", "node", "whole")
+PARTS = ("Settings", "Cohort", "SCENARIOS", "start", "step", "evaluate")
 
 
 class Algorithm(Protocol):
@@ -28,7 +28,7 @@ class Algorithm(Protocol):
 
     Settings: type
     Cohort: type[cohort.Cohort]
-    SPREADS: tuple[str, ...]  # the ways of spreading a graph it is made for
+    SCENARIOS: tuple[str, ...]  # the ways of spreading a graph it is made for
 
     def start(self, federation: Federation, settings: Any) -> State:
         """The server's state before the first round."""
@@ -92,6 +92,7 @@ def _in_file(path: Path) -> Algorithm:
         _digests[path] = hashlib.sha256(source).hexdigest()
         try:  # these bytes and no cached form of them
             exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
+            _accept_old_names(module, path)
             _check(module, path)
         except (KeyboardInterrupt, AtollError):
             del sys.modules[key]
@@ -100,6 +101,13 @@ def _in_file(path: Path) -> Algorithm:
             del sys.modules[key]
             raise AtollError(f"{path} cannot be imported ({type(error).__name__}: {error}{_line(error, path)}).") from error
     return cast(Algorithm, sys.modules[key])
+
+
+def _accept_old_names(module: ModuleType, path: Path) -> None:
+    """A file written for 0.1 says SPREADS where it is SCENARIOS now."""
+    if hasattr(module, "SPREADS") and not hasattr(module, "SCENARIOS"):
+        warnings.warn(f"{path}: SPREADS is called SCENARIOS now; rename it.", AtollWarning, stacklevel=2)
+        module.__dict__["SCENARIOS"] = module.SPREADS
 
 
 def _line(error: BaseException, path: Path) -> str:
@@ -119,9 +127,9 @@ def _check(module: ModuleType, path: Path) -> None:
         "Settings must be a dataclass": isinstance(module.Settings, type) and dataclasses.is_dataclass(module.Settings),
         "Cohort must be a class of atoll.Cohort's kind": isinstance(module.Cohort, type)
         and issubclass(module.Cohort, cohort.Cohort),
-        f"SPREADS must be a tuple of {', '.join(SPREADS)}": isinstance(module.SPREADS, tuple)
-        and len(module.SPREADS) > 0
-        and set(module.SPREADS) <= set(SPREADS),
+        f"SCENARIOS must be a tuple of {', '.join(SCENARIOS)}": isinstance(module.SCENARIOS, tuple)
+        and len(module.SCENARIOS) > 0
+        and set(module.SCENARIOS) <= set(SCENARIOS),
         "start, step and evaluate must be functions": all(callable(getattr(module, part)) for part in PARTS[3:]),
     }
     for sentence, holds in fit.items():

@@ -15,19 +15,19 @@ from torch.func import functional_call
 
 import atoll.federation.cohort
 from atoll.algorithms import State
-from atoll.algorithms.fedavg import SPREADS, start, step
+from atoll.algorithms.fedavg import SCENARIOS, start, step
 from atoll.federation import metrics
 from atoll.federation.cohort import MODEL, Fields, backbone, verb
 from atoll.federation.declarations import COUNTS, WEIGHT
 from atoll.federation.federation import Federation
 from atoll.models import optim
-from atoll.models.backbones import load
+from atoll.models.backbones import set_parameters
 from atoll.models.losses import cross_entropy
 from atoll.models.parameters import weighted
 from atoll.random import Draws
 from atoll.settings import Training, setting
 
-__all__ = ["SPREADS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Cohort(atoll.federation.cohort.Cohort):
     def fit(self, model: Fields) -> Fields:
         """E epochs: w_k down its own loss, v_k down the mixture's; α_k once a round, before them (Section 4.3)."""
         s, graph = self.settings, self.graph
-        load(self.model, model)
+        set_parameters(self.model, model)
         if not s.keep_optimizer:
             self.optimizer.reset()
             self.personal_optimizer.reset()
@@ -80,8 +80,8 @@ class Cohort(atoll.federation.cohort.Cohort):
     @verb(takes={"model": MODEL}, gives=COUNTS)
     def evaluate(self, model: Fields) -> Fields:
         """Counts of each party's mixture with the server's model."""
-        load(self.model, model)
-        return metrics.count(self.mixed(self.mixture), self.graph)
+        set_parameters(self.model, model)
+        return metrics.local_counts(self.mixed(self.mixture), self.graph)
 
     def mixed(self, mixture: Tensor, draws: Draws | None = None) -> Tensor:
         """Logits of v̄_k, differentiable in v_k and α_k."""

@@ -5,6 +5,6 @@ It stands for what nobody may do: whoever trains it holds all data. No bytes are
 
 from atoll.algorithms.local import Cohort, Settings, evaluate, start, step
 
-SPREADS = ("whole",)
+SCENARIOS = ("whole",)
 
-__all__ = ["SPREADS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]

@@ -9,6 +9,6 @@ from __future__ import annotations
 from atoll.algorithms.glasu import Cohort, evaluate, start, step
 from atoll.algorithms.standalone import Settings  # a single party has nobody to share with either
 
-SPREADS = ("whole",)
+SCENARIOS = ("whole",)
 
-__all__ = ["SPREADS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from atoll.algorithms import State, nfedgnn
-from atoll.algorithms.nfedgnn import LATENT, SPREADS, descend, evaluate, first_weight, heard, places, start
-from atoll.deferred import Lazy
+from atoll.algorithms.nfedgnn import LATENT, SCENARIOS, descend, evaluate, first_weight, heard, places, start
+from atoll.deferred import Deferred
 from atoll.federation.cohort import Fields, verb
 from atoll.federation.declarations import real
 from atoll.federation.federation import Federation
 from atoll.graphs.user_rows import Patched
 from atoll.models import optim
 
-__all__ = ["SPREADS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 
 WEIGHTS = real("features", "width")  # W_i
@@ -61,7 +61,7 @@ class Cohort(nfedgnn.Cohort):
     @verb(takes={}, gives={"latent": LATENT, "weight": WEIGHTS})
     def upload(self) -> Fields:
         """x̄_i = x_i·W_i and W_i."""
-        return self.embed() | {"weight": Lazy(Patched(self.features, self.weights.rows.clone(), self.rest))}
+        return self.embed() | {"weight": Deferred(Patched(self.features, self.weights.rows.clone(), self.rest))}
 
     @verb(takes={"weight": WEIGHTS, "gradient": LATENT}, gives={})
     def update(self, weight: Tensor, gradient: Tensor) -> None:  # type: ignore[override]
@@ -96,5 +96,5 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
 
 def average(weights: Tensor) -> Tensor:
     """(P, d, h) → (d, h), summed in double precision: it must not matter whether weights are described or written out."""
-    total = weights.sum(0) if isinstance(weights, Lazy) else weights.sum(0, dtype=torch.float64)
+    total = weights.sum(0) if isinstance(weights, Deferred) else weights.sum(0, dtype=torch.float64)
     return (total / len(weights)).float()

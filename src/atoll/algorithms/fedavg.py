@@ -18,12 +18,12 @@ from atoll.federation.cohort import MODEL, Fields, backbone, first_model, verb
 from atoll.federation.declarations import COUNTS, WEIGHT
 from atoll.federation.federation import Federation
 from atoll.models import optim
-from atoll.models.backbones import load
+from atoll.models.backbones import set_parameters
 from atoll.models.losses import cross_entropy
 from atoll.models.parameters import scale, weighted
 from atoll.settings import Training, setting
 
-SPREADS = ("horizontal", "overlapping")
+SCENARIOS = ("horizontal", "overlapping")
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Cohort(atoll.federation.cohort.Cohort):
 
     def train(self, model: Fields) -> None:
         """w_k ← w, then E epochs on the party's own training nodes."""
-        load(self.model, model)
+        set_parameters(self.model, model)
         if not self.settings.keep_optimizer:
             self.optimizer.reset()
         draws = self.draws()
@@ -69,8 +69,8 @@ class Cohort(atoll.federation.cohort.Cohort):
     @verb(takes={"model": MODEL}, gives=COUNTS)
     def evaluate(self, model: Fields) -> Fields:
         """Counts of the server's model at each party."""
-        load(self.model, model)
-        return metrics.count(self.model(self.graph), self.graph)
+        set_parameters(self.model, model)
+        return metrics.local_counts(self.model(self.graph), self.graph)
 
 
 def start(federation: Federation, settings: Settings) -> State:

@@ -26,12 +26,12 @@ from atoll.federation.federation import Federation
 from atoll.graphs import knn
 from atoll.graphs.graph import Graph
 from atoll.models import optim
-from atoll.models.backbones import load
+from atoll.models.backbones import set_parameters
 from atoll.models.losses import cross_entropy
 from atoll.models.parameters import scale, weighted
 from atoll.settings import setting
 
-SPREADS = ("overlapping", "horizontal")
+SCENARIOS = ("overlapping", "horizontal")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Cohort(fedavg.Cohort):
         s = self.settings
         if nodes and int(self.graph.ids.max()) >= nodes:
             raise PartyFailure(f"holds nodes beyond the {nodes} that the server knows of")
-        load(self.model, model)
+        set_parameters(self.model, model)
         if not s.keep_optimizer:
             self.optimizer.reset()
         local = self.graph if graph is None else knn.complement(self.graph, **graph, beta=s.beta, form=s.pseudo_graph)

@@ -30,13 +30,13 @@ from atoll.federation.federation import Federation
 from atoll.graphs.graph import Graph, stack
 from atoll.graphs.kernels import Blocks, Sparse
 from atoll.models import optim
-from atoll.models.backbones import load, read
+from atoll.models.backbones import get_parameters, set_parameters
 from atoll.models.losses import cross_entropy
 from atoll.models.parameters import Parameters
 from atoll.random import SERVER, Draws
 from atoll.settings import Training, setting
 
-SPREADS = ("horizontal", "overlapping")
+SCENARIOS = ("horizontal", "overlapping")
 CHUNK = 4096  # links represented at a time
 
 
@@ -72,7 +72,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         """Channels, the links, and the nodes once for every channel."""
         s, parties = self.settings, self.graph.parties
         self.model = backbone(s, self.schema, parties * s.types, None)  # a block for each party and channel, party by party
-        shapes = {name: value.shape[1:] for name, value in read(self.model).items()}
+        shapes = {name: value.shape[1:] for name, value in get_parameters(self.model).items()}
         self.channels = {name: nn.Parameter(torch.zeros(parties, s.types, *shape)) for name, shape in shapes.items()}
         self.optimizer = optim.make(s.optimizer, self.channels, s.lr, s.weight_decay)
         self.links = Links(self.graph)
@@ -124,7 +124,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         """Counts of the server's channels, every link with its nearest of the server's centres."""
         self.take(model)
         types = self.links.nearest(self.represent(), centres.expand(self.graph.parties, -1, -1))
-        return metrics.count(self.logits(self.by_type(types)), self.graph)
+        return metrics.local_counts(self.logits(self.by_type(types)), self.graph)
 
     @torch.no_grad()
     def take(self, model: Fields) -> None:
@@ -143,7 +143,7 @@ class Cohort(atoll.federation.cohort.Cohort):
 
         An end's representation is what the channels' hidden layers make of the node alone, without any links.
         """
-        load(self.model, self.by_channel())
+        set_parameters(self.model, self.by_channel())
         return self.links.represent(self.added @ self.model.embed(self.alone))
 
     def by_channel(self) -> Parameters:
@@ -229,7 +229,7 @@ def start(federation: Federation, settings: Settings) -> State:
     channels = [first_model(settings, schema, seed)]
     for channel in range(1, settings.types):
         drawn = backbone(settings, schema, 1, Draws(seed, [SERVER], "model", channel))
-        channels.append({name: value[0] for name, value in read(drawn).items()})
+        channels.append({name: value[0] for name, value in get_parameters(drawn).items()})
     model = {name: torch.stack([channel[name] for channel in channels]) for name in channels[0]}  # (K, …)
     replies = federation.ask("cluster", model=model)
     centres, links = replies.stack("centres"), replies.stack("links")

@@ -13,12 +13,12 @@ from atoll.algorithms.fedavg import evaluate, start, step
 from atoll.federation.cohort import MODEL, Fields, verb
 from atoll.federation.declarations import WEIGHT
 from atoll.models import optim
-from atoll.models.backbones import load
+from atoll.models.backbones import set_parameters
 from atoll.models.losses import batch, cross_entropy
 from atoll.models.parameters import weighted
 from atoll.settings import setting
 
-SPREADS = ("node", "horizontal", "overlapping")
+SCENARIOS = ("node", "horizontal", "overlapping")
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Cohort(fedavg.Cohort):
     def fit(self, model: Fields) -> Fields:
         """w_k ← w, then I steps on batches of the party's own training vectors."""
         s, draws = self.settings, self.draws()
-        load(self.model, model)
+        set_parameters(self.model, model)
         if not s.keep_optimizer:
             self.optimizer.reset()
         for _ in range(s.local_steps):
@@ -50,4 +50,4 @@ class Cohort(fedavg.Cohort):
         return {"model": weighted(self.model, self.weights), "n": self.weights}
 
 
-__all__ = ["SPREADS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]

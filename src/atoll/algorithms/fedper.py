@@ -18,12 +18,12 @@ from atoll.federation.declarations import COUNTS, WEIGHT
 from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.federation import Federation
 from atoll.models import optim
-from atoll.models.backbones import Model, load, read
+from atoll.models.backbones import Model, get_parameters, set_parameters
 from atoll.models.losses import cross_entropy
 from atoll.models.parameters import scale, weighted
 from atoll.settings import Training, setting
 
-SPREADS = ("horizontal", "overlapping")
+SCENARIOS = ("horizontal", "overlapping")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Settings(Training):
 def base(settings: Settings, schema: Schema) -> dict[str, Tensor]:
     """W_B of a blank model, for one party."""
     model = backbone(settings, schema, 1, None)
-    return {name: value for name, value in read(model).items() if name in base_names(model, settings.personal)}
+    return {name: value for name, value in get_parameters(model).items() if name in base_names(model, settings.personal)}
 
 
 BASE = ModelForm(base)  # where all layers are personal it is empty
@@ -67,7 +67,9 @@ class Cohort(atoll.federation.cohort.Cohort):
         for _ in range(self.settings.epochs):
             optim.descend(self.optimizer, cross_entropy(self.model(self.graph, draws), self.graph, "train"))
         shared = {
-            name: value for name, value in read(self.model).items() if name in base_names(self.model, self.settings.personal)
+            name: value
+            for name, value in get_parameters(self.model).items()
+            if name in base_names(self.model, self.settings.personal)
         }
         return {"base": weighted(shared, self.graph.num_train), "n": self.graph.num_train}
 
@@ -75,11 +77,11 @@ class Cohort(atoll.federation.cohort.Cohort):
     def evaluate(self, base: Fields | None = None) -> Fields:
         """Counts of the server's base under each party's own layers."""
         self.put(base)
-        return metrics.count(self.model(self.graph), self.graph)
+        return metrics.local_counts(self.model(self.graph), self.graph)
 
     def put(self, base: Fields | None) -> None:
         """W_B ← the server's; nothing arrives where all layers are personal."""
-        load(self.model, {**read(self.model), **(base or {})})
+        set_parameters(self.model, {**get_parameters(self.model), **(base or {})})
 
 
 def base_names(model: Model, personal: int) -> set[str]:

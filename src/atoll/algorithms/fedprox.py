@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from atoll.algorithms import fedavg
-from atoll.algorithms.fedavg import SPREADS, evaluate, start, step
+from atoll.algorithms.fedavg import SCENARIOS, evaluate, start, step
 from atoll.federation.cohort import MODEL, Fields, verb
 from atoll.federation.declarations import WEIGHT
 from atoll.models import optim
-from atoll.models.backbones import load
+from atoll.models.backbones import set_parameters
 from atoll.models.losses import cross_entropy
 from atoll.models.parameters import weighted
 from atoll.settings import setting
 
-__all__ = ["SPREADS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Cohort(fedavg.Cohort):
     def fit(self, model: Fields) -> Fields:
         """w_k ← argmin F_k(w_k) + μ/2·‖w_k − w‖², inexactly: E epochs (Algorithm 2, line 5)."""
         s = self.settings
-        load(self.model, model)
+        set_parameters(self.model, model)
         if not s.keep_optimizer:
             self.optimizer.reset()
         draws = self.draws()

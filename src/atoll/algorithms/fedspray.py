@@ -26,13 +26,13 @@ from atoll.federation.federation import Federation
 from atoll.graphs.graph import Graph
 from atoll.graphs.kernels import Blocks, Features
 from atoll.models import optim
-from atoll.models.backbones import Dense, load, read
+from atoll.models.backbones import Dense, get_parameters, set_parameters
 from atoll.models.losses import cross_entropy, kl
 from atoll.models.parameters import scale, weighted
 from atoll.random import SERVER, Draws
 from atoll.settings import Training, setting
 
-SPREADS = ("horizontal", "overlapping")
+SCENARIOS = ("horizontal", "overlapping")
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Encoder(nn.Module):
 
     def tie(self) -> None:
         """The projector becomes the classifier."""
-        load(self.projector, read(self.classifier))
+        set_parameters(self.projector, get_parameters(self.classifier))
 
 
 ENCODER = ModelForm(lambda settings, schema: Encoder(settings, schema, 1, None))
@@ -144,7 +144,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         self.recipe = recipe(s)
         self.gnn = backbone(s, self.schema, parties, self.first_draws("model"))
         if self.recipe.uniform_weights and (draws := self.first_draws("uniform")):
-            load(self.gnn, {name: draws.uniform(*value.shape[1:]) for name, value in read(self.gnn).items()})
+            set_parameters(self.gnn, {name: draws.uniform(*value.shape[1:]) for name, value in get_parameters(self.gnn).items()})
         self.encoder = Encoder(s, self.schema, parties, None)
         first = torch.full((self.labelled.num_nodes, s.proxy_dim), self.recipe.proxy_start)
         self.proxies = nn.ParameterDict({"own": first})  # s_i, i ∈ V_L
@@ -166,9 +166,9 @@ class Cohort(atoll.federation.cohort.Cohort):
     @verb(takes={"encoder": ENCODER, "proxies": PROXIES}, gives=REPORT, averaged={"encoder": "n", "proxies": "share"})
     def update(self, encoder: Fields, proxies: Tensor) -> Fields:
         """LocalUpdate(ω, S)."""
-        load(self.encoder, encoder)
+        set_parameters(self.encoder, encoder)
         if self.recipe.refresh_proxies:
-            load(self.proxies, {"own": proxies[self.labelled.y]})  # line 4, for V_L
+            set_parameters(self.proxies, {"own": proxies[self.labelled.y]})  # line 4, for V_L
         self.train_gnn(*self.soft_targets(proxies))
         self.train_encoder(self.gnn(self.graph).softmax(1).detach()[self.rows])
         return self.report()
@@ -222,7 +222,7 @@ class Cohort(atoll.federation.cohort.Cohort):
     @verb(takes={}, gives=COUNTS)
     def evaluate(self) -> Fields:
         """Counts of each party's own GNN."""
-        return metrics.count(self.gnn(self.graph), self.graph)
+        return metrics.local_counts(self.gnn(self.graph), self.graph)
 
 
 def start(federation: Federation, settings: Settings) -> State:
@@ -233,8 +233,10 @@ def start(federation: Federation, settings: Settings) -> State:
     encoder = Encoder(settings, schema, 1, Draws(federation.seed, [SERVER], "encoder"))
     if chosen.encoder_init == "outputs":
         for layer in (encoder.embedding, encoder.classifier, encoder.projector):
-            load(layer, scale(read(layer), math.sqrt(layer.weight.shape[1] / layer.weight.shape[2])))  # ±1/√in → ±1/√out
-    return {"encoder": {name: value[0] for name, value in read(encoder).items()}, "proxies": proxies}
+            set_parameters(
+                layer, scale(get_parameters(layer), math.sqrt(layer.weight.shape[1] / layer.weight.shape[2]))
+            )  # ±1/√in → ±1/√out
+    return {"encoder": {name: value[0] for name, value in get_parameters(encoder).items()}, "proxies": proxies}
 
 
 def step(federation: Federation, state: State, settings: Settings) -> State:

@@ -26,13 +26,13 @@ from atoll.federation.federation import Federation
 from atoll.graphs.graph import Graph
 from atoll.graphs.kernels import Sparse
 from atoll.models import optim
-from atoll.models.backbones import Chain, Dense, build, load, read
+from atoll.models.backbones import Chain, Dense, build, get_parameters, set_parameters
 from atoll.models.losses import cross_entropy
 from atoll.models.parameters import Parameters, scale, weighted
 from atoll.random import SERVER, Draws
 from atoll.settings import Training, setting
 
-SPREADS = ("horizontal", "overlapping")
+SCENARIOS = ("horizontal", "overlapping")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class StructureEncoder(nn.Module):
         """(N, k₁ + k₂) → s⁰ … s^L, each (N, hidden)."""
         encoded = [self.embedding(structure, graph.blocks)]
         for layer in self.layers:
-            encoded.append(torch.tanh(layer(encoded[-1], graph.blocks, graph.propagate)))
+            encoded.append(torch.tanh(layer(encoded[-1], graph.blocks, graph.normalized_adjacency)))
         return encoded
 
 
@@ -123,7 +123,7 @@ class Cohort(atoll.federation.cohort.Cohort):
     @verb(takes={"structure": STRUCTURE}, gives={"structure": STRUCTURE, "n": WEIGHT}, averaged={"structure": "n"})
     def fit(self, structure: Fields) -> Fields:
         """Both encoders take E epochs on the party's own training nodes; only the structure encoder goes back."""
-        load(self.structure, structure)
+        set_parameters(self.structure, structure)
         if not self.settings.keep_optimizer:
             self.optimizer.reset()
         draws = self.draws()
@@ -134,8 +134,8 @@ class Cohort(atoll.federation.cohort.Cohort):
     @verb(takes={"structure": STRUCTURE}, gives=COUNTS)
     def evaluate(self, structure: Fields) -> Fields:
         """Counts of each party's feature encoder with the server's structure encoder."""
-        load(self.structure, structure)
-        return metrics.count(self.logits(None), self.graph)
+        set_parameters(self.structure, structure)
+        return metrics.local_counts(self.logits(None), self.graph)
 
     def logits(self, draws: Draws | None) -> Tensor:
         """Logits (N, C)."""
@@ -146,7 +146,7 @@ class Cohort(atoll.federation.cohort.Cohort):
 def start(federation: Federation, settings: Settings) -> State:
     """A first structure encoder."""
     encoder = StructureEncoder(settings, 1, depth(settings), Draws(federation.seed, [SERVER], "structure"))
-    first: Parameters = {name: value[0] for name, value in read(encoder).items()}
+    first: Parameters = {name: value[0] for name, value in get_parameters(encoder).items()}
     return {"structure": first}
 
 

@@ -19,11 +19,11 @@ from atoll.federation import metrics
 from atoll.federation.cohort import MODEL, Fields, first_model, verb
 from atoll.federation.declarations import WEIGHT
 from atoll.federation.federation import Federation, Replies
-from atoll.models.backbones import read
+from atoll.models.backbones import get_parameters
 from atoll.models.parameters import Parameters, scale, weighted
 from atoll.settings import setting
 
-SPREADS = ("horizontal", "overlapping")
+SCENARIOS = ("horizontal", "overlapping")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Cohort(fedavg.Cohort):
     def fit(self, model: Fields) -> Fields:
         """θ_i ← θ of the party's cluster, then E epochs on its own training nodes."""
         self.train(model)
-        return {"model": read(self.model, copy=True), "nodes": self.weights}
+        return {"model": get_parameters(self.model, copy=True), "nodes": self.weights}
 
 
 def start(federation: Federation, settings: Settings) -> State:

@@ -17,7 +17,7 @@ from atoll.models import optim
 from atoll.models.losses import cross_entropy
 from atoll.settings import Training
 
-SPREADS = ("horizontal", "overlapping")
+SCENARIOS = ("horizontal", "overlapping")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Cohort(atoll.federation.cohort.Cohort):
     @verb(takes={}, gives=COUNTS)
     def evaluate(self) -> Fields:
         """Counts of each party's own model."""
-        return metrics.count(self.model(self.graph), self.graph)
+        return metrics.local_counts(self.model(self.graph), self.graph)
 
 
 def start(federation: Federation, settings: Settings) -> State:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.algorithms import local
-from atoll.algorithms.fedmlp import SPREADS
+from atoll.algorithms.fedmlp import SCENARIOS
 from atoll.algorithms.local import evaluate, start, step
 from atoll.federation.cohort import verb
 from atoll.models import optim
@@ -41,4 +41,4 @@ class Cohort(local.Cohort):
             optim.descend(self.optimizer, cross_entropy(self.model(self.graph, draws), self.graph, mask))
 
 
-__all__ = ["SPREADS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]

@@ -27,12 +27,12 @@ from atoll.graphs.attention import elu
 from atoll.graphs.graph import Graph
 from atoll.graphs.user_rows import Entries, Weights
 from atoll.models import optim
-from atoll.models.backbones import Dense, Heads, Shape, load, read
+from atoll.models.backbones import Dense, Heads, Shape, get_parameters, set_parameters
 from atoll.models.losses import cross_entropy, smoothness
 from atoll.random import SERVER, Draws, Streams
 from atoll.settings import setting
 
-SPREADS = ("node",)
+SCENARIOS = ("node",)
 LATENT = real("width")  # x̄_i, and its gradient
 
 
@@ -96,7 +96,7 @@ class Cohort(atoll.federation.cohort.Cohort):
     @verb(takes={"logits": real("classes")}, gives=COUNTS)
     def evaluate(self, logits: Tensor) -> Fields:
         """Counts of the server's prediction at each user."""
-        return metrics.count(logits, self.graph)
+        return metrics.local_counts(logits, self.graph)
 
 
 class Server(nn.Module):
@@ -117,8 +117,8 @@ class Server(nn.Module):
         if self.settings.model == "gat":
             hidden = self._drop(elu(self.first(latent, graph, draws, self.settings.dropout)), draws)
             return self.second(hidden, graph, draws, self.settings.dropout)  # type: ignore[no-any-return]
-        hidden = self._drop((graph.propagate @ latent).relu(), draws)
-        return self.second(hidden, graph.blocks, graph.propagate)  # type: ignore[no-any-return]
+        hidden = self._drop((graph.normalized_adjacency @ latent).relu(), draws)
+        return self.second(hidden, graph.blocks, graph.normalized_adjacency)  # type: ignore[no-any-return]
 
     def _drop(self, hidden: Tensor, draws: Draws | None) -> Tensor:
         if draws is None or not self.settings.dropout:
@@ -142,7 +142,7 @@ def start(federation: Federation, settings: Split) -> State:
     server = Server(settings, federation.schema.classes, Draws(federation.seed, [SERVER], "model"))
     optimizer = optim.Adam(server, settings.lr, settings.weight_decay)
     latent = torch.zeros(federation.schema.parties, settings.width)
-    return {"model": read(server), "optimizer": optimizer.state(), "latent": latent, "loss": torch.zeros(())}
+    return {"model": get_parameters(server), "optimizer": optimizer.state(), "latent": latent, "loss": torch.zeros(())}
 
 
 def step(federation: Federation, state: State, settings: Settings) -> State:
@@ -157,7 +157,7 @@ def evaluate(federation: Federation, state: State, settings: Split) -> dict[str,
     """The server predicts for everybody; each user with a label that is not the server's counts for itself."""
     state = heard(state, federation.ask("embed"))
     server = Server(settings, federation.schema.classes, None)
-    load(server, state["model"])
+    set_parameters(server, state["model"])
     with torch.no_grad():
         logits = server(state["latent"], federation.topology)
     return metrics.evaluate(federation, each={"logits": logits}) | {"train_loss": float(state["loss"])}
@@ -182,7 +182,7 @@ def descend(federation: Federation, state: State, settings: Split, regularisatio
     """
     server = Server(settings, federation.schema.classes, None)
     optimizer = optim.Adam(server, settings.lr, settings.weight_decay)
-    load(server, state["model"])
+    set_parameters(server, state["model"])
     optimizer.restore(state["optimizer"])
     graph, latent = federation.topology, state["latent"].requires_grad_()
     logits = server(latent, graph, Draws(federation.seed, [SERVER], "dropout", federation.round))
@@ -191,5 +191,5 @@ def descend(federation: Federation, state: State, settings: Split, regularisatio
         loss = loss + regularisation * smoothness(latent, graph)
     *own, gradient = torch.autograd.grad(loss, [*optimizer.params.values(), latent])
     optimizer.step([part.contiguous() for part in own])
-    state = {"model": read(server), "optimizer": optimizer.state(), "latent": latent.detach(), "loss": loss.detach()}
+    state = {"model": get_parameters(server), "optimizer": optimizer.state(), "latent": latent.detach(), "loss": loss.detach()}
     return state, gradient

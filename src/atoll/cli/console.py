@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -49,10 +50,10 @@ MAX_NAMES = 3  # missing parties in the progress line, one by one
 PLAIN_EVERY = 10.0  # seconds between progress lines where there is no terminal
 
 
-class Progress:
+class ProgressLine:
     """One line while a run goes on: round, loss, validation, megabytes, seconds left. Call it with each history row."""
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, folder: Path | None = None) -> None:
         self.label = shown(label)
         self.megabytes = 0.0
         self.began = self.told = time.perf_counter()
@@ -67,7 +68,7 @@ class Progress:
         )
         self.task: TaskID | None = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressLine:
         if self.live:
             self.bar.start()
         return self

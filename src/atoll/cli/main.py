@@ -11,10 +11,10 @@ from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 
-from atoll import __version__
 from atoll.cli import deploy as deployment
 from atoll.cli import journal, reproduce
 from atoll.errors import AtollError, AtollWarning, shown
+from atoll.version import __version__
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -161,13 +161,14 @@ def partition(
 ) -> None:
     """Show how a graph falls into parties: sizes, edges kept and lost, labels, homophily of majority and minority nodes."""
     from atoll.cli.console import out as console
-    from atoll.data.federated import SETTINGS, spread
-    from atoll.data.statistics import facts, render
+    from atoll.cli.partition import partition_table
+    from atoll.data.federated import SCENARIOS, federate
+    from atoll.data.statistics import facts
     from atoll.runs import config
 
     chosen = config.resolve("local", dataset=dataset, partition=partition, parties=parties, seed=seed, values=_values(sets))
-    data = spread(chosen, None, SETTINGS)
-    console.print(render(facts(data.parts, data.source), names=data.names))
+    data = federate(chosen, None, SCENARIOS)
+    console.print(partition_table(facts(data.parts, data.source), names=data.names))
     if out is not None:
         from atoll.data.files import save
 
@@ -230,7 +231,7 @@ def list_algorithms(name: Annotated[str | None, typer.Argument(help="Show this o
         table.add_column(column)
     for each in algorithms.names():
         module = algorithms.find(each)
-        table.add_row(each, ", ".join(module.SPREADS), (module.__doc__ or "").strip().splitlines()[0].split(": ", 1)[-1])
+        table.add_row(each, ", ".join(module.SCENARIOS), (module.__doc__ or "").strip().splitlines()[0].split(": ", 1)[-1])
     console.print(table)
 
 
@@ -346,9 +347,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _watch(label: str, quiet: bool) -> Any:
     from contextlib import nullcontext
 
-    from atoll.cli.console import Progress
+    from atoll.cli.console import ProgressLine
 
-    return nullcontext(None) if quiet else Progress(label)
+    return nullcontext(None) if quiet else ProgressLine(label)
 
 
 def _board(out: Path | None) -> Any:
@@ -356,9 +357,9 @@ def _board(out: Path | None) -> Any:
 
     if out is None:
         return nullcontext(None)
-    from atoll.runs.loggers.tensorboard import Board
+    from atoll.runs.loggers import LOGGERS
 
-    return Board(out / "tensorboard")
+    return LOGGERS.find("tensorboard")("", out)
 
 
 def _both(*watchers: Any) -> Any:

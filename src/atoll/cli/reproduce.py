@@ -73,19 +73,19 @@ def reproduce(
 
 def _list(exhibits: list[Exhibit], out: Path) -> None:
     from atoll.cli.console import show
-    from atoll.papers import status
+    from atoll.cli.papers import status_table
 
-    show(status.listing(exhibits, out))
+    show(status_table(exhibits, out))
 
 
 def _show(told: list[tuple[Exhibit, list[Line]]], only: str | None) -> None:
     from atoll.cli.console import show
-    from atoll.papers import pages
+    from atoll.cli.papers import exhibit_table
 
     for exhibit, lines in told:
         chosen = [line for line in lines if only is None or only in line.cell.row]
         if chosen:
-            show(pages.terminal(exhibit, chosen))
+            show(exhibit_table(exhibit, chosen))
 
 
 def _write(told: list[tuple[Exhibit, list[Line]]], work: Jobs, out: Path, page: Path) -> None:

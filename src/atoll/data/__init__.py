@@ -7,12 +7,12 @@ parties = split(partition(graph, "louvain", 7, PartitionSettings(), seed=0), Spl
 from atoll.data.csbm import CsbmSettings, csbm
 from atoll.data.datasets import Dataset, DataSettings, from_pyg, known, load, row_normalise
 from atoll.data.files import save
-from atoll.data.partition import SETTING, PartitionSettings, partition, setting_of
+from atoll.data.partition import SCENARIO_OF, PartitionSettings, partition, scenario_of
 from atoll.data.splits import SplitSettings, split
-from atoll.data.statistics import Facts, facts, render
+from atoll.data.statistics import Facts, facts
 
 __all__ = [
-    "SETTING",
+    "SCENARIO_OF",
     "CsbmSettings",
     "DataSettings",
     "Dataset",
@@ -25,9 +25,8 @@ __all__ = [
     "known",
     "load",
     "partition",
-    "render",
     "row_normalise",
     "save",
-    "setting_of",
+    "scenario_of",
     "split",
 ]

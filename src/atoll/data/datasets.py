@@ -21,9 +21,9 @@ from atoll.data.builder import Arrays, assemble, plain, read_npz
 from atoll.data.csbm import CsbmSettings, generate
 from atoll.data.doubts import mind_edges, mind_features
 from atoll.data.subcora import NODES, PAIRS, SubcoraSettings, subcora
-from atoll.errors import AtollError
+from atoll.errors import AtollError, suggest
 from atoll.graphs.graph import Graph
-from atoll.settings import setting, suggest
+from atoll.settings import setting
 
 
 @dataclass(frozen=True)

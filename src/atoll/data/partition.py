@@ -19,12 +19,12 @@ import torch
 from numpy.typing import NDArray
 
 from atoll.data.builder import Ints, read_npz
-from atoll.errors import AtollError
+from atoll.errors import AtollError, suggest
 from atoll.graphs.graph import Graph
 from atoll.random import seed_of
-from atoll.settings import setting, suggest
+from atoll.settings import setting
 
-SETTING = {
+SCENARIO_OF = {
     "louvain": "horizontal",
     "metis": "horizontal",
     "dirichlet": "horizontal",
@@ -53,10 +53,10 @@ class PartitionSettings:
     min_nodes: int = setting(1, "The fewest nodes a party may have; Dirichlet draws again until it holds.", low=0, high=10**9)
 
 
-def setting_of(kind: str, graph: Graph | None = None) -> str:
+def scenario_of(kind: str, graph: Graph | None = None) -> str:
     """The setting's word for result files; a file of node lists is horizontal unless its parties share nodes."""
-    if kind in SETTING:
-        return SETTING[kind]
+    if kind in SCENARIO_OF:
+        return SCENARIO_OF[kind]
     if graph is not None and graph.widths is not None:
         return "vertical"
     shared = graph is not None and len(torch.unique(graph.ids)) < graph.num_nodes
@@ -72,7 +72,7 @@ def partition(graph: Graph, kind: str, parties: int | None, settings: PartitionS
         raise AtollError(f"Only a whole graph can be partitioned; this one already has {graph.parties} parties.")
     if parties is not None and parties < 1:
         raise AtollError(f"There must be at least one party, not {parties}.")
-    if kind not in SETTING:
+    if kind not in SCENARIO_OF:
         return _from_file(graph, kind, parties, settings)
     if kind in ("node", "whole"):
         return _fixed(graph, kind, parties)
@@ -263,7 +263,7 @@ def _from_file(graph: Graph, kind: str, parties: int | None, settings: Partition
     path = next((place for place in places if place.is_file()), None)
     if path is None:
         looked = " and ".join(str(place) for place in places)
-        raise AtollError(f"There is no partition {kind!r}, and no file {looked}{suggest(kind, SETTING)}")
+        raise AtollError(f"There is no partition {kind!r}, and no file {looked}{suggest(kind, SCENARIO_OF)}")
     lists = node_lists(path, graph.num_nodes)
     if parties is not None and parties != len(lists):
         raise AtollError(

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, suggest
 from atoll.graphs.graph import Graph
 from atoll.random import generator
-from atoll.settings import setting, suggest
+from atoll.settings import setting
 
 KINDS = ("auto", "public", "random", "per_class", "geom", "stratified")
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from rich import box
-from rich.table import Table
-from rich.text import Text
 
 from atoll.data.builder import Ints, distinct
-from atoll.errors import shown
 from atoll.graphs.graph import Graph
 
 
@@ -94,43 +89,6 @@ def node_homophily(graph: Graph) -> tuple[NDArray[np.float64], NDArray[np.bool_]
     degree = np.bincount(target, minlength=graph.num_nodes)
     same = np.bincount(target, weights=y[source] == y[target], minlength=graph.num_nodes)
     return same / np.maximum(degree, 1), degree > 0
-
-
-def render(found: Facts, most: int = 20, names: Sequence[str] = ()) -> Table:
-    """A table for the terminal: a line per party, at most `most` of them, by name where they have names; bars are classes."""
-    table = Table(caption=_caption(found), caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    for heading in ("party", "nodes", "edges", "train/val/test", "main", "main/other", "homophily", "classes"):
-        table.add_column(heading, justify="left" if heading == "classes" else "right", no_wrap=True)
-    for number, one in enumerate(found.parties[:most]):
-        table.add_row(
-            Text(shown(names[number]) if number < len(names) else str(number)),
-            f"{one.nodes:,}",
-            f"{one.edges:,}",
-            f"{one.train}/{one.val}/{one.test}",
-            "-" if one.majority_class is None else str(one.majority_class),
-            f"{one.majority_nodes}/{one.minority_nodes}",
-            f"{_share(one.majority_homophily)}/{_share(one.minority_homophily)}",
-            "".join(BARS[-(-(len(BARS) - 1) * count // max(*one.labels, 1))] for count in one.labels),
-        )
-    if len(found.parties) > most:
-        table.add_row("…", f"{len(found.parties) - most:,} more")
-    return table
-
-
-BARS = " ▁▂▃▄▅▆▇█"
-
-
-def _caption(found: Facts) -> str:
-    nodes, edges = f"{found.nodes:,} nodes", f"{found.edges_kept:,} edges kept"
-    if found.edges_lost is None or found.nodes_lost is None:
-        return f"{nodes}, {edges}"
-    lost = f"{nodes} kept, {found.nodes_lost:,} lost; {edges}, {found.edges_lost:,} lost"
-    meaning = "main: the most frequent class; homophily: the share of neighbours of a node's own class, main/other nodes"
-    return f"{lost}\n{meaning}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
 
 
 def _means(values: NDArray[np.float64], party: Ints, chosen: NDArray[np.bool_], parties: int) -> list[float | None]:

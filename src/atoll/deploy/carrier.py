@@ -13,11 +13,12 @@ from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.message import Message
 
-from atoll import __version__, wire
+from atoll import wire
 from atoll.deploy import streams
 from atoll.deploy.cell import connection
 from atoll.deploy.lock import CHANNEL
 from atoll.engines.remote import TOPIC
+from atoll.version import __version__
 
 log = logging.getLogger("atoll.server")
 TICK = 0.2  # seconds between looks at the connections

@@ -23,9 +23,9 @@ from typing import Any
 
 import tomli_w
 
-from atoll import __version__
 from atoll.deploy import signing
 from atoll.errors import AtollError
+from atoll.version import __version__
 
 PROJECT = "atoll"
 SERVER = "server"  # the folder of the server's kit

@@ -17,11 +17,11 @@ from typing import Any
 
 from atoll import algorithms, storage
 from atoll.data import files
-from atoll.data.federated import spread
-from atoll.data.partition import SETTING
+from atoll.data.federated import federate
+from atoll.data.partition import SCENARIO_OF
 from atoll.deploy.kit import Kit, need_nvflare
 from atoll.deploy.signing import Signing
-from atoll.deploy.supervisor import Guest, Servant, local, named, read_result
+from atoll.deploy.supervisor import ServerProcess, SiteProcess, local_federation, named, read_result
 from atoll.deploy.terms import Terms
 from atoll.errors import AtollError, shown
 from atoll.graphs.graph import Graph
@@ -36,7 +36,7 @@ RELEASE = 5.0  # seconds for the server of a killed `serve` to let go of its por
 DEPLOYABLE = ("horizontal", "overlapping", "vertical")  # settings in which a site's own graph is its party
 
 
-def simulate(
+def launch(
     config: Config, graph: Graph | None = None, *, out: str | Path | None = None, watch: Watch | None = None, resume: bool = False
 ) -> Result:
     """A run with each site in a process of its own on this machine; the same numbers as in one process."""
@@ -45,7 +45,7 @@ def simulate(
         raise AtollError(
             "The engine nvflare cannot take a graph as an object; save it with atoll.data.files.save and name the folder."
         )
-    data = spread(config, None, algorithms.find(config.algorithm).SPREADS)  # bad data is refused before anything starts
+    data = federate(config, None, algorithms.find(config.algorithm).SCENARIOS)  # bad data is refused before anything starts
     parties = data.parts.parties
     with tempfile.TemporaryDirectory(prefix="atoll-") as scratch:
         target = Path(scratch) / "run" if out is None else Path(out)
@@ -54,7 +54,7 @@ def simulate(
         with (
             _using(target, config, resume),
             terminable(),
-            local(sites, Path(scratch), target / "sites", _warn, files) as federation,
+            local_federation(sites, Path(scratch), target / "sites", _warn, files) as federation,
         ):
             return federation.run(config, target, parties, resume=resume, watch=watch)
 
@@ -78,7 +78,7 @@ def serve(kit: Kit, config: Config, target: Path, *, watch: Watch | None = None)
             )
         roster = {site: (place, place + 1) for place, site in enumerate(kit.sites)}
         with _using(target, config, resume):
-            servant = Servant(kit, _warn, _warn)
+            servant = ServerProcess(kit, _warn, _warn)
             try:
                 result = servant.run(config, target, roster, simulated=False, resume=resume, patience=math.inf, watch=watch)
                 servant.part(kit.sites)
@@ -106,15 +106,15 @@ def deployed(document: Mapping[str, Any], where: str, sites: Sequence[str]) -> C
     config = configuration.from_dict({**document, "dataset": GIVEN}, where)
     if "split" not in document.get("split", {}):
         config = replace(config, split=replace(config.split, split="auto"))  # the data's own where it has one, not the paper's
-    spreads = algorithms.find(config.algorithm).SPREADS
+    spreads = algorithms.find(config.algorithm).SCENARIOS
     possible = [setting for setting in spreads if setting in DEPLOYABLE]
     if not possible:
         raise AtollError(
             f"{where}: {config.algorithm} cannot be run across sites with graphs of their own; choose another algorithm."
         )
-    setting = SETTING.get(config.partition, config.partition) if "partition" in document else possible[0]
+    setting = SCENARIO_OF.get(config.partition, config.partition) if "partition" in document else possible[0]
     if setting not in possible:
-        options = " or ".join(kind for kind in SETTING if SETTING[kind] in possible)
+        options = " or ".join(kind for kind in SCENARIO_OF if SCENARIO_OF[kind] in possible)
         raise AtollError(
             f"{where}: {config.algorithm} is for {' or '.join(possible)} parties; let partition be {options}, or leave it out."
         )
@@ -141,7 +141,7 @@ def _join(kit: Kit, data: Path, terms: Terms) -> None:
     place = f"{kit.host}:{kit.port}"
     say(f"{graph.num_nodes} nodes, {graph.num_features} features, {graph.num_classes} classes; joining {place}")
     env = {"ATOLL_SITE_TERMS": terms.to_json()}
-    guest, began, told = Guest(kit, kit.path / "runs", data, say, say, env), time.monotonic(), False
+    guest, began, told = SiteProcess(kit, kit.path / "runs", data, say, say, env), time.monotonic(), False
     try:
         while not guest.left:
             guest.mind(0.5)

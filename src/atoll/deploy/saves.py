@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from atoll import storage
+from atoll.engines.remote import LOST_SAVE
 from atoll.errors import AtollError
 from atoll.federation.cohort import Fields
 
 KEPT = 3  # saves: the server's checkpoint may be one behind, and it keeps the one before that too
 DATA = "data.json"
-LOST_SAVE = "the save of round"  # how the reason begins that a site cannot go on from exactly where the server does
 
 
 class Saves:

@@ -20,20 +20,21 @@ from typing import Any
 
 import torch
 
-from atoll import __version__, algorithms, wire
-from atoll.data.federated import Spread, spread
+from atoll import algorithms, wire
+from atoll.data.federated import FederatedData, federate
 from atoll.deploy.agreement import Disagreement, agreed
 from atoll.deploy.carrier import ECHO, PING, TICK, Auxiliary
 from atoll.deploy.cell import open_cell, watch, write_log
 from atoll.deploy.child import leave, orders, report
 from atoll.deploy.kit import Kit
 from atoll.deploy.signing import Signing
-from atoll.engines.remote import LOST, Nvflare, opened
+from atoll.engines.remote import LOST, RemoteEngine, opened
 from atoll.errors import AtollError
 from atoll.federation.cohort import Schema
 from atoll.parties import Parties
 from atoll.runs import config, runner
 from atoll.runs.folder import MODEL, Folder
+from atoll.version import __version__
 
 log = logging.getLogger("atoll.server")
 strangers = logging.getLogger("atoll.lock.strangers")
@@ -105,8 +106,8 @@ class Run:
 
     def go(self) -> None:
         """The whole run."""
-        spreads = algorithms.find(self.config.algorithm).SPREADS
-        data = spread(self.config, None, spreads) if self.simulated else None
+        spreads = algorithms.find(self.config.algorithm).SCENARIOS
+        data = federate(self.config, None, spreads) if self.simulated else None
         self._wait(everybody=not self.resume or self.config.run.missing == "stop")
         schema = self._schema(data)
         identities = Signing.open(Path(self.kit)).identities(schema.parties) if self.config.run.secure and self.kit else None
@@ -115,9 +116,9 @@ class Run:
             checkpoint = self._checkpoint() if self.resume else None
             engine = self._engine(schema)
             engine.warn = lambda text: report(warn=text)
-            setting = data.setting if data else self.config.partition
+            scenario = data.scenario if data else self.config.partition
             names = tuple(self.roster)
-            experiment = runner.assemble(self.config, engine, schema, data, setting, names, identities)
+            experiment = runner.build_experiment(self.config, engine, schema, data, scenario, names, identities)
             try:
                 result = runner.rounds(experiment, self.folder, self._tell, checkpoint)
                 break
@@ -159,11 +160,11 @@ class Run:
                 log.warning("round %d: left out %s: %s", row["round"], site, reason)
         report(row=row, rounds=rounds)
 
-    def _engine(self, schema: Schema) -> Nvflare:
+    def _engine(self, schema: Schema) -> RemoteEngine:
         run = self.config.run
         exact = run.missing == "stop"
         plain = self.config.to_dict()
-        return Nvflare(self.carrier, self.roster, plain, schema, timeout=run.timeout, exact=exact, order=self.order)
+        return RemoteEngine(self.carrier, self.roster, plain, schema, timeout=run.timeout, exact=exact, order=self.order)
 
     def _wait(self, *, everybody: bool) -> None:
         """Until every site is there; say who is not. Unless `everybody` is needed, those who came in time are enough."""
@@ -188,7 +189,7 @@ class Run:
         replies = self.carrier.send(dict.fromkeys(self.roster, wire.encode(ECHO)), PING)
         return [site for site, reply in replies.items() if isinstance(reply, str)]
 
-    def _schema(self, data: Spread | None) -> Schema:
+    def _schema(self, data: FederatedData | None) -> Schema:
         """What everybody must know: from the data in a simulation, else from what the sites say of theirs."""
         if data is not None:
             return runner.schema_of(data)

@@ -19,22 +19,22 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
-from atoll import __version__, algorithms, wire
+from atoll import algorithms, wire
 from atoll.data import files
 from atoll.data.datasets import row_normalise
-from atoll.data.federated import spread
+from atoll.data.federated import federate
 from atoll.data.splits import replaces_split, split
 from atoll.deploy import form, requests
 from atoll.deploy.journal import FILE, Journal, Watched
-from atoll.deploy.saves import LOST_SAVE, Saves
+from atoll.deploy.saves import Saves
 from atoll.deploy.signing import Signing
 from atoll.deploy.site_metrics import OwnMetrics
 from atoll.deploy.terms import Terms
-from atoll.engines.remote import LARGEST
+from atoll.engines.remote import LARGEST, LOST_SAVE
 from atoll.errors import AtollError, PartyFailure, short
 from atoll.federation.cohort import Cohort, Fields, Guard, Schema
 from atoll.graphs.graph import Graph
-from atoll.models.backbones import read
+from atoll.models.backbones import get_parameters
 from atoll.parties import Parties
 from atoll.privacy import releases
 from atoll.privacy.identities import simulated
@@ -44,7 +44,8 @@ from atoll.privacy.secrets import Secrets
 from atoll.privacy.settled import Settled
 from atoll.runs import config as configuration
 from atoll.runs.config import Config
-from atoll.runs.runner import noise, stand
+from atoll.runs.runner import build_cohort, noise
+from atoll.version import __version__
 
 TOTALS = "totals.jsonl"  # in a run's folder: which secure totals were opened, and over whom
 REASON = 1000  # letters of a reason that a site tells
@@ -174,7 +175,7 @@ class Site:
             raise AtollError("the run's name is not of letters and digits.")
         self.cohort, self.run, self.releases = None, str(request["run"]), None
         if self.data is None:
-            graph = spread(config, None, algorithm.SPREADS).parts.select(parties)
+            graph = federate(config, None, algorithm.SCENARIOS).parts.select(parties)
             requests.check_fit(schema, graph, config, parties)
         else:
             graph = self._own(config, requests.table(request, "order"))
@@ -185,9 +186,11 @@ class Site:
         secrets = self._secrets(config, schema, parties, told, saves.known()) if config.run.secure else None
         saves.check_data(graph.digest, str(self.data or config.dataset))
         saved = saves.read(token, exact) if token >= 0 else None
-        cohort = stand(config, graph, schema, parties, blank=saved is not None, secrets=secrets, guards=self._guards(config))
+        cohort = build_cohort(
+            config, graph, schema, parties, blank=saved is not None, secrets=secrets, guards=self._guards(config)
+        )
         if saved is not None:
-            cohort.remember(saved[1])
+            cohort.restore(saved[1])
         self.cohort = cohort
         restored = saved[0] if saved is not None else -1
         if restored < token:
@@ -262,7 +265,7 @@ class Site:
         return graph
 
     def _save(self, round: int, cohort: Cohort) -> Fields:
-        Saves(self._runs(), self.say).write(round, cohort.recall())
+        Saves(self._runs(), self.say).write(round, cohort.state())
         return {}
 
     def _runs(self) -> Path:
@@ -271,7 +274,7 @@ class Site:
     def _finish(self, cohort: Cohort) -> Fields:
         """Write the parties' own models and numbers, where the algorithm has models; of the saves, the last is enough now."""
         kept = {name: getattr(cohort, name) for name in cohort.memory}
-        models = {name: _alone(read(value)) for name, value in kept.items() if isinstance(value, nn.Module)}
+        models = {name: _alone(get_parameters(value)) for name, value in kept.items() if isinstance(value, nn.Module)}
         numbers = _alone({name: value for name, value in kept.items() if isinstance(value, Tensor)})  # APFL's α
         Saves(self._runs(), self.say).finish(models | numbers if models else {})
         return {}

@@ -28,7 +28,9 @@ class OwnMetrics:
             lines = []
             for index, party in enumerate(message.parties):
                 counts = {name: fields[name][index] for name in ("validation", "test", "confusion")}
-                lines.append(json.dumps(finite({"round": message.round, "party": party, **metrics.pooled(counts)})) + "\n")
+                lines.append(
+                    json.dumps(finite({"round": message.round, "party": party, **metrics.metrics_from_counts(counts)})) + "\n"
+                )
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
                 file.writelines(lines)

@@ -27,7 +27,7 @@ from atoll.federation.ledger import Ledger
 from atoll.parties import divide
 from atoll.runs.config import Config
 from atoll.runs.folder import Folder
-from atoll.runs.runner import Book, Result, Watch
+from atoll.runs.runner import Progress, Result, Watch
 
 LOOK = 0.5  # seconds between looks at the sites
 DEATHS = 5  # so often in a row a process is started again before we give up
@@ -35,7 +35,7 @@ JOINING = 180.0  # seconds for a site on this machine to stand
 Say = Callable[[str], None]
 
 
-class Servant:
+class ServerProcess:
     """NVFlare's server as a child: it is given runs, one at a time, and started again where it died."""
 
     def __init__(self, kit: Kit, say: Say, warn: Say) -> None:
@@ -130,7 +130,7 @@ class Servant:
         self.child.stop()
 
 
-class Guest:
+class SiteProcess:
     """A site as a child, started again where it died."""
 
     def __init__(
@@ -189,7 +189,7 @@ class Guest:
         self.child.stop()
 
 
-class Local:
+class LocalFederation:
     """A federation on this machine: a server and some sites, each a process of its own; for one run or several."""
 
     def __init__(self, sites: int, folder: Path, saves: Path, warn: Say, files: Sequence[str] = ()) -> None:
@@ -198,12 +198,12 @@ class Local:
         provision(names, "localhost", folder / "kits", port=free_port())
         threads = str(max(1, torch.get_num_threads() // sites))
         env = {"OMP_NUM_THREADS": threads, "ATOLL_SITE_TERMS": Terms(simulated=True, files=tuple(files)).to_json()}
-        self.guests: list[Guest] = []
-        self.servant = Servant(Kit.open(folder / "kits" / "server", server=True), silent, warn)
+        self.guests: list[SiteProcess] = []
+        self.servant = ServerProcess(Kit.open(folder / "kits" / "server", server=True), silent, warn)
         try:
             for name in names:
                 kit, told = Kit.open(folder / "kits" / name, server=False), named(name, warn)
-                self.guests.append(Guest(kit, saves / name, None, silent, told, env))
+                self.guests.append(SiteProcess(kit, saves / name, None, silent, told, env))
         except BaseException:
             self.stop()
             raise
@@ -231,9 +231,9 @@ class Local:
 
 
 @contextlib.contextmanager
-def local(sites: int, folder: Path, saves: Path, warn: Say, files: Sequence[str] = ()) -> Iterator[Local]:
+def local_federation(sites: int, folder: Path, saves: Path, warn: Say, files: Sequence[str] = ()) -> Iterator[LocalFederation]:
     """A federation on this machine that is gone when the block is left, however it is left."""
-    federation = Local(sites, folder, saves, warn, files)
+    federation = LocalFederation(sites, folder, saves, warn, files)
     try:
         yield federation
     finally:
@@ -263,12 +263,12 @@ def read_result(config: Config, folder: Folder, rows: Mapping[int, dict[str, Any
     document = folder.load()
     if document is None:
         raise AtollError(f"{folder.path} holds no checkpoint of the finished run.")
-    book, ledger = Book(**document["book"]), Ledger(len(document["ledger"]["by_party"]))
+    book, ledger = Progress(**document["book"]), Ledger(len(document["ledger"]["by_party"]))
     ledger.restore(document["ledger"])
     written = json.loads(folder.result.read_text())
     return Result(
         config=config,
-        setting=written["setting"],
+        scenario=written["setting"],
         parties=ledger.parties,
         rounds=book.round,
         best_round=book.best_round,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -54,18 +54,38 @@ class InProcess:
         return [Answer(message.parties, wire.decode(wire.encode(fields)) if self.amnesia else fields)]
 
     def _forget(self, place: int) -> None:
-        memory = wire.decode(wire.encode(self.cohorts[place].recall(), compact=True))
+        memory = wire.decode(wire.encode(self.cohorts[place].state(), compact=True))
         self.cohorts[place] = self.make(self.sites[place], True)
-        self.cohorts[place].remember(memory)
+        self.cohorts[place].restore(memory)
 
-    def recall(self) -> Fields:
+    def state(self) -> Fields:
         """The memory of every site."""
-        return {str(place): cohort.recall() for place, cohort in enumerate(self.cohorts)}
+        return {str(place): cohort.state() for place, cohort in enumerate(self.cohorts)}
 
-    def remember(self, memory: dict[str, Any]) -> None:
+    def restore(self, memory: dict[str, Any]) -> None:
         """Give every site its memory back."""
         for place, cohort in enumerate(self.cohorts):
-            cohort.remember(memory.get(str(place), {}))
+            cohort.restore(memory.get(str(place), {}))
+
+
+class Placement(Protocol):
+    """The settings of a run that this engine reads."""
+
+    @property
+    def placement(self) -> str:
+        """`together` in one cohort, or each party `apart`."""
+        ...
+
+    @property
+    def amnesia(self) -> bool:
+        """Whether parties are rebuilt from their declared memory before every message."""
+        ...
+
+
+def connect(make: Make, parties: int, settings: Placement) -> InProcess:
+    """The engine of a run, with all its parties in this process."""
+    sites = together(parties) if settings.placement == "together" else apart(parties)
+    return InProcess(make, sites, amnesia=settings.amnesia)
 
 
 def together(parties: int) -> list[range]:

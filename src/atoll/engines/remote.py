@@ -17,15 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll import __version__, wire
-from atoll.deploy.saves import LOST_SAVE
+from atoll import wire
 from atoll.errors import AtollError, short
 from atoll.federation.cohort import Fields, Message, Schema
 from atoll.federation.federation import Answer, Failure
 from atoll.parties import Parties
 from atoll.privacy.masking import agreement
+from atoll.version import __version__
 
 TOPIC = "atoll"
+LOST_SAVE = "the save of round"  # how the refusal begins of a site that cannot go on from exactly where the server does
 MAX_WARNINGS = 100  # that a checkpoint and the result keep
 LARGEST = 1 << 30  # bytes of the largest message that either end takes
 LOST = (
@@ -47,7 +48,7 @@ class Carrier(Protocol):
         ...
 
 
-class Nvflare:
+class RemoteEngine:
     """Sites in processes of their own, perhaps at other organisations.
 
     A site learns of the run by `begin`, before its first message and again after it was restarted; it then loads its own save of
@@ -108,7 +109,7 @@ class Nvflare:
         """What all sites must have been told of the run alike."""
         return agreement(self.run, self.config, vars(self.schema))
 
-    def recall(self) -> Fields:
+    def state(self) -> Fields:
         """Let every site save its memory, and say under which number."""
         asked = {site: {"kind": "save", "round": self.round} for site in self.begun}
         failed = self._told(dict(sorted(self._converse(asked).items())), "save its memory")
@@ -120,7 +121,7 @@ class Nvflare:
         self.token = self.round
         return {"run": self.run, "round": self.round, **({"order": self.order} if self.order else {})}
 
-    def remember(self, memory: Mapping[str, Any]) -> None:
+    def restore(self, memory: Mapping[str, Any]) -> None:
         """Let every site go back to what it saved."""
         if not memory:
             return

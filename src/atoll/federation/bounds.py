@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from atoll.deferred import Lazy
+from atoll.deferred import Deferred
 from atoll.errors import AtollError, PartyFailure, short
 from atoll.federation.declarations import Case, Free, Leaf, Scalar, flat
 
@@ -266,7 +266,7 @@ def _outside(value: Tensor, leaf: Leaf, weights: Tensor | None) -> list[int]:
     """Rows with a number outside the leaf's range; one pass where there is none."""
     if leaf.low is None or value.numel() == 0 or value.dtype == torch.bool:
         return []
-    if isinstance(value, Lazy):  # this process' own numbers, not written out
+    if isinstance(value, Deferred):  # this process' own numbers, not written out
         return [] if bool(torch.isfinite(value.sum())) else list(range(len(value)))
     value = value.detach()
     lowest, highest = value.amin().item(), value.amax().item()  # faster than aminmax

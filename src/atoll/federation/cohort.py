@@ -16,11 +16,11 @@ from atoll.federation.bounds import Limits
 from atoll.federation.declarations import Declared, flag, secret
 from atoll.federation.declarations import Model as ModelForm
 from atoll.graphs.graph import Graph, spans
-from atoll.models.backbones import Model, build, load, read
+from atoll.models.backbones import Model, build, get_parameters, set_parameters
 from atoll.parties import Parties
 from atoll.privacy import masking
 from atoll.privacy.identities import SIGNATURE_BYTES
-from atoll.privacy.masking import ADVERT_PARTS, SEED_BYTES, SHARE_BYTES, Call
+from atoll.privacy.masking import ADVERT_PARTS, SECURE_STEPS, SEED_BYTES, SHARE_BYTES, Call
 from atoll.privacy.secrets import Secrets, Session
 from atoll.random import SERVER, Draws, Word
 from atoll.settings import Training
@@ -29,7 +29,6 @@ from atoll.wire import alike
 Fields = dict[str, Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 SIGNATURE = secret(SIGNATURE_BYTES)
-SECURE_STEPS = ("secure_keys", "secure_shares", "secure_open", "secure_confirm", "secure_reveal")  # they need no memory
 
 
 @dataclass(frozen=True)
@@ -262,13 +261,13 @@ class Cohort:
             graph, self.settings, self.schema, self.seed, message.parties, self.guards, secrets=self.secrets, blank=True
         )
         part.limits = self.limits
-        whole = self.recall()
+        whole = self.state()
         places_of = {name: self._places(name, places) for name in whole}
-        part.remember({name: _take(whole[name], places_of[name]) for name in whole})
+        part.restore({name: _take(whole[name], places_of[name]) for name in whole})
         fields = part.answer(message)
-        for name, value in part.recall().items():
+        for name, value in part.state().items():
             whole[name] = _put(whole[name], places_of[name], value)
-        self.remember(whole)
+        self.restore(whole)
         return fields
 
     def _places(self, name: str, parties: NDArray[np.int64]) -> Tensor:
@@ -277,7 +276,7 @@ class Cohort:
         if name in self.memory:
             return index
         if name in self.feature_memory:
-            starts = torch.from_numpy(self.graph.stored.indptr.astype(np.int64))[self.graph.ptr]
+            starts = torch.from_numpy(self.graph.nonzero_features.indptr.astype(np.int64))[self.graph.ptr]
         else:
             sizes = self.graph.ptr.diff() if name in self.node_memory else self.graph.num_train
             starts = nn.functional.pad(sizes.cumsum(0), (1, 0))
@@ -304,20 +303,22 @@ class Cohort:
         declared = {name: getattr(cls, name).averaged for name in cls.verbs()}
         return {name: fields for name, fields in declared.items() if fields}
 
-    def recall(self) -> Fields:
+    def state(self) -> Fields:
         """The whole memory as tensors."""
         kept = {}
         for name in self.memory + self.node_memory + self.train_memory + self.feature_memory:
             value = getattr(self, name)
-            kept[name] = read(value) if isinstance(value, nn.Module) else value.state() if isinstance(value, Stateful) else value
+            kept[name] = (
+                get_parameters(value) if isinstance(value, nn.Module) else value.state() if isinstance(value, Stateful) else value
+            )
         return kept
 
-    def remember(self, memory: Mapping[str, Any]) -> None:
+    def restore(self, memory: Mapping[str, Any]) -> None:
         """Take back what `recall` gave."""
         for name, kept in memory.items():
             value = getattr(self, name)
             if isinstance(value, nn.Module):
-                load(value, kept)
+                set_parameters(value, kept)
             elif isinstance(value, Stateful):
                 value.restore(kept)
             else:
@@ -345,7 +346,9 @@ MODEL = ModelForm(lambda settings, schema: backbone(settings, schema, 1, None)) 
 
 def first_model(settings: Training, schema: Schema, seed: int) -> dict[str, Tensor]:
     """The model the server starts with, without a party axis."""
-    return {name: value[0] for name, value in read(backbone(settings, schema, 1, Draws(seed, [SERVER], "model"))).items()}
+    return {
+        name: value[0] for name, value in get_parameters(backbone(settings, schema, 1, Draws(seed, [SERVER], "model"))).items()
+    }
 
 
 def pick(fields: Mapping[str, Any], places: Sequence[int] | NDArray[np.int64]) -> Fields:

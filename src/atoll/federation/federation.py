@@ -57,11 +57,11 @@ class Engine(Protocol):
         """Send one message to the parties it names; every one of them is in an answer or a failure."""
         ...
 
-    def recall(self) -> Fields:
+    def state(self) -> Fields:
         """The memory of all parties, for a checkpoint."""
         ...
 
-    def remember(self, memory: Fields) -> None:
+    def restore(self, memory: Fields) -> None:
         """Give all parties their memory back."""
         ...
 
@@ -107,16 +107,16 @@ class Federation:
         evaluate_at_server: bool = True,
         public: Mapping[str, Any] | None = None,
         whole: Graph | None = None,
-        setting: str = "horizontal",
+        scenario: str = "horizontal",
         link: Link | None = None,
         names: Sequence[str] = (),
         limits: Limits | None = None,
     ) -> None:
         """`verbs`: name → public or private. `robust`: how replies are averaged where parties may lie.
-        `public`: what the setting lets the server know (the node setting's edges).
+        `public`: what the scenario lets the server know (the node scenario's edges).
         `whole`: the union of the parties' graphs; only a simulation has it, and only `evaluate` may look at it.
         `secure_min`: the fewest parties of a secure total. `identities`: the parties' signing keys, where the server knows them.
-        `setting`: how the graph is spread over the parties. `link`: a model of the network, for the seconds messages would take.
+        `scenario`: how the graph is spread over the parties. `link`: a model of the network, for the seconds messages would take.
         `names`: what the parties are called, where they are called anything; messages address them by number all the same.
         `limits`: what the verbs declare of their replies.
         """
@@ -133,7 +133,7 @@ class Federation:
         self.evaluate_at_server = evaluate_at_server
         self.public = public or {}
         self.whole = whole
-        self.setting = setting
+        self.scenario = scenario
         self.link = link
         self.names = tuple(names)
         self.limits = limits
@@ -153,7 +153,7 @@ class Federation:
 
     @cached_property
     def topology(self) -> Graph:
-        """Node setting: what the server knows, as a graph without features; only training nodes have labels."""
+        """Node scenario: what the server knows, as a graph without features; only training nodes have labels."""
         y = self.public["y_train"]
         none = torch.zeros(len(y), dtype=torch.bool)
         ids, ptr = torch.arange(len(y)), torch.tensor([0, len(y)])

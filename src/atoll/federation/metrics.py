@@ -13,8 +13,8 @@ from torch import Tensor
 
 from atoll.federation.cohort import Fields, backbone
 from atoll.federation.federation import Federation
-from atoll.graphs.graph import Graph
-from atoll.models.backbones import load
+from atoll.graphs.graph import Graph, majority_class
+from atoll.models.backbones import set_parameters
 from atoll.settings import Training
 
 _listeners: list[Callable[[Tensor, Graph], None]] = []
@@ -30,12 +30,12 @@ def listening(hear: Callable[[Tensor, Graph], None]) -> Iterator[None]:
         _listeners.remove(hear)
 
 
-def judged(graph: Graph) -> Tensor:
+def evaluated_rows(graph: Graph) -> Tensor:
     """The rows that are counted: labelled validation nodes, then labelled test nodes."""
     return _plan(graph)[0]
 
 
-def count(logits: Tensor, graph: Graph) -> Fields:
+def local_counts(logits: Tensor, graph: Graph) -> Fields:
     """Each party's counts on its validation and test nodes; everything a metric needs is a sum of these.
 
     `validation` (P, 3): nodes, correct, summed loss. `test` (P, 5): the same, then minority nodes and correct ones.
@@ -60,16 +60,6 @@ def count(logits: Tensor, graph: Graph) -> Fields:
     }
 
 
-def majority(graph: Graph) -> Tensor:
-    """(N,) the most frequent training class of each node's party (the lowest of several); minority nodes are of another."""
-    if graph.majority is not None:
-        return graph.majority
-    labelled = graph.train & (graph.y >= 0)
-    cells = graph.party[labelled] * graph.num_classes + graph.y[labelled]
-    counts = torch.bincount(cells, minlength=graph.parties * graph.num_classes).view(graph.parties, graph.num_classes)
-    return counts.argmax(1)[graph.party]
-
-
 def _plan(graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
     """Validation rows then test rows; the row of the counts each adds to; 1 where it is a minority node of the test set."""
     if "evaluation.rows" not in graph.derived:
@@ -78,7 +68,7 @@ def _plan(graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
         tested = torch.cat([torch.zeros_like(val), torch.ones_like(test)])
         graph.derived["evaluation.rows"] = rows
         graph.derived["evaluation.group"] = graph.party[rows] + tested * graph.parties
-        graph.derived["evaluation.minority"] = (tested * (graph.y != majority(graph))[rows]).float()
+        graph.derived["evaluation.minority"] = (tested * (graph.y != majority_class(graph))[rows]).float()
     return tuple(graph.derived[f"evaluation.{name}"] for name in ("rows", "group", "minority"))  # type: ignore[return-value]
 
 
@@ -90,10 +80,10 @@ def evaluate(
     Where parties overlap, what they measure on their own graphs is the local goal: `local_accuracy` and so on.
     """
     if federation.secure or not federation.evaluate_at_server:
-        return _goal(federation, pooled(federation.total(verb, each=each, **common)))
+        return _goal(federation, metrics_from_counts(federation.total(verb, each=each, **common)))
     replies = federation.ask(verb, each=each, **common)
     counts = {name: replies.stack(name) for name in ("validation", "test", "confusion")}
-    metrics = pooled({name: value.sum(0) for name, value in counts.items()})
+    metrics = metrics_from_counts({name: value.sum(0) for name, value in counts.items()})
     return _goal(federation, metrics) | by_party(replies.parties, counts, federation.schema.parties)
 
 
@@ -103,22 +93,24 @@ def evaluate_shared(federation: Federation, settings: Training, model: Fields) -
     The validation scores are the parties' in any case: a federation that is no simulation has no union graph.
     """
     metrics = evaluate(federation, model=model)
-    if federation.setting != "overlapping" or federation.whole is None:
+    if federation.scenario != "overlapping" or federation.whole is None:
         return metrics
     network = backbone(settings, federation.schema, 1, None)
-    load(network, model)
+    set_parameters(network, model)
     with torch.no_grad():
-        found = pooled({name: value[0] for name, value in count(network(federation.whole), federation.whole).items()})
+        found = metrics_from_counts(
+            {name: value[0] for name, value in local_counts(network(federation.whole), federation.whole).items()}
+        )
     return {name: value for name, value in found.items() if not name.startswith("val_")} | metrics
 
 
 def _goal(federation: Federation, metrics: dict[str, float]) -> dict[str, float]:
-    if federation.setting != "overlapping":
+    if federation.scenario != "overlapping":
         return metrics
     return {name if name.startswith("val_") else f"local_{name}": value for name, value in metrics.items()}
 
 
-def pooled(counts: Fields) -> dict[str, float]:
+def metrics_from_counts(counts: Fields) -> dict[str, float]:
     """Metrics from summed counts; what cannot be said (no such nodes) is left out.
 
     Noised counts may be impossible ones (fewer nodes than none): shares are from 0 to 1 all the same.

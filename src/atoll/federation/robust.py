@@ -16,15 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from atoll.errors import AtollError
-
-if TYPE_CHECKING:
-    from atoll.runs.config import RunSettings
 
 RULES = ("none", "median", "trimmed", "clipped", "krum", "multikrum")
 
@@ -139,7 +136,27 @@ class Robust:
         return {name: mean(value, present) for name, value in field.values.items()}
 
 
-def make(settings: RunSettings, averaged: Mapping[str, Mapping[str, str]], parties: int) -> Robust | None:
+class RobustSettings(Protocol):
+    """The settings of a run that choose a robust total."""
+
+    @property
+    def robust(self) -> str:
+        """The rule; `none` is the plain mean."""
+
+    @property
+    def byzantine(self) -> int:
+        """How many parties may lie."""
+
+    @property
+    def robust_norm(self) -> float:
+        """The longest update of `clipped`."""
+
+    @property
+    def participation(self) -> float:
+        """The share of parties in a round."""
+
+
+def make(settings: RobustSettings, averaged: Mapping[str, Mapping[str, str]], parties: int) -> Robust | None:
     """What the settings ask for, if it can be kept among so many parties; None is the plain mean."""
     rule, liars = settings.robust, settings.byzantine
     if rule == "none":

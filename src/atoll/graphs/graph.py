@@ -70,7 +70,7 @@ class Graph:
         return Features.of(self.x, self.blocks)
 
     @cached_property
-    def stored(self) -> sp.csr_array:
+    def nonzero_features(self) -> sp.csr_array:
         """(N, d) the features as CSR, without the zeros."""
         return sp.csr_array(self.x.numpy()) if isinstance(self.x, Tensor) else self.x
 
@@ -100,16 +100,16 @@ class Graph:
         return bool((adjacency != adjacency.T).nnz == 0)
 
     @property
-    def normalised(self) -> sp.csr_array:
+    def normalized(self) -> sp.csr_array:
         """D^(-1/2)·(A + I)·D^(-1/2), D the in-degrees of A + I."""
         looped = self.adjacency + sp.eye_array(self.num_nodes, format="csr")
         scale = sp.diags_array(looped.sum(1) ** -0.5)
         return sp.csr_array(scale @ looped @ scale)
 
     @cached_property
-    def propagate(self) -> Sparse:
+    def normalized_adjacency(self) -> Sparse:
         """The normalised adjacency as an operator."""
-        return Sparse(self.normalised, symmetric=self.symmetric)
+        return Sparse(self.normalized, symmetric=self.symmetric)
 
     @cached_property
     def laplacian(self) -> Sparse:
@@ -118,7 +118,7 @@ class Graph:
         return Sparse(sp.csr_array(sp.diags_array(both.sum(1)) - both), symmetric=True)
 
     @cached_property
-    def mean(self) -> Sparse:
+    def mean_adjacency(self) -> Sparse:
         """D⁻¹·A: the mean over a node's neighbours, 0 for a node without any."""
         degree = self.adjacency.sum(1)
         return Sparse(sp.csr_array(sp.diags_array(1 / np.maximum(degree, 1)) @ self.adjacency))
@@ -134,17 +134,19 @@ class Graph:
         return {}
 
     @cached_property
-    def pooled(self) -> Graph:
+    def merged(self) -> Graph:
         """The same graph as one block (P = 1): what a model that all parties share runs on."""
         graph = replace(self, ptr=self.ptr[[0, -1]], widths=None)
-        graph.__dict__.update({name: self.__dict__[name] for name in ("propagate", "mean") if name in self.__dict__})
+        graph.__dict__.update(
+            {name: self.__dict__[name] for name in ("normalized_adjacency", "mean_adjacency") if name in self.__dict__}
+        )
         return graph
 
-    def over(self, propagate: Sparse) -> Graph:
+    def with_adjacency(self, adjacency: Sparse) -> Graph:
         """The same graph with another matrix in the place of D^(-1/2)·(A + I)·D^(-1/2)."""
         graph = replace(self)
         kept = ("sizes", "blocks", "features", "derived", "num_train", "party")
-        graph.__dict__.update({name: getattr(self, name) for name in kept} | {"propagate": propagate})
+        graph.__dict__.update({name: getattr(self, name) for name in kept} | {"normalized_adjacency": adjacency})
         return graph
 
     @cached_property
@@ -226,3 +228,13 @@ def stack(graphs: Sequence[Graph]) -> Graph:
         class_names=graphs[0].class_names,
         feature_names=graphs[0].feature_names if len({graph.feature_names for graph in graphs}) == 1 else None,
     )
+
+
+def majority_class(graph: Graph) -> Tensor:
+    """(N,) the most frequent training class of each node's party (the lowest of several); minority nodes are of another."""
+    if graph.majority is not None:
+        return graph.majority
+    labelled = graph.train & (graph.y >= 0)
+    cells = graph.party[labelled] * graph.num_classes + graph.y[labelled]
+    counts = torch.bincount(cells, minlength=graph.parties * graph.num_classes).view(graph.parties, graph.num_classes)
+    return counts.argmax(1)[graph.party]

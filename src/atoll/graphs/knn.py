@@ -126,12 +126,12 @@ def complement(graph: Graph, columns: Tensor, weights: Tensor, beta: float, form
     """
     pseudo = project(graph, columns, weights)
     if form != "joint":
-        return graph.over(Sparse(sp.csr_array(graph.normalised.astype(np.float32) + beta * normalise(pseudo, form))))
+        return graph.with_adjacency(Sparse(sp.csr_array(graph.normalized.astype(np.float32) + beta * normalise(pseudo, form))))
     pseudo = symmetric(pseudo)
     pseudo.setdiag(0)
     looped = graph.adjacency + sp.eye_array(graph.num_nodes, format="csr")
     both = sp.csr_array(looped.astype(np.float32) + beta * pseudo)
-    return graph.over(Sparse(scaled(both, both.sum(1)), symmetric=graph.symmetric))
+    return graph.with_adjacency(Sparse(scaled(both, both.sum(1)), symmetric=graph.symmetric))
 
 
 def symmetric(matrix: sp.csr_array) -> sp.csr_array:

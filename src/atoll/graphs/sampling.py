@@ -117,7 +117,7 @@ class Batch:
 
 def below(graph: Graph, level: Level, fan_out: int, draws: Sequence[torch.Generator]) -> Level:
     """The level under this one: its nodes and, of each party, a uniform sample of `fan_out` neighbours a node (0: all)."""
-    pattern = graph.propagate.forward
+    pattern = graph.normalized_adjacency.forward
     places, _ = _stored(pattern, level.rows)
     near = np.zeros(graph.num_nodes, bool)
     near[pattern.col_indices().numpy()[places]] = True
@@ -137,8 +137,8 @@ def below(graph: Graph, level: Level, fan_out: int, draws: Sequence[torch.Genera
 def between(graph: Graph, upper: Level, lower: Level) -> Sparse:
     """The scaled submatrix of Â from the lower level's nodes to the upper level's."""
     if len(upper.rows) == len(lower.rows) == graph.num_nodes:
-        return graph.propagate
-    pattern = graph.propagate.forward
+        return graph.normalized_adjacency
+    pattern = graph.normalized_adjacency.forward
     places, counts = _stored(pattern, upper.rows)
     source = pattern.col_indices().numpy()[places]
     column = _positions(graph, lower)[source]

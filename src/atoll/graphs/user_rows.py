@@ -30,7 +30,7 @@ class Entries:
                 f"Party {party} has {int(graph.ptr[party + 1] - graph.ptr[party])} feature vectors but users here have one each; "
                 "use --partition node and data with one sample a node."
             )
-        stored = graph.stored
+        stored = graph.nonzero_features
         self.users, self.features = stored.shape
         self.starts = torch.from_numpy(stored.indptr.astype(np.int64))
         self.feature = torch.from_numpy(stored.indices.astype(np.int64))

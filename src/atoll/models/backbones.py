@@ -137,7 +137,7 @@ class GCN(Chain):
 
     def layer(self, place: int, x: Features | Tensor, graph: Graph, draws: Draws | None) -> Tensor:
         """Â·(H·W) + b."""
-        out: Tensor = self.layers[place](x, graph.blocks, graph.propagate, relu=place < self.last)
+        out: Tensor = self.layers[place](x, graph.blocks, graph.normalized_adjacency, relu=place < self.last)
         return out
 
 
@@ -158,7 +158,7 @@ class SGC(Chain):
 
     def layer(self, place: int, x: Features | Tensor, graph: Graph, draws: Draws | None) -> Tensor:
         """Â·(Â·(X·W)) + b."""
-        out: Tensor = self.layers[place](x, graph.blocks, graph.propagate, hops=2)
+        out: Tensor = self.layers[place](x, graph.blocks, graph.normalized_adjacency, hops=2)
         return out
 
 
@@ -168,7 +168,7 @@ class APPNP(MLP):
     def layer(self, place: int, x: Features | Tensor, graph: Graph, draws: Draws | None) -> Tensor:
         """The MLP's layer; the last one's output is spread."""
         out = super().layer(place, x, graph, draws)
-        return out if place < self.last else diffuse(graph.propagate, out, self.shape.steps, self.shape.teleport)
+        return out if place < self.last else diffuse(graph.normalized_adjacency, out, self.shape.steps, self.shape.teleport)
 
 
 class Neighbours(nn.Module):
@@ -181,7 +181,7 @@ class Neighbours(nn.Module):
 
     def forward(self, x: Features | Tensor, graph: Graph) -> Tensor:
         """D⁻¹A·(H·W) + b + H·V."""
-        return self.near(x, graph.blocks, graph.mean) + self.own(x, graph.blocks)  # type: ignore[no-any-return]
+        return self.near(x, graph.blocks, graph.mean_adjacency) + self.own(x, graph.blocks)  # type: ignore[no-any-return]
 
 
 class SAGE(Chain):
@@ -259,7 +259,7 @@ class Initial(nn.Module):
 
     def forward(self, x: Tensor, first: Tensor, graph: Graph) -> Tensor:
         """One product Z·((1−β)·I + β·W), then ReLU."""
-        mixed = torch.lerp(graph.propagate @ x, first, self.alpha)  # Z
+        mixed = torch.lerp(graph.normalized_adjacency @ x, first, self.alpha)  # Z
         weight = self.beta * self.weight + (1 - self.beta) * torch.eye(self.weight.shape[1])
         return transform(mixed, weight, graph.blocks, relu=True)
 
@@ -328,13 +328,13 @@ def build(
     return MODELS[name](shape, draws)
 
 
-def read(model: nn.Module, *, copy: bool = False) -> dict[str, Tensor]:
+def get_parameters(model: nn.Module, *, copy: bool = False) -> dict[str, Tensor]:
     """The parameters by name, each (P, …), detached; live views unless `copy`."""
     return {name: p.detach().clone() if copy else p.detach() for name, p in model.named_parameters()}
 
 
 @torch.no_grad()
-def load(model: nn.Module, params: Mapping[str, Tensor]) -> None:
+def set_parameters(model: nn.Module, params: Mapping[str, Tensor]) -> None:
     """Copy parameters in: (P, …) as they are, (…) to every party."""
     live = dict(model.named_parameters())
     if live.keys() != params.keys():

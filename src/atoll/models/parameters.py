@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from atoll.models.backbones import read
+from atoll.models.backbones import get_parameters
 
 Parameters = dict[str, Tensor]
 
@@ -18,5 +18,5 @@ def scale(parameters: Mapping[str, Tensor], factor: float | Tensor) -> Parameter
 
 def weighted(model: nn.Module | Mapping[str, Tensor], weights: Tensor) -> Parameters:
     """Party p's parameters (P, …) times its weight; a copy, so that the model may train on."""
-    parameters = read(model) if isinstance(model, nn.Module) else model
+    parameters = get_parameters(model) if isinstance(model, nn.Module) else model
     return {name: value * weights.view(-1, *[1] * (value.ndim - 1)) for name, value in parameters.items()}

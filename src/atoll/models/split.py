@@ -45,7 +45,7 @@ class Shape:
         return self.hidden * (self.everyone if level in self.joined else 1)
 
 
-class Split(nn.Module):
+class SplitModel(nn.Module):
     """A backbone that runs layer by layer; with draws it is in training, with dropout."""
 
     edges = True  # whether layers look at neighbours
@@ -93,7 +93,7 @@ class Split(nn.Module):
         return hidden * draws.keep(1 - self.shape.dropout, blocks.sizes, hidden.shape[1])
 
 
-class GCN(Split):
+class GCN(SplitModel):
     """Kipf & Welling, ICLR 2017: relu(A·H·W + b)."""
 
     def layer(self, place: int, hidden: Sequence[Tensor], batch: Batch, draws: Draws | None) -> Tensor:
@@ -103,7 +103,7 @@ class GCN(Split):
         return out
 
 
-class MLP(Split):
+class MLP(SplitModel):
     """relu(H·W + b): A = I, the conventional vertical federation (Liu et al., 2022)."""
 
     edges = False
@@ -115,7 +115,7 @@ class MLP(Split):
         return out
 
 
-class GCNII(Split):
+class GCNII(SplitModel):
     """Chen et al., ICML 2020: relu(Z·((1−β_l)·I + β_l·W_l)), Z = (1−α)·A·H[l] + α·H[0], β_l = log(θ/l + 1)."""
 
     def make(self, place: int, draws: Draws | None) -> nn.Module:
@@ -146,7 +146,7 @@ class Heads(nn.Module):
         self.bias = parameter(None, bound, parties, hidden)
 
 
-class GAT(Split):
+class GAT(SplitModel):
     """Veličković et al., ICLR 2018: elu(Σ_j α_ij·W·h_j + b), α_i = softmax_j(leaky(a_s·W·h_j + a_t·W·h_i)); many heads."""
 
     def make(self, place: int, draws: Draws | None) -> nn.Module:
@@ -181,7 +181,7 @@ class Normed(nn.Module):
         self.shift = nn.Parameter(torch.zeros(shape.parties, shape.hidden))
 
 
-class Residual(Split):
+class Residual(SplitModel):
     """The block of GLASU's authors: two layers A·H → linear → relu → batch norm → dropout, then μ·out + (1−μ)·block input.
 
     μ = 2⁻ᵇ for block b = 1, 2, …. Batch norm takes the mean and variance of the nodes at hand: of the batch's level in
@@ -211,4 +211,4 @@ class Residual(Split):
         return super().classify(hidden, batch, None)
 
 
-SPLITS: dict[str, type[Split]] = {"gcnii": GCNII, "gcn": GCN, "gat": GAT, "residual": Residual, "mlp": MLP}
+SPLITS: dict[str, type[SplitModel]] = {"gcnii": GCNII, "gcn": GCN, "gat": GAT, "residual": Residual, "mlp": MLP}

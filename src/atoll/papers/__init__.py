@@ -11,8 +11,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from atoll.errors import AtollError
-from atoll.settings import suggest
+from atoll.errors import AtollError, suggest
 
 if TYPE_CHECKING:
     from atoll.runs.config import Config

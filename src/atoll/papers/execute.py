@@ -145,11 +145,11 @@ def _embedded(exhibit: Exhibit, cell: Cell, configs: Sequence[Config], root: Pat
 
 def _facts(exhibit: Exhibit, cell: Cell) -> Line:
     """The facts of one party of a partition as metrics; none where its graph is not here."""
-    from atoll.data.federated import SETTINGS, spread
+    from atoll.data.federated import SCENARIOS, federate
     from atoll.data.statistics import facts
 
     try:
-        data = spread(cell.configs(1, {})[0], None, SETTINGS)
+        data = federate(cell.configs(1, {})[0], None, SCENARIOS)
     except (AtollError, OSError):
         return Line(cell, {}, 0)
     party = vars(facts(data.parts, data.source).parties[cell.party or 0])

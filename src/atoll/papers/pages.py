@@ -1,15 +1,10 @@
-"""Pages of results: ours beside the paper's, in Markdown and in the terminal."""
+"""Pages of results: ours beside the paper's, in Markdown."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-
-from rich import box
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from atoll.papers import Exhibit, Line
 
@@ -54,19 +49,6 @@ def _pair(value: float, spread: float = math.nan) -> str:
     count = math.isnan(spread) and float(value).is_integer() and abs(value) < 1e9
     digits = 0 if count else 2 if abs(value) >= 1 else 3
     return f"{value:.{digits}f}" + ("" if math.isnan(spread) else f" ± {spread:.{digits}f}")
-
-
-def terminal(exhibit: Exhibit, lines: Sequence[Line]) -> Group:
-    """The exhibit as a table for the terminal; headings stand word under word, so that the numbers have the room."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    for place, name in enumerate(header(exhibit)):
-        table.add_column(name.replace(": ", " ").replace(" ", "\n"), justify="left" if place == 0 else "right")
-    for line in lines:
-        table.add_row(*row(exhibit, line))
-    words = reasons(lines)
-    if recorded := sum(line.recorded for line in lines):
-        words.append(f"{recorded} of {len(lines)} lines are our recorded results, not of runs at hand.")
-    return Group(Text(f"{exhibit.name}: {exhibit.title}"), table, *map(Text, words), "")
 
 
 def markdown(exhibits: Sequence[tuple[Exhibit, Sequence[Line]]], pictures: Mapping[str, str] | None = None) -> str:

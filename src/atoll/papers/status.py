@@ -2,37 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
-from atoll.papers import Cell, Exhibit, Measured, measured, recorded
-
-LEGEND = """\
-done: every line that can be run has all its seeds; partly (n of m): n lines of m have them.
-Counted are the runs in {root} and our recorded results; `atoll reproduce NAME` shows them and runs the rest."""
-
-
-def listing(exhibits: Iterable[Exhibit], root: Path) -> Group:
-    """Every table and figure with its state, for the terminal."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("name", no_wrap=True)
-    table.add_column("state", max_width=36)
-    table.add_column("what")
-    papers: dict[str, dict[str, dict[str, Measured]]] = {}
-    for exhibit in exhibits:
-        paper, _, name = exhibit.name.partition("/")
-        if paper not in papers:
-            table.add_section()
-            papers[paper] = measured(paper)
-        table.add_row(exhibit.name, state(exhibit, root, papers[paper].get(name, {})), _title(exhibit))
-    return Group(table, *(Text(line) for line in LEGEND.format(root=root).splitlines()))
+from atoll.papers import Cell, Exhibit, Measured, recorded
 
 
 def state(exhibit: Exhibit, root: Path, lines: Mapping[str, Measured]) -> str:
@@ -75,6 +50,7 @@ def _absent() -> frozenset[str]:
     return frozenset(dataset.name for dataset in known() if not dataset.available)
 
 
-def _title(exhibit: Exhibit) -> str:
+def title(exhibit: Exhibit) -> str:
+    """The title, with how many of its lines have no data."""
     without = len(exhibit.cells) - len(exhibit.runnable)
     return exhibit.title + (f" ({without} of {len(exhibit.cells)} lines without data)" if without and exhibit.runnable else "")

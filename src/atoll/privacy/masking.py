@@ -22,6 +22,7 @@ from atoll.errors import AtollError, PartyFailure
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+SECURE_STEPS = ("secure_keys", "secure_shares", "secure_open", "secure_confirm", "secure_reveal")  # verbs that need no memory
 FRACTION_BITS = 30  # bits behind the binary point of numbers that are not whole
 SEED_BYTES = 16
 SESSION_BYTES = 16

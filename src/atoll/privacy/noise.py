@@ -20,7 +20,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -29,15 +29,12 @@ from torch import Tensor
 
 from atoll import wire
 from atoll.errors import AtollError
-from atoll.federation.cohort import SECURE_STEPS
-from atoll.federation.secure import stream
+from atoll.parties import Parties
 from atoll.privacy.discrete import SIGMA, Lanes, discrete_gaussian, seeded_words, shrinking, system_words, to_grid
+from atoll.privacy.masking import SECURE_STEPS, stream
 from atoll.privacy.releases import Releases, epsilon_of
 from atoll.random import Draws
 from atoll.settings import setting
-
-if TYPE_CHECKING:
-    from atoll.federation.cohort import Message
 
 EVALUATE = "evaluate"  # the verb that replies counts
 WEIGHTS = ("n", "nodes")  # the number of training nodes: it leaves in clear
@@ -45,6 +42,35 @@ LARGEST_LOSS = 3.0  # a party's mean loss, where counts are noised: a larger one
 LEAST_NOISE = 2.0**-10  # below, whole numbers of steps would not fit 64 bits when squared; ε is above a million by then
 LEAST_CLIP = 1e-30  # below, squares would vanish in double precision
 CHUNK = 1 << 21  # numbers noised at once
+
+
+class Request(Protocol):
+    """What noise needs to know of the message that is answered."""
+
+    @property
+    def verb(self) -> str:
+        """The verb that was called."""
+        ...
+
+    @property
+    def round(self) -> int:
+        """The round of the call."""
+        ...
+
+    @property
+    def parties(self) -> Parties:
+        """The parties that answer."""
+        ...
+
+    @property
+    def common(self) -> Mapping[str, Any]:
+        """Arguments that went to every party."""
+        ...
+
+    @property
+    def each(self) -> Mapping[str, Any]:
+        """Arguments with a leading party axis."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -106,7 +132,7 @@ class Noise:
         self.releases = releases if releases is not None else Releases()
         self.strict = strict
 
-    def __call__(self, message: Message, fields: dict[str, Any], draws: Draws) -> dict[str, Any]:
+    def __call__(self, message: Request, fields: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """The fields as they may leave the party."""
         if message.verb == self.settings.verb:
             return self._verb(message, fields, draws)
@@ -116,7 +142,7 @@ class Noise:
             raise AtollError(f"this site lets nothing leave without noise, and the replies to {message.verb!r} have none.")
         return fields
 
-    def _verb(self, message: Message, fields: dict[str, Any], draws: Draws) -> dict[str, Any]:
+    def _verb(self, message: Request, fields: dict[str, Any], draws: Draws) -> dict[str, Any]:
         flat = dict(wire.leaves(fields))
         chosen = self._chosen(message, flat)
         if clear := [name for name in flat.keys() - chosen.keys() if self.strict and not _is_weight(name, flat[name])]:
@@ -141,7 +167,7 @@ class Noise:
         back = {name: self._back(value, sent.get(name), weight) for name, value in noised.items()}
         return wire.nest({**flat, **back})
 
-    def _counts(self, message: Message, fields: dict[str, Any], draws: Draws) -> dict[str, Any]:
+    def _counts(self, message: Request, fields: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """A party's counts, scaled down together to the clip (ratios stay as they are) and noised: fractions from here on."""
         self.releases.spend(message.parties, _cost(self.settings.evaluation), message.verb, message.round)
         flat = {name: value.detach().double() for name, value in wire.leaves(fields)}
@@ -151,7 +177,7 @@ class Noise:
             flat[name] = torch.cat([torch.stack([nodes, right, capped], 1), flat[name][:, 3:]], 1)
         return wire.nest(self._parties(flat, draws, self.settings.evaluation_clip, self.settings.evaluation))
 
-    def _chosen(self, message: Message, flat: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _chosen(self, message: Request, flat: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The fields that are meant; one that is not there is a mistake, unless the message does without it: `gradient=False`."""
         meant = self.settings.fields
         able = {name: value for name, value in flat.items() if value.is_floating_point()}

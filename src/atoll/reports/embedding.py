@@ -11,7 +11,7 @@ from torch import Tensor
 
 from atoll.errors import AtollError
 from atoll.federation.cohort import backbone
-from atoll.models.backbones import load
+from atoll.models.backbones import set_parameters
 from atoll.runs.runner import Result, prepare
 
 
@@ -46,7 +46,7 @@ def embed(result: Result) -> tuple[Tensor, Tensor]:
     experiment = prepare(result.config)
     whole, settings = experiment.spread.whole, result.config.settings
     network = backbone(settings, experiment.federation.schema, 1, None)
-    load(network, _model(result))
+    set_parameters(network, _model(result))
     chosen = whole.test & (whole.y >= 0)
     with torch.no_grad():
         return network(whole)[chosen], whole.y[chosen]

@@ -11,12 +11,12 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from atoll import __version__
 from atoll.errors import AtollError, shown
 from atoll.reports import table
 from atoll.reports.figures import PALETTE, Figure, Series
 from atoll.reports.runs import Row
 from atoll.runs.folder import finite
+from atoll.version import __version__
 
 if TYPE_CHECKING:
     from atoll.reports import Report

@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from atoll.data.federated import SETTINGS, spread
+from atoll.data.federated import SCENARIOS, federate
 from atoll.data.statistics import Facts, facts, node_homophily
 from atoll.errors import AtollError
 from atoll.federation import metrics
-from atoll.graphs.graph import Graph
+from atoll.graphs.graph import Graph, majority_class
 from atoll.models.backbones import Model
 from atoll.parties import Parties
 from atoll.reports.runs import Row, Run, mean
@@ -33,7 +33,7 @@ LARGEST = 300_000_000  # bytes of a checkpoint that embeddings are still made fr
 class Partition:
     """How a graph was spread."""
 
-    setting: str
+    scenario: str
     facts: Facts
     homophily: list[float | None]  # of each party's nodes, the mean share of neighbours of their own class
     flows: NDArray[np.float64] | None  # (P, P + 1) edges from party p's nodes to q's, last column: to nodes of no party
@@ -56,7 +56,7 @@ def _partition(document: str) -> Partition | str:
     if config.partition == "node":
         return "every node is a party of its own"
     try:
-        data = spread(config, None, SETTINGS)
+        data = federate(config, None, SCENARIOS)
     except (AtollError, OSError) as error:
         return f"its graph is not here: {str(error).rstrip('.')}"
     graph = data.parts
@@ -67,13 +67,13 @@ def _partition(document: str) -> Partition | str:
     ]
     tested = graph.test & (graph.y >= 0)
     return Partition(
-        setting=data.setting,
+        scenario=data.scenario,
         facts=facts(graph, data.source),
         homophily=share,
-        flows=_flows(graph, data.source) if data.setting == "horizontal" else None,
+        flows=_flows(graph, data.source) if data.scenario == "horizontal" else None,
         class_names=list(graph.class_names or map(str, range(graph.num_classes))),
         tested=int(tested.sum()),
-        minority=int((tested & (graph.y != metrics.majority(graph))).sum()),
+        minority=int((tested & (graph.y != majority_class(graph))).sum()),
         names=list(data.names or map(str, range(graph.parties))),
     )
 
@@ -93,7 +93,7 @@ def majority(row: Row) -> tuple[float, float | None] | None:
     for run in row.runs:
         accuracy, minority = (run.metrics.get(name) for name in ("accuracy", "minority_accuracy"))
         told = partition_of(run.config)
-        if isinstance(told, str) or told.setting != "horizontal" or told.tested == told.minority:
+        if isinstance(told, str) or told.scenario != "horizontal" or told.tested == told.minority:
             return None
         if accuracy is None or minority is None:
             return None
@@ -149,7 +149,7 @@ def _hidden(config: Config, document: dict[str, Any]) -> Hidden | None:
     Where no single model does (split over parties and server, several channels), take the class scores that are judged.
     """
     experiment = runner.prepare(config)
-    experiment.engine.remember(document.get("memory", {}))
+    experiment.engine.restore(document.get("memory", {}))
     seen: dict[int, Tensor] = {}  # by the graph's nodes: a graph that was pooled or renormalised keeps them
     heard: dict[int, tuple[Tensor, Graph]] = {}
 
@@ -168,7 +168,7 @@ def _hidden(config: Config, document: dict[str, Any]) -> Hidden | None:
         hook.remove()
     cohorts = getattr(experiment.engine, "cohorts", [])
     parts, whole = experiment.spread.parts, experiment.spread.whole
-    if cohorts and all(id(cohort.graph.ids) in seen for cohort in cohorts) and experiment.spread.setting != "node":
+    if cohorts and all(id(cohort.graph.ids) in seen for cohort in cohorts) and experiment.spread.scenario != "node":
         values = torch.cat([seen[id(cohort.graph.ids)] for cohort in cohorts])
         return Hidden(values.numpy(), parts.y.numpy(), parts.party.numpy(), "the last hidden layer")
     if id(whole.ids) in seen:
@@ -180,7 +180,7 @@ def _judged(heard: Sequence[tuple[Tensor, Graph]], parties: Mapping[int, Parties
     """The class scores of the nodes that were judged; their parties where each holds more than a node of its own."""
     values, labels, owners = [], [], []
     for logits, graph in heard:
-        rows = metrics.judged(graph)
+        rows = metrics.evaluated_rows(graph)
         numbers = parties.get(id(graph.ids))
         several = numbers is not None and graph.num_nodes > graph.parties
         owners.append(torch.as_tensor(np.array(numbers))[graph.party[rows]] if several else torch.zeros_like(rows))

@@ -17,7 +17,7 @@ from atoll.federation.ledger import Ledger
 from atoll.runs import absence
 from atoll.runs.config import Config
 from atoll.runs.folder import Folder, is_whole
-from atoll.runs.runner import Book
+from atoll.runs.runner import Progress
 
 AXES = {"round": "round", "megabytes": "megabytes up and down", "seconds": "seconds", "simulated_seconds": "simulated seconds"}
 
@@ -38,15 +38,15 @@ class Run:
         return self.result is not None
 
     @cached_property
-    def book(self) -> Book:
+    def book(self) -> Progress:
         """The best round by validation, told from the history."""
-        book = Book()
+        book = Progress()
         for row in self.rows:
             book.round, book.seconds = row["round"], row.get("seconds", 0.0)
             metrics = {name: value for name, value in row.items() if value is not None}
             if "accuracy" in row or "val_accuracy" in row or "local_accuracy" in row:
                 run = self.config.run
-                book.judge(metrics, run.select, partial=bool(row.get("missing")), count_missing=run.count_missing)
+                book.update(metrics, run.select, partial=bool(row.get("missing")), count_missing=run.count_missing)
         return book
 
     @property

@@ -102,9 +102,9 @@ def _listed(what: str, items: Any) -> list[Any]:
 def _progress(shown: bool, label: str) -> Any:
     from contextlib import nullcontext
 
-    from atoll.cli.console import Progress
+    from atoll.runs.loggers import LOGGERS
 
-    return Progress(label) if shown else nullcontext(None)
+    return LOGGERS.find("progress")(label, None) if shown else nullcontext(None)
 
 
 __all__ = ["Watch", "compare", "resume", "run"]

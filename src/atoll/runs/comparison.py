@@ -18,7 +18,8 @@ from atoll.errors import AtollError
 from atoll.runs.folder import Folder
 from atoll.graphs.graph import Graph
 from atoll.runs.runner import Result, Watch
-from atoll.settings import known, suggest
+from atoll.settings import known
+from atoll.errors import suggest
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Comparison:
         usual = {name: self._config(name, "", 0).partition for name in self.algorithms}
         if len(set(usual.values())) == 1:
             return None
-        needed = {usual[name] for name in usual if find(self._meant(name)).SPREADS[0] not in ("horizontal", "whole")}
+        needed = {usual[name] for name in usual if find(self._meant(name)).SCENARIOS[0] not in ("horizontal", "whole")}
         if len(needed) != 1:
             told = ", ".join(f"{name}: {partition}" for name, partition in usual.items())
             raise AtollError(

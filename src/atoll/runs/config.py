@@ -14,16 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from atoll import algorithms
-from atoll.federation.cohort import SECURE_STEPS
+from atoll.privacy.masking import SECURE_STEPS
 from atoll.data.csbm import CsbmSettings
 from atoll.data.datasets import DataSettings
 from atoll.data.partition import PartitionSettings
 from atoll.data.splits import SplitSettings
 from atoll.data.subcora import SubcoraSettings
+from atoll.engines import ENGINES
 from atoll.errors import AtollError
 from atoll.privacy.noise import NoiseSettings
 from atoll.federation.robust import RULES, check_algorithm
-from atoll.settings import build, closest, known, setting, suggest
+from atoll.settings import build, known, setting
+from atoll.engines import ENGINES
+from atoll.errors import closest, suggest
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,6 @@ class RunSettings:
     sites: int = setting(0, "Engine nvflare: processes on this machine; 0 means one a party, at most 8.", low=0, high=10**5)
 
 
-ENGINES = ("inprocess", "nvflare")
 ARGUMENTS = ("dataset", "partition", "parties", "seed", "engine")  # of a run, beside its algorithm and settings
 GIVEN = "given"  # the name of a dataset that was given as an object
 GROUPS = ("settings", "run", "partition", "split", "data", "dp")
@@ -118,8 +120,7 @@ def resolve(
     With `optional`, a value that this algorithm does not know is passed over (it is meant for another one of a comparison).
     """
     algorithm, seed = _text("algorithm", algorithm), _whole("seed", seed)
-    if engine not in ENGINES:
-        raise AtollError(f"There is no engine {engine!r}{suggest(str(engine), ENGINES)}")
+    ENGINES.check(engine)
     dataset = _defaults(algorithm, None).get("dataset", "csbm") if dataset is None else _text("dataset", dataset)
     partition = None if partition is None else _text("partition", partition)
     chosen, asked = _defaults(algorithm, dataset, partition), _bare(values or {}, algorithm)

@@ -12,15 +12,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll import __version__, algorithms, allocator
+from atoll import algorithms, allocator
+from atoll.version import __version__
 from atoll.runs import absence, unchanged
 from atoll.federation import robust
 from atoll.runs import config as configuration
 from atoll.federation.bounds import Limits, Rules
 from atoll.federation.cohort import Cohort, Guard, Schema
 from atoll.runs.config import GIVEN, Config, Described
-from atoll.data.federated import Spread, spread
-from atoll.engines.inprocess import InProcess, apart, together
+from atoll.data.federated import FederatedData, federate
+from atoll.engines import ENGINES
 from atoll.errors import AtollError, AtollWarning
 from atoll.federation.federation import Engine, Federation
 from atoll.runs.folder import Folder
@@ -45,7 +46,7 @@ class Result:
     """What came out of a run."""
 
     config: Config
-    setting: str
+    scenario: str
     parties: int
     rounds: int
     best_round: int
@@ -75,7 +76,8 @@ class Result:
         return {
             "atoll": __version__,
             **{name: plain[name] for name in ("algorithm", "dataset", "partition", "seed")},
-            "setting": self.setting,
+            "scenario": self.scenario,
+            "setting": self.scenario,  # its name before 0.2
             "parties": self.parties,
             **({"names": list(self.names)} if self.names else {}),
             "settings": plain.get("settings", {}),
@@ -93,7 +95,7 @@ class Result:
 
 
 @dataclass
-class Book:
+class Progress:
     """What the loop knows of itself; with the state, the memory and the ledger it is all a run consists of."""
 
     round: int = 0
@@ -108,7 +110,7 @@ class Book:
     evaluated: int = 0  # the last evaluated round
     skipped: int = 0  # rounds since the best that do not count for `patience`
 
-    def judge(self, metrics: dict[str, Any], select: str, *, partial: bool = False, count_missing: bool = False) -> None:
+    def update(self, metrics: dict[str, Any], select: str, *, partial: bool = False, count_missing: bool = False) -> None:
         """Keep the metrics of the round with the best validation score; without validation nodes, of the last.
 
         A `partial` round (a party was missing) is the best only while there is no complete one, unless `count_missing`.
@@ -126,7 +128,7 @@ class Book:
         elif not self.comparable and not self.partial:
             self.skipped += passed
 
-    def over(self, rounds: int, patience: int, target: float = 0.0) -> bool:
+    def finished(self, rounds: int, patience: int, target: float = 0.0) -> bool:
         """Whether the last round has been. A round that cannot be compared neither reaches the target nor uses up patience."""
         reached = target > 0 and self.comparable and self.last.get("val_accuracy", 0.0) >= target
         waited = self.round - self.best_round - self.skipped
@@ -139,7 +141,7 @@ class Experiment:
 
     config: Config
     algorithm: algorithms.Algorithm
-    data: Spread | None  # None where the parties' data is not here
+    data: FederatedData | None  # None where the parties' data is not here
     federation: Federation
     releases: Releases = field(default_factory=Releases)  # of the parties in this process
     spent_before: float = 0.0  # what `spent` was in the checkpoint: a site that is away now may have told it
@@ -161,7 +163,7 @@ class Experiment:
         return self.federation.engine
 
     @property
-    def spread(self) -> Spread:
+    def spread(self) -> FederatedData:
         """The parties' data, where it is here."""
         if self.data is None:
             raise AtollError("The parties' data is not here: it is at their sites.")
@@ -187,7 +189,7 @@ def prepare(config: Config, graph: Graph | None = None, *, engine: Callable[[Eng
     """Load, partition and split the data and stand up the parties; `engine` may wrap the engine (tests inject faults)."""
     if isinstance(config.settings, Described):
         raise AtollError(f"Its algorithm is the file {config.algorithm}, which is not run because a folder names it.")
-    data = spread(config, graph, algorithms.find(config.algorithm).SPREADS)
+    data = federate(config, graph, algorithms.find(config.algorithm).SCENARIOS)
     schema = schema_of(data)
 
     identities = simulated(schema.parties) if config.run.secure else None
@@ -197,12 +199,12 @@ def prepare(config: Config, graph: Graph | None = None, *, engine: Callable[[Eng
 
     def make(parties: Sequence[int], blank: bool) -> Cohort:
         part = data.parts.select(parties)
-        return stand(config, part, schema, parties, blank=blank, secrets=secrets, guards=noise(config, releases))
+        return build_cohort(config, part, schema, parties, blank=blank, secrets=secrets, guards=noise(config, releases))
 
-    sites = together(schema.parties) if config.run.placement == "together" else apart(schema.parties)
-    carrier: Engine = InProcess(make, sites, amnesia=config.run.amnesia)
+    kind = ENGINES.find("inprocess" if hasattr(ENGINES.find(config.engine), "launch") else config.engine)
+    carrier: Engine = kind.connect(make, schema.parties, config.run)
     door = engine(carrier) if engine else carrier
-    return assemble(config, door, schema, data, data.setting, identities=identities, releases=releases)
+    return build_experiment(config, door, schema, data, data.scenario, identities=identities, releases=releases)
 
 
 def noise(config: Config, releases: Releases, *, strict: bool = False) -> list[Guard]:
@@ -210,7 +212,7 @@ def noise(config: Config, releases: Releases, *, strict: bool = False) -> list[G
     return [Noise(config.dp, releases, strict=strict)] if config.dp.active else []
 
 
-def stand(
+def build_cohort(
     config: Config,
     graph: Graph,
     schema: Schema,
@@ -221,17 +223,17 @@ def stand(
     guards: Sequence[Guard] = (),
 ) -> Cohort:
     """Some parties at one place; `blank` where their memory is about to be remembered; `secrets` for secure totals."""
-    allocator.keep()
+    allocator.keep_freed_blocks()
     cohort = algorithms.find(config.algorithm).Cohort
     made = cohort(graph, config.settings, schema, config.seed, parties, guards, secrets=secrets, blank=blank)
     made.limits = limits_of(config, schema)
     return made
 
 
-def schema_of(data: Spread) -> Schema:
+def schema_of(data: FederatedData) -> Schema:
     """What everybody may know of the parties' data."""
     parts = data.parts
-    nodes = parts.num_nodes // parts.parties if data.setting == "vertical" else 0
+    nodes = parts.num_nodes // parts.parties if data.scenario == "vertical" else 0
     return Schema(parts.num_features, parts.num_classes, parts.parties, nodes)
 
 
@@ -245,12 +247,12 @@ def limits_of(config: Config, schema: Schema) -> Limits:
     )
 
 
-def assemble(
+def build_experiment(
     config: Config,
     engine: Engine,
     schema: Schema,
-    data: Spread | None,
-    setting: str,
+    data: FederatedData | None,
+    scenario: str,
     names: Sequence[str] = (),
     identities: Identities | None = None,
     releases: Releases | None = None,
@@ -272,7 +274,7 @@ def assemble(
         evaluate_at_server=config.run.evaluate_at_server and not config.dp.evaluation,
         public=data.public if data else None,
         whole=data.whole if data else None,
-        setting=setting,
+        scenario=scenario,
         link=Link.of(schema.parties, config.run.latency, config.run.bandwidth),
         names=data.names if data else names,
         limits=limits_of(config, schema),
@@ -282,10 +284,9 @@ def assemble(
 
 def run(config: Config, graph: Graph | None = None, *, out: str | Path | None = None, watch: Watch | None = None) -> Result:
     """Run a configuration from its first round to its last."""
-    if config.engine == "nvflare":
-        from atoll.deploy import launch
-
-        return launch.simulate(config, graph, out=out, watch=watch)
+    if launch := getattr(ENGINES.find(config.engine), "launch", None):
+        result: Result = launch(config, graph, out=out, watch=watch)
+        return result
     experiment = prepare(config, graph)
     if out is None:
         return rounds(experiment, None, watch)
@@ -306,10 +307,9 @@ def resume(
     if config.dataset == GIVEN and graph is None:
         raise AtollError(f"The dataset of {path} was given as an object; give it again: atoll.resume({str(path)!r}, dataset=…).")
     config = _named(folder, config, algorithm)
-    if config.engine == "nvflare":
-        from atoll.deploy import launch
-
-        return launch.simulate(config, graph, out=path, watch=watch, resume=True)
+    if launch := getattr(ENGINES.find(config.engine), "launch", None):
+        result: Result = launch(config, graph, out=path, watch=watch, resume=True)
+        return result
     with folder.in_use():
         return rounds(prepare(config, graph), folder, watch, folder.load())
 
@@ -342,7 +342,8 @@ def read(path: str | Path) -> Result:
     if checkpoint is None:
         raise AtollError(f"{path} is not over; finish it with `atoll resume {path}`.")
     told = json.loads(folder.result.read_text())
-    names = ("setting", "parties", "rounds", "best_round", "metrics", "last", "bytes", "seconds")
+    told["scenario"] = told["setting"]
+    names = ("scenario", "parties", "rounds", "best_round", "metrics", "last", "bytes", "seconds")
     return Result(
         config,
         **{name: told[name] for name in names},
@@ -375,7 +376,7 @@ def rounds(
         if folder:
             experiment.releases.keep(folder.path / FILE)
     if checkpoint is None:
-        book = Book()
+        book = Progress()
         federation.begin(0)
         state = algorithm.start(federation, settings)
     else:
@@ -386,7 +387,7 @@ def rounds(
         experiment.recall_spent(checkpoint.get("spent", 0.0))
     began, first = time.perf_counter() - book.seconds, book.round
     wait = time.perf_counter() + SECONDS_BETWEEN_CHECKPOINTS
-    while not book.over(run.rounds, run.patience, run.target):
+    while not book.finished(run.rounds, run.patience, run.target):
         book.round += 1
         federation.begin(book.round)
         state = algorithm.step(federation, state, settings)
@@ -396,7 +397,7 @@ def rounds(
                 metrics = algorithm.evaluate(federation, state, settings)
             if dp.active:
                 metrics["epsilon"] = epsilon_of(experiment.spent, dp.delta)
-            book.judge(metrics, run.select, partial=bool(federation.missing), count_missing=run.count_missing)
+            book.update(metrics, run.select, partial=bool(federation.missing), count_missing=run.count_missing)
         book.seconds = time.perf_counter() - began
         row = _row(book, federation, metrics)
         rows.append(row)
@@ -404,7 +405,7 @@ def rounds(
             folder.append(row)
             now = time.perf_counter()
             due = book.round % run.checkpoint_every == 0 if run.checkpoint_every else now > wait
-            if due or book.over(run.rounds, run.patience, run.target):
+            if due or book.finished(run.rounds, run.patience, run.target):
                 folder.save(_checkpoint(book, state, experiment) | {"warnings": _warnings(warned, folder, experiment)})
                 saved = time.perf_counter()
                 wait = saved + max(SECONDS_BETWEEN_CHECKPOINTS, TIMES_ITS_COST * (saved - now))
@@ -423,7 +424,7 @@ def _warnings(before: list[str], folder: Folder | None, experiment: Experiment) 
     return list(dict.fromkeys([*before, *now]))
 
 
-def _restored(experiment: Experiment, checkpoint: dict[str, Any]) -> Book:
+def _restored(experiment: Experiment, checkpoint: dict[str, Any]) -> Progress:
     """Give the ledger and the parties back what a checkpoint kept; it must be one of this very run."""
     try:
         _same_data(checkpoint.get("data", {}), experiment.extent)
@@ -431,8 +432,8 @@ def _restored(experiment: Experiment, checkpoint: dict[str, Any]) -> Book:
         if lost := set(checkpoint.get("holds", ())) - checkpoint.get("state", {}).keys():
             raise ValueError(f"its state has lost {', '.join(sorted(lost))}")
         experiment.federation.ledger.restore(checkpoint["ledger"])
-        experiment.engine.remember(checkpoint.get("memory", {}))
-        return Book(**checkpoint["book"])
+        experiment.engine.restore(checkpoint.get("memory", {}))
+        return Progress(**checkpoint["book"])
     except (AtollError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
         raise AtollError(
             f"The checkpoint does not fit the run's config.toml or data ({str(error).rstrip('.')}); "
@@ -448,7 +449,7 @@ def _same_data(before: dict[str, int], now: dict[str, int]) -> None:
         raise ValueError(f"the data has {', '.join(words) or 'as many nodes and edges as before, but other values'}")
 
 
-def _row(book: Book, federation: Federation, metrics: dict[str, Any]) -> dict[str, Any]:
+def _row(book: Progress, federation: Federation, metrics: dict[str, Any]) -> dict[str, Any]:
     traffic = federation.ledger.total(round=book.round)
     row = {"round": book.round, **metrics, "up": traffic["up"], "down": traffic["down"]}
     if federation.missing:
@@ -464,18 +465,18 @@ def _row(book: Book, federation: Federation, metrics: dict[str, Any]) -> dict[st
     return row | {"seconds": round(book.seconds, 6)}
 
 
-def _seconds(book: Book, federation: Federation) -> dict[str, float]:
+def _seconds(book: Progress, federation: Federation) -> dict[str, float]:
     """The clock's, and with a link model those the messages of training would take."""
     seconds = {"total": book.seconds, "per_round": book.seconds / max(book.round, 1)}
     return seconds if federation.link is None else seconds | {"simulated": sum(federation.ledger.seconds.values())}
 
 
-def _checkpoint(book: Book, state: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
+def _checkpoint(book: Progress, state: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
     return {
         "book": vars(book),
         "state": state,
         "holds": sorted(state),
-        "memory": experiment.engine.recall(),
+        "memory": experiment.engine.state(),
         "ledger": experiment.federation.ledger.state(),
         "data": experiment.extent,
         "spent": experiment.spent,
@@ -483,10 +484,10 @@ def _checkpoint(book: Book, state: dict[str, Any], experiment: Experiment) -> di
     } | ({"algorithm_sha256": digest} if (digest := algorithms.digest(experiment.config.algorithm)) else {})
 
 
-def _result(experiment: Experiment, book: Book, rows: list[dict[str, Any]], state: dict[str, Any]) -> Result:
+def _result(experiment: Experiment, book: Progress, rows: list[dict[str, Any]], state: dict[str, Any]) -> Result:
     return Result(
         config=experiment.config,
-        setting=experiment.federation.setting,
+        scenario=experiment.federation.scenario,
         parties=experiment.federation.schema.parties,
         rounds=book.round,
         best_round=book.best_round,
@@ -496,7 +497,7 @@ def _result(experiment: Experiment, book: Book, rows: list[dict[str, Any]], stat
         seconds=_seconds(book, experiment.federation),
         rows=rows,
         state=state,
-        memory=experiment.engine.recall(),
+        memory=experiment.engine.state(),
         names=experiment.federation.names,
         missing=absence.rounds_missed(rows),
         partial=book.partial,

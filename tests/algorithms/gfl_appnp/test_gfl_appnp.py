@@ -13,7 +13,7 @@ from atoll.algorithms import fedmlp, gfl_appnp
 from atoll.algorithms.gfl_appnp.compensation import Arriving
 from atoll.algorithms.gfl_appnp.local_steps import Subtracted
 from atoll.data import csbm
-from atoll.deferred import Lazy
+from atoll.deferred import Deferred
 from atoll.errors import AtollError
 from atoll.federation.cohort import Message
 from atoll.graphs.graph import Graph
@@ -195,12 +195,12 @@ def test_one_local_step_is_centralised_appnp() -> None:
     experiment = prepared(local_steps=1)
     whole = experiment.spread.whole
     model = backbones.build("appnp", parties=1, features=FEATURES, classes=2, hidden=HIDDEN, bias=False)
-    backbones.load(model, first_model())
+    backbones.set_parameters(model, first_model())
     optimizer = optim.SGD(model, 0.3)
     for _ in range(20):
         optim.descend(optimizer, cross_entropy(model(whole), whole, "train"))
     result = runner.rounds(experiment)
-    for name, value in backbones.read(model).items():
+    for name, value in backbones.get_parameters(model).items():
         torch.testing.assert_close(result.state["model"][name], value[0], atol=1e-6, rtol=1e-6)
     logits = model(whole).detach()
     assert result.last["accuracy"] == pytest.approx(float((logits.argmax(1) == whole.y)[whole.test].float().mean()))
@@ -212,12 +212,12 @@ def test_weight_decay_is_that_of_centralised_appnp() -> None:
     """The short cut shrinks what it does not form: I = 1 with weight decay equals SGD with weight decay."""
     experiment = prepared(local_steps=1, weight_decay=0.1)
     model = backbones.build("appnp", parties=1, features=FEATURES, classes=2, hidden=HIDDEN, bias=False)
-    backbones.load(model, first_model())
+    backbones.set_parameters(model, first_model())
     optimizer = optim.SGD(model, 0.3, weight_decay=0.1)
     for _ in range(20):
         optim.descend(optimizer, cross_entropy(model(experiment.spread.whole), experiment.spread.whole, "train"))
     result = runner.rounds(experiment)
-    for name, value in backbones.read(model).items():
+    for name, value in backbones.get_parameters(model).items():
         torch.testing.assert_close(result.state["model"][name], value[0], atol=1e-6, rtol=1e-6)
 
 
@@ -231,10 +231,10 @@ def test_without_propagation_it_is_fedmlp() -> None:
         taken = []
         for party in range(NODES):
             graph = parts.select([party])
-            backbones.load(model, mean)
+            backbones.set_parameters(model, mean)
             for _ in range(3):
                 optim.descend(optim.SGD(model, 0.3), cross_entropy(model(graph), graph, "train"))
-            taken.append(backbones.read(model, copy=True))
+            taken.append(backbones.get_parameters(model, copy=True))
         mean = {name: torch.stack([own[name][0] for own in taken]).mean(0) for name in mean}
     for name, value in mean.items():
         torch.testing.assert_close(usual.state["model"][name], value, atol=1e-5, rtol=1e-5)
@@ -269,7 +269,7 @@ def test_bytes(values: dict[str, Any], gradient: int) -> None:
             results = self.engine.deliver(message)
             if message.training and gradient:
                 field = message.each["gradient"] if message.verb == "fit" else results[0].fields["gradient"]  # type: ignore[union-attr]
-                assert isinstance(field, Lazy)
+                assert isinstance(field, Deferred)
             return results
 
     result = run(engine=Watched, rounds=4, **values)

@@ -27,7 +27,7 @@ from atoll.algorithms import State
 from atoll.algorithms.gfl_appnp.compensation import Mixture, Sources, Upload, mix, to_means, to_rows, width
 from atoll.algorithms.gfl_appnp.local_steps import Explicit, Implicit, Local, Trained
 from atoll.algorithms.gfl_appnp.propagation import Propagation, Toward
-from atoll.deferred import Lazy
+from atoll.deferred import Deferred
 from atoll.errors import AtollError
 from atoll.federation import metrics
 from atoll.federation.cohort import Fields, Schema, verb
@@ -41,7 +41,7 @@ from atoll.privacy.noise import Noise, NoiseSettings
 from atoll.random import SERVER, Draws, seed_of
 from atoll.settings import setting
 
-SPREADS = ("node",)
+SCENARIOS = ("node",)
 FIRST, SECOND = "layers.0.weight", "layers.1.weight"  # W₁, W₂
 V1 = Noise(NoiseSettings(verb="represent", fields=("gradient",), clip=0.0, noise=1.0))  # ∇ĥ_j + ε_j, ε_j standard normal
 
@@ -118,7 +118,7 @@ class Cohort(atoll.federation.cohort.Cohort):
     def inner(self, model: Mapping[str, Tensor]) -> Tensor:
         """(rows, h) relu(x·W̄₁)."""
         if self.latest is None or self.latest[0] is not model[FIRST]:
-            self.latest = model[FIRST], self.graph.pooled.features.product(model[FIRST][None]).relu_()
+            self.latest = model[FIRST], self.graph.merged.features.product(model[FIRST][None]).relu_()
         return self.latest[1]
 
     @verb(takes={"model": MODEL, "gradient": Scalar()}, gives=representation)
@@ -130,7 +130,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         reply = {"hidden": mean @ model[SECOND], **roles(graph)}
         if gradient:
             sources = Sources(graph, torch.tensor(self.parties.numbers), (inner > 0).float(), mean, model[SECOND], self.couplings)
-            reply["gradient"] = Lazy(Upload(sources, self.settings.encoding))
+            reply["gradient"] = Deferred(Upload(sources, self.settings.encoding))
         return self.noised(reply)
 
     def noised(self, reply: Fields) -> Fields:
@@ -166,7 +166,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         """W_k ← W̄, as tensors where ∇C_k came as one."""
         if gradient is None:
             return Implicit(trained, model[FIRST], model[SECOND], None)
-        if isinstance(gradient, Lazy) and isinstance(gradient.description, Mixture):
+        if isinstance(gradient, Deferred) and isinstance(gradient.description, Mixture):
             return Implicit(trained, model[FIRST], model[SECOND], gradient.description)
         return Explicit(trained, model[FIRST], model[SECOND], gradient, self.settings.encoding)
 
@@ -187,7 +187,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         losses = F.cross_entropy(logits[rows], graph.y[rows], reduction="none")
         train = torch.stack([torch.ones_like(losses), losses], 1).double()
         sums = torch.zeros(graph.parties, 2, dtype=torch.float64).index_add_(0, graph.party[rows], train)
-        counts = metrics.count(logits, graph) | {"train": sums}
+        counts = metrics.local_counts(logits, graph) | {"train": sums}
         if self.settings.task == "snc":
             counts["votes"] = votes(logits, graph)
         return counts
@@ -271,7 +271,7 @@ def evaluate(federation: Federation, state: State, settings: Settings) -> dict[s
 
 def _told(sums: Fields) -> dict[str, Any]:
     """Metrics from summed counts."""
-    found: dict[str, Any] = metrics.pooled(sums)
+    found: dict[str, Any] = metrics.metrics_from_counts(sums)
     found["train_loss"] = float(sums["train"][1] / sums["train"][0])
     if "votes" in sums:
         found["majority_accuracy"] = float(sums["votes"][1] / sums["votes"][0])

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from atoll.algorithms.gfl_appnp.propagation import Toward
-from atoll.deferred import Lazy
+from atoll.deferred import Deferred
 from atoll.graphs.graph import Graph
 from atoll.random import generator
 
@@ -62,7 +62,7 @@ class Sources:
     def combined(self, weights: Tensor) -> Tensor:
         """(d, h) Σ_j mean_s x_js (w_j∘m_js)ᵀ for weights (P, h)."""
         shares = weights if single(self.graph) else weights / self.graph.ptr.diff()[:, None]
-        return self.graph.pooled.features.gram(self.active * to_rows(shares, self.graph))[0]
+        return self.graph.merged.features.gram(self.active * to_rows(shares, self.graph))[0]
 
     def everywhere(self, values: Tensor, nodes: int) -> Tensor:
         """(P, …) → (N, …): zero at the nodes whose parties are not here."""
@@ -87,7 +87,7 @@ class Sources:
             for targets, block in toward.blocks():
                 span = slice(int(starts[targets.start]), int(starts[targets.stop]))
                 some = rows[span]
-                gram = self.graph.pooled.features.product(dense_rows(graph, some).t()[None].contiguous())
+                gram = self.graph.merged.features.product(dense_rows(graph, some).t()[None].contiguous())
                 result[:, span] = gram.mul_(block.t()[:, graph.party[some] - targets.start][party]).mul_(means)
             self.kept.update(toward=toward, parties=self.parties, coupling=result)
         return self.kept["coupling"]  # type: ignore[return-value]
@@ -213,7 +213,7 @@ def mix(gradient: Tensor, parties: Tensor, toward: Toward, noise: int | None = N
 
     `noise`, a seed, is for descriptions alone: whoever sends numbers adds its own to them.
     """
-    if not isinstance(gradient, Lazy):
+    if not isinstance(gradient, Deferred):
         return mixed(gradient, parties, toward)
     upload = gradient.description
     assert isinstance(upload, Upload)
@@ -221,7 +221,7 @@ def mix(gradient: Tensor, parties: Tensor, toward: Toward, noise: int | None = N
     if noise is not None:
         sizes = (upload.sources.graph.num_features, *upload.sources.second.shape)
         arriving = Arriving(toward.root(parties), noise, sizes)
-    return Lazy(Mixture(upload, toward, arriving))
+    return Deferred(Mixture(upload, toward, arriving))
 
 
 def mixed(gradient: Tensor, parties: Tensor, toward: Toward) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from atoll.algorithms.gfl_appnp.compensation import Mixture, dense_rows, mixed
-from atoll.deferred import Lazy
+from atoll.deferred import Deferred
 from atoll.graphs.graph import Graph
 
 
@@ -151,7 +151,7 @@ class Implicit:
         self.trained, self.first, self.shared, self.mixture = trained, first, second, mixture
         graph, rows = trained.graph, trained.rows
         hidden, classes = second.shape
-        self.before = trained.spread(graph.pooled.features.product(first[None])[rows])  # x·W̄₁
+        self.before = trained.spread(graph.merged.features.product(first[None])[rows])  # x·W̄₁
         self.second = second.repeat(graph.parties, 1, 1)
         self.scale = 1.0
         self.steered = torch.zeros(graph.parties, classes)  # F
@@ -200,7 +200,7 @@ class Implicit:
 
     def weights(self) -> tuple[Tensor, Tensor]:
         """A description of the first weights; the second themselves."""
-        return Lazy(Subtracted(self)), self.second
+        return Deferred(Subtracted(self)), self.second
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ class Subtracted:
         m = self.models
         graph = m.trained.graph
         often = torch.ones(graph.parties) if self.index is None else torch.bincount(self.index, minlength=graph.parties).float()
-        result = float(often.sum()) * m.scale * m.first - graph.pooled.features.gram(self._own() * often[graph.party, None])[0]
+        result = float(often.sum()) * m.scale * m.first - graph.merged.features.gram(self._own() * often[graph.party, None])[0]
         if m.mixture is not None:
             sources, toward = m.mixture.upload.sources, m.mixture.toward
             steered = m.steered * often[:, None]

@@ -28,12 +28,12 @@ class Propagation:
         none = torch.zeros(nodes, dtype=torch.bool)
         bare = torch.empty(nodes, 0)
         self.graph = Graph(bare, edge_index, none.long(), none, none, none, 1, torch.arange(nodes), torch.tensor([0, nodes]))
-        self.normalised = self.graph.propagate  # Â
+        self.normalized = self.graph.normalized_adjacency  # Â
         self._diagonal = torch.full((nodes,), torch.nan)
         self._toward: Toward | None = None
 
     def __matmul__(self, values: Tensor) -> Tensor:
-        return diffuse(self.normalised, values, self.steps, self.teleport)
+        return diffuse(self.normalized, values, self.steps, self.teleport)
 
     def transposed(self, values: Tensor) -> Tensor:
         """Ãᵀ·values."""
@@ -64,7 +64,7 @@ class Propagation:
         power[nodes, torch.arange(len(nodes))] = 1
         walks = [torch.ones(len(nodes))]  # (Âⁱ)_kk for i = 0, 1, …
         while len(walks) <= self.steps:
-            after = self.normalised @ power
+            after = self.normalized @ power
             walks += [(power * after).sum(0), (after * after).sum(0)]
             power = after
         kept = 1 - self.teleport

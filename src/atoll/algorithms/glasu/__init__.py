@@ -37,7 +37,7 @@ from atoll.models import optim
 from atoll.models.split import SPLITS, Shape
 from atoll.random import SERVER, Draws, generator
 
-SPREADS = ("vertical",)
+SCENARIOS = ("vertical",)
 Reply = TypeVar("Reply")
 YARDSTICKS = {"centralized": "centralized_vertical"}  # what `centralized` means in a comparison with this algorithm
 
@@ -249,7 +249,7 @@ class Cohort(atoll.federation.cohort.Cohort):
             rows = torch.from_numpy(self.progress.batch.level(self.settings.layers).rows)
             logits = logits.new_zeros(self.graph.num_nodes, logits.shape[1]).index_copy_(0, rows, logits)
         self.forget()
-        return metrics.count(logits, self.graph)
+        return metrics.local_counts(logits, self.graph)
 
     def _run(self, target: int | None = None) -> Tensor:
         """Lines 2-10 of Algorithm 4, on from where the work stands: to H⁺_m[target], or to H_m[L]."""

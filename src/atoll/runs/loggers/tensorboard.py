@@ -10,20 +10,22 @@ from typing import Any
 from atoll.errors import AtollError
 
 
-class Board:
+class TensorBoard:
     """A watcher that writes the numbers of every round as TensorBoard scalars into a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, label: str, folder: Path | None) -> None:
+        if folder is None:
+            raise AtollError("--tensorboard writes beside the history; give --out as well.")
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ModuleNotFoundError as error:
             raise AtollError(
                 '--tensorboard needs tensorboard, which is not installed; run `pip install "atoll[tensorboard]"`.'
             ) from error
-        self.folder, self.make = folder, SummaryWriter
+        self.folder, self.make = folder / "tensorboard", SummaryWriter
         self.writer: Any = None
 
-    def __enter__(self) -> Board:
+    def __enter__(self) -> TensorBoard:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
