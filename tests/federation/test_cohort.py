@@ -7,7 +7,7 @@ import torch
 
 from atoll.algorithms import fedavg
 from atoll.errors import AtollError
-from atoll.federation.cohort import Cohort, Message, verb
+from atoll.federation.cohort import NODE, PARTY, Cohort, Message, verb
 from atoll.runs import runner
 from small import small
 
@@ -15,8 +15,7 @@ from small import small
 class Counting(Cohort):
     """Every party counts its calls, every node its own, and draws a number."""
 
-    memory = ("calls",)
-    node_memory = ("seen",)
+    memory = {"calls": PARTY, "seen": NODE}
 
     def setup(self) -> None:
         """Start at zero."""

@@ -17,7 +17,7 @@ import atoll.federation.cohort
 from atoll.algorithms import State
 from atoll.algorithms.fedavg import SCENARIOS, start, step
 from atoll.federation import metrics
-from atoll.federation.cohort import MODEL, Fields, backbone, verb
+from atoll.federation.cohort import MODEL, PARTY, Fields, backbone, verb
 from atoll.federation.declarations import COUNTS, WEIGHT
 from atoll.federation.federation import Federation
 from atoll.models import optim
@@ -42,7 +42,12 @@ class Settings(Training):
 class Cohort(atoll.federation.cohort.Cohort):
     """Parties that train the shared model, a personal one through the mixture of both, and the mixture."""
 
-    memory = ("personal", "personal_optimizer", "mixture", "optimizer")  # w arrives anew with every message
+    memory = {
+        "personal": PARTY,
+        "personal_optimizer": PARTY,
+        "mixture": PARTY,
+        "optimizer": PARTY,
+    }  # w arrives each time
     settings: Settings
 
     def setup(self) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from atoll.algorithms import State, nfedgnn
 from atoll.algorithms.nfedgnn import LATENT, SCENARIOS, descend, evaluate, first_weight, heard, places, start
 from atoll.deferred import Deferred
-from atoll.federation.cohort import Fields, verb
+from atoll.federation.cohort import PARTY, Fields, verb
 from atoll.federation.declarations import real
 from atoll.federation.federation import Federation
 from atoll.graphs.user_rows import Patched
@@ -42,7 +42,7 @@ class Cohort(nfedgnn.Cohort):
     them (tensors expanded along the party axis), and for each user only where participation has driven them apart.
     """
 
-    memory = ("rest", "rest_first", "rest_second", "steps")
+    memory = {"rest": PARTY, "rest_first": PARTY, "rest_second": PARTY, "steps": PARTY, **nfedgnn.Cohort.memory}
     settings: Settings  # type: ignore[assignment]
 
     def setup(self) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 import atoll.federation.cohort
 from atoll.algorithms import State
 from atoll.federation import metrics
-from atoll.federation.cohort import MODEL, Fields, backbone, first_model, verb
+from atoll.federation.cohort import MODEL, PARTY, Fields, backbone, first_model, verb
 from atoll.federation.declarations import COUNTS, WEIGHT
 from atoll.federation.federation import Federation
 from atoll.models import optim
@@ -37,7 +37,7 @@ class Settings(Training):
 class Cohort(atoll.federation.cohort.Cohort):
     """Parties that train the server's model on their own graphs."""
 
-    memory = ("optimizer",)  # the model arrives anew with every message
+    memory = {"optimizer": PARTY}  # the model arrives with every message
     settings: Settings
 
     def setup(self) -> None:

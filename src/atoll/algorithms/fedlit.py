@@ -24,7 +24,7 @@ from torch.func import functional_call
 import atoll.federation.cohort
 from atoll.algorithms import State
 from atoll.federation import metrics
-from atoll.federation.cohort import MODEL, Fields, backbone, first_model, verb
+from atoll.federation.cohort import MODEL, PARTY, Fields, backbone, first_model, verb
 from atoll.federation.declarations import COUNTS, WEIGHT, Case, real, whole
 from atoll.federation.federation import Federation
 from atoll.graphs.graph import Graph, stack
@@ -65,7 +65,7 @@ LINKS = whole("types")
 class Cohort(atoll.federation.cohort.Cohort):
     """Parties that cluster their links and train one channel a type."""
 
-    memory = ("optimizer",)  # channels and centres arrive anew with every message
+    memory = {"optimizer": PARTY}  # channels and centers arrive with every message
     settings: Settings
 
     def setup(self) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 import atoll.federation.cohort
 from atoll.algorithms import State
 from atoll.federation import metrics
-from atoll.federation.cohort import Fields, Schema, backbone, first_model, verb
+from atoll.federation.cohort import PARTY, Fields, Schema, backbone, first_model, verb
 from atoll.federation.declarations import COUNTS, WEIGHT
 from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.federation import Federation
@@ -48,7 +48,7 @@ BASE = ModelForm(base)  # where all layers are personal it is empty
 class Cohort(atoll.federation.cohort.Cohort):
     """Parties with layers of their own on top of the server's."""
 
-    memory = ("model", "optimizer")  # of the model only W_P matters: W_B arrives anew with every message
+    memory = {"model": PARTY, "optimizer": PARTY}  # of the model only W_P matters: W_B arrives with every message
     settings: Settings
 
     def setup(self) -> None:

@@ -19,7 +19,7 @@ import atoll.federation.cohort
 from atoll.algorithms import State
 from atoll.errors import AtollError
 from atoll.federation import metrics
-from atoll.federation.cohort import Fields, Schema, backbone, verb
+from atoll.federation.cohort import PARTY, TRAIN_ITEM, Fields, Schema, backbone, verb
 from atoll.federation.declarations import COUNTS, WEIGHT, Forms, real, share
 from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.federation import Federation
@@ -130,8 +130,13 @@ REPORT: Forms = {"encoder": ENCODER, "n": WEIGHT, "proxies": PROXIES, "share": s
 class Cohort(atoll.federation.cohort.Cohort):
     """Parties with a GNN of their own, θ⁽ᵏ⁾, and a copy of the shared encoder and proxies."""
 
-    memory = ("gnn", "gnn_optimizer", "encoder_optimizer")  # the encoder arrives anew with every message
-    train_memory = ("proxies", "proxy_optimizer")
+    memory = {  # the encoder arrives with every message
+        "gnn": PARTY,
+        "gnn_optimizer": PARTY,
+        "encoder_optimizer": PARTY,
+        "proxies": TRAIN_ITEM,
+        "proxy_optimizer": TRAIN_ITEM,
+    }
     settings: Settings
 
     def setup(self) -> None:

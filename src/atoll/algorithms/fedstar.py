@@ -19,7 +19,7 @@ import atoll.federation.cohort
 from atoll.algorithms import State
 from atoll.errors import AtollError
 from atoll.federation import metrics
-from atoll.federation.cohort import Fields, Schema, verb
+from atoll.federation.cohort import NODE, PARTY, Fields, Schema, verb
 from atoll.federation.declarations import COUNTS, WEIGHT
 from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.federation import Federation
@@ -106,8 +106,7 @@ def depth(settings: Settings) -> int:
 class Cohort(atoll.federation.cohort.Cohort):
     """Parties with a feature encoder of their own and the server's structure encoder."""
 
-    memory = ("features", "structure", "optimizer")
-    node_memory = ("embedding",)
+    memory = {"features": PARTY, "structure": PARTY, "optimizer": PARTY, "embedding": NODE}
     settings: Settings
 
     def setup(self) -> None:

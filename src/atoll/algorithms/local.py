@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import atoll.federation.cohort
 from atoll.algorithms import State
 from atoll.federation import metrics
-from atoll.federation.cohort import Fields, backbone, verb
+from atoll.federation.cohort import PARTY, Fields, backbone, verb
 from atoll.federation.declarations import COUNTS
 from atoll.federation.federation import Federation
 from atoll.models import optim
@@ -28,7 +28,7 @@ class Settings(Training):
 class Cohort(atoll.federation.cohort.Cohort):
     """Personal models that never leave their parties."""
 
-    memory = ("model", "optimizer")
+    memory = {"model": PARTY, "optimizer": PARTY}
     settings: Settings
 
     def setup(self) -> None:

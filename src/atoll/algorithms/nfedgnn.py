@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import atoll.federation.cohort
 from atoll.algorithms import State
 from atoll.federation import metrics
-from atoll.federation.cohort import Fields, verb
+from atoll.federation.cohort import STORED_FEATURE, Fields, verb
 from atoll.federation.declarations import COUNTS, real
 from atoll.federation.federation import Federation, Replies
 from atoll.graphs.attention import elu
@@ -64,7 +64,7 @@ class Settings(Split):
 class Cohort(atoll.federation.cohort.Cohort):
     """Users with weights of their own, kept for their non-zero features only: the other rows never touch anything."""
 
-    feature_memory = ("weights", "optimizer")
+    memory = {"weights": STORED_FEATURE, "optimizer": STORED_FEATURE}
     settings: Settings
 
     def setup(self) -> None:

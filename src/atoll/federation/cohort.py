@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeVar, overload, runtime_checkable
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from atoll.errors import AtollError, PartyFailure, short
+from atoll.errors import AtollError, AtollWarning, PartyFailure, short
 from atoll.federation.bounds import Limits
 from atoll.federation.declarations import Declared, flag, secret
 from atoll.federation.declarations import Model as ModelForm
@@ -28,6 +29,7 @@ from atoll.wire import alike
 
 Fields = dict[str, Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
+PARTY, NODE, TRAIN_ITEM, STORED_FEATURE = AXES = ("party", "node", "train_item", "stored_feature")  # first axes of memory
 SIGNATURE = secret(SIGNATURE_BYTES)
 
 
@@ -131,10 +133,7 @@ class Cohort:
     Written once for any number of parties: parameters and replies carry a leading party axis; a party alone is P = 1.
     """
 
-    memory: ClassVar[tuple[str, ...]] = ()  # attributes that survive between messages, restarts and resume; first axis: party
-    node_memory: ClassVar[tuple[str, ...]] = ()  # the same with one row a node
-    train_memory: ClassVar[tuple[str, ...]] = ()  # the same with one row a training node
-    feature_memory: ClassVar[tuple[str, ...]] = ()  # the same with one row a stored (non-zero) feature
+    memory: ClassVar[Mapping[str, str]] = {}  # attributes that survive between messages, restarts and resume → their first axis
     limits: Limits | None = None  # what its verbs declare, in this run
 
     def __init__(
@@ -162,6 +161,19 @@ class Cohort:
         self.message: Message | None = None
         self.parts: dict[bytes, Graph] = {}
         self.setup()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        declared: Any = cls.memory
+        if isinstance(declared, tuple):  # as it was before 0.2
+            warnings.warn(
+                f"{cls.__module__}: memory is a mapping now: {{{', '.join(f'{name!r}: PARTY' for name in declared)}}}.",
+                AtollWarning,
+                stacklevel=2,
+            )
+            cls.memory = dict.fromkeys(declared, PARTY)
+        if unknown := set(cls.memory.values()) - set(AXES):
+            raise AtollError(f"{cls.__module__}: memory has an unknown axis {min(unknown)!r}; there is {', '.join(AXES)}.")
 
     def setup(self) -> None:
         """Make the things named in `memory`."""
@@ -271,14 +283,15 @@ class Cohort:
         return fields
 
     def _places(self, name: str, parties: NDArray[np.int64]) -> Tensor:
-        """The rows of some parties in a piece of memory: one a party, a node, a training node or a stored feature."""
+        """The rows of some parties in a piece of memory, along its first axis."""
         index = torch.from_numpy(parties)
-        if name in self.memory:
+        axis = self.memory[name]
+        if axis == PARTY:
             return index
-        if name in self.feature_memory:
+        if axis == STORED_FEATURE:
             starts = torch.from_numpy(self.graph.nonzero_features.indptr.astype(np.int64))[self.graph.ptr]
         else:
-            sizes = self.graph.ptr.diff() if name in self.node_memory else self.graph.num_train
+            sizes = self.graph.ptr.diff() if axis == NODE else self.graph.num_train
             starts = nn.functional.pad(sizes.cumsum(0), (1, 0))
         return spans(starts[index], starts[index + 1])
 
@@ -306,7 +319,7 @@ class Cohort:
     def state(self) -> Fields:
         """The whole memory as tensors."""
         kept = {}
-        for name in self.memory + self.node_memory + self.train_memory + self.feature_memory:
+        for name in self.memory:
             value = getattr(self, name)
             kept[name] = (
                 get_parameters(value) if isinstance(value, nn.Module) else value.state() if isinstance(value, Stateful) else value

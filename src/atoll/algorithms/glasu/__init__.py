@@ -28,7 +28,7 @@ from atoll.algorithms import State
 from atoll.algorithms.glasu.settings import Settings, sampled, shared
 from atoll.errors import AtollError
 from atoll.federation import metrics
-from atoll.federation.cohort import Fields, Message, verb
+from atoll.federation.cohort import PARTY, Fields, Message, verb
 from atoll.federation.declarations import COUNTS, ROWS, Case, Numbers, Scalar, nodes, optional, ragged, real
 from atoll.federation.federation import Federation
 from atoll.graphs.kernels import spread
@@ -72,7 +72,7 @@ class Work:
 class Cohort(atoll.federation.cohort.Cohort):
     """Parties that hold other columns and edges of the same nodes."""
 
-    memory = ("model", "optimizer", "heard")
+    memory = {"model": PARTY, "optimizer": PARTY, "heard": PARTY}
     settings: Settings
 
     def setup(self) -> None:
