@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from atoll.runs import absence, runner
-from atoll.cli import console
 from atoll import reports
+from atoll.cli import console
 from atoll.federation.federation import Engine
 from atoll.papers import exhibits, recorded
 from atoll.papers.execute import folder_of, jobs_of
+from atoll.runs import absence, runner
 from atoll.runs.runner import Progress, Result
 from small import Absent, small
 

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import atoll
-from atoll.runs import api, runner
-from atoll.cli import main
 from atoll import storage, wire
+from atoll.cli import main
 from atoll.errors import AtollError, AtollWarning
+from atoll.runs import api, runner
 from atoll.runs.folder import Folder
 from small import small
 

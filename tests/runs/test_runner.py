@@ -18,11 +18,11 @@ import pytest
 import torch
 
 import atoll
-from atoll.runs import runner
 from atoll import storage, wire
-from atoll.runs.config import Config
 from atoll.data import save
 from atoll.errors import AtollError
+from atoll.runs import runner
+from atoll.runs.config import Config
 from atoll.runs.folder import Folder
 from atoll.runs.runner import Progress
 from small import small

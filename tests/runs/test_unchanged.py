@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from atoll.cli import main
-from atoll.deploy import launch, kit as kits
-from atoll.runs import runner
+from atoll.deploy import kit as kits
+from atoll.deploy import launch
 from atoll.errors import AtollError, AtollWarning
-from atoll.runs.folder import Folder
 from atoll.reports import runs
+from atoll.runs import runner
+from atoll.runs.folder import Folder
 from atoll.runs.unchanged import ENDINGS, HARMLESS, record
 from small import small
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from atoll.runs import config, runner
-from atoll.runs.comparison import Comparison, Trial
 from atoll.data.builder import check
 from atoll.data.datasets import from_pyg
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
+from atoll.runs import config, runner
+from atoll.runs.comparison import Comparison, Trial
 from atoll.runs.runner import Result, Watch
 
 

@@ -10,16 +10,15 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from atoll.runs import config, runner
 from atoll import storage
 from atoll.algorithms import find
-from atoll.runs.config import Config
-from atoll.errors import AtollError
-from atoll.runs.folder import Folder
+from atoll.errors import AtollError, suggest
 from atoll.graphs.graph import Graph
+from atoll.runs import config, runner
+from atoll.runs.config import Config
+from atoll.runs.folder import Folder
 from atoll.runs.runner import Result, Watch
 from atoll.settings import known
-from atoll.errors import suggest
 
 
 @dataclass(frozen=True)

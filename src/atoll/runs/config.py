@@ -14,19 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from atoll import algorithms
-from atoll.privacy.masking import SECURE_STEPS
 from atoll.data.csbm import CsbmSettings
 from atoll.data.datasets import DataSettings
 from atoll.data.partition import PartitionSettings
 from atoll.data.splits import SplitSettings
 from atoll.data.subcora import SubcoraSettings
 from atoll.engines import ENGINES
-from atoll.errors import AtollError
-from atoll.privacy.noise import NoiseSettings
+from atoll.errors import AtollError, closest, suggest
 from atoll.federation.robust import RULES, check_algorithm
+from atoll.privacy.masking import SECURE_STEPS
+from atoll.privacy.noise import NoiseSettings
 from atoll.settings import build, known, setting
-from atoll.engines import ENGINES
-from atoll.errors import closest, suggest
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from typing import Any
 
 import tomli_w
 
-from atoll.runs import config
 from atoll import storage
-from atoll.runs.config import Config
 from atoll.errors import AtollError, AtollWarning
+from atoll.runs import config
+from atoll.runs.config import Config
 
 MODEL = "model.safetensors"  # of a federation: the shared model, written last, when the sites have written theirs
 

@@ -13,25 +13,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll import algorithms, allocator
-from atoll.version import __version__
-from atoll.runs import absence, unchanged
-from atoll.federation import robust
-from atoll.runs import config as configuration
-from atoll.federation.bounds import Limits, Rules
-from atoll.federation.cohort import Cohort, Guard, Schema
-from atoll.runs.config import GIVEN, Config, Described
 from atoll.data.federated import FederatedData, federate
 from atoll.engines import ENGINES
 from atoll.errors import AtollError, AtollWarning
+from atoll.federation import robust
+from atoll.federation.bounds import Limits, Rules
+from atoll.federation.cohort import Cohort, Guard, Schema
 from atoll.federation.federation import Engine, Federation
-from atoll.runs.folder import Folder
-from atoll.graphs.graph import Graph
 from atoll.federation.network import Link
+from atoll.graphs.graph import Graph
 from atoll.privacy.identities import Identities, simulated
 from atoll.privacy.masking import fewest
 from atoll.privacy.noise import EVALUATE, Noise
 from atoll.privacy.releases import FILE, Releases, epsilon_of, need_accountant
 from atoll.privacy.secrets import Secrets
+from atoll.runs import absence, unchanged
+from atoll.runs import config as configuration
+from atoll.runs.config import GIVEN, Config, Described
+from atoll.runs.folder import Folder
+from atoll.version import __version__
 
 if TYPE_CHECKING:
     import pandas as pd
