@@ -70,7 +70,7 @@ def line(cells: list[str]) -> Line:
     """A line of a message table."""
     verb, when, channel, down, up = cells[:5]
     phases, _, settings = when.partition(";")
-    channels = re.findall(r"`(ask|total)`", channel)
+    channels = re.findall(r"`(ask|total|tell)`", channel)
     assert 1 <= len(channels) <= 2, cells
     pairs = (setting.split("=") for setting in re.findall(r"`([^`]+)`", settings))
     (name,) = named(verb)
@@ -128,16 +128,16 @@ def run(algorithm: str, settings: Settings = (), **values: Any) -> Seen:
             reply = called(verb, to=to, each=each, **common)
             phase = "evaluation" if not federation.training else "round" if federation.round else "start"
             sent = {name for name, value in {**common, **(each or {})}.items() if value is not None}
-            told = reply if isinstance(reply, dict) else reply.fields
+            told = {} if reply is None else reply if isinstance(reply, dict) else reply.fields
             before = seen.fields.get((phase, verb), Sight(channel, frozenset(), frozenset()))
-            assert before.channel == channel, f"{verb} is both asked and totalled"
+            assert before.channel == channel, f"{verb} is called both by {before.channel} and by {channel}"
             seen.fields[phase, verb] = Sight(channel, before.down | sent, before.up | set(told))
             return reply
 
         setattr(federation, channel, listening)
 
-    listen("ask")
-    listen("total")
+    for channel in ("ask", "total", "tell"):
+        listen(channel)
     try:
         runner.rounds(experiment)
     except AtollError as error:

@@ -360,6 +360,9 @@ def test_secure_sums_are_a_matter_of_the_channel() -> None:
     usual = runner.run(small("glasu", **values))
     secure = runner.run(small("glasu", **values, secure="true"))
     assert usual.rows[-1]["loss"] == pytest.approx(secure.rows[-1]["loss"], abs=1e-4)
+    assert "secure_keys" not in usual.bytes["by_verb"]
+    totals = secure.bytes["by_verb"]["secure_keys"]["messages"] // 3
+    assert totals == 3 * 2  # `embed` and `infer` in each round; nothing is masked for `train`, which replies nothing
     with pytest.raises(AtollError, match="private"):
         runner.run(small("glasu", **values, secure="true", aggregation="concatenation"))
 

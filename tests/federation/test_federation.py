@@ -167,6 +167,23 @@ def test_what_arrives_is_checked(odd: dict[str, torch.Tensor], reason: str) -> N
     assert re.search(reason, fed.missing[0])
 
 
+@pytest.mark.parametrize("secure", [False, True])
+def test_nothing_comes_back_from_tell(secure: bool) -> None:
+    """The verb is called and its bytes are counted; also a private one under secure aggregation, without a session."""
+    fed = federation(lambda party, message: {}, secure=secure)
+    assert fed.tell("say", to=[1, 2], x=torch.zeros(5)) is None  # type: ignore[func-returns-value]
+    (message,) = fed.engine.messages  # type: ignore[attr-defined]
+    assert (message.verb, message.parties) == ("say", (1, 2))
+    assert fed.ledger.total()["down"] == 2 * 20
+    assert fed.ledger.total()["up"] == 0
+
+
+def test_a_reply_to_tell_is_an_error_that_names_verb_and_field() -> None:
+    """Where the server means to see nothing, it sees nothing."""
+    with pytest.raises(AtollError, match="'say' was called with `tell`, but it replies 'x'"):
+        federation(ten_to).tell("say")
+
+
 def test_secure_aggregation_refuses_private_asks() -> None:
     """With secure aggregation on, the server may ask public verbs only."""
     fed = federation(ten_to, secure=True)

@@ -90,7 +90,7 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
     replies = federation.ask("upload")
     mean = average(replies.stack("weight"))  # W̄
     state, gradient = descend(federation, heard(state, replies), settings)
-    federation.ask("update", to=replies.parties, each={"gradient": gradient[places(replies)]}, weight=mean)
+    federation.tell("update", to=replies.parties, each={"gradient": gradient[places(replies)]}, weight=mean)
     return state
 
 

@@ -37,7 +37,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         self.model = backbone(s, self.schema, self.graph.parties, self.first_draws("model"))
         self.optimizer = optim.make(s.optimizer, self.model, s.lr, s.weight_decay)
 
-    @verb(public=True, takes={}, gives={})
+    @verb(takes={}, gives={})
     def fit(self) -> None:
         """θ⁽ᵏ⁾ ← θ⁽ᵏ⁾ − η∇L⁽ᵏ⁾, E times."""
         draws = self.draws()
@@ -57,7 +57,7 @@ def start(federation: Federation, settings: Settings) -> State:
 
 def step(federation: Federation, state: State, settings: Settings) -> State:
     """Everybody trains."""
-    federation.ask("fit")
+    federation.tell("fit")
     return state
 
 

@@ -32,7 +32,7 @@ class Cohort(local.Cohort):
 
     settings: Settings
 
-    @verb(public=True, takes={}, gives={})
+    @verb(takes={}, gives={})
     def fit(self) -> None:
         """θ⁽ᵏ⁾ ← θ⁽ᵏ⁾ − η∇L⁽ᵏ⁾ on a batch, I times."""
         s, draws = self.settings, self.draws()

@@ -149,7 +149,7 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
     """One round of Algorithm 1. Who does not take part is represented by the latent vector it sent last."""
     replies = federation.ask("embed")  # lines 4 to 7
     state, gradient = descend(federation, heard(state, replies), settings, settings.regularisation)  # lines 8 and 9
-    federation.ask("update", to=replies.parties, each={"gradient": gradient[places(replies)]})  # lines 10 to 13
+    federation.tell("update", to=replies.parties, each={"gradient": gradient[places(replies)]})  # lines 10 to 13
     return state
 
 

@@ -1,4 +1,4 @@
-"""The server's only door to the parties: `ask` sees every reply, `total` only their sum. Every byte passes here, counted."""
+"""The server's only door to the parties: `ask` sees each reply, `total` their sum, `tell` nothing. Every byte is counted here."""
 
 from __future__ import annotations
 
@@ -222,6 +222,18 @@ class Federation:
         if self.robust is not None and verb in self.robust.averaged:
             return self.robust.total(verb, self.exchange(verb, parties, rows, common).fields, common)
         return _sum(self.exchange(verb, parties, rows, common).fields)
+
+    def tell(self, verb: str, *, to: Sequence[int] | None = None, each: Mapping[str, Any] | None = None, **common: Any) -> None:
+        """Call a verb at the parties; nothing comes back.
+
+        No reply means that there is nothing to mask: under secure aggregation a private verb may be called, without a session.
+        """
+        parties, rows = self._address(verb, to, each)
+        if fields := self.exchange(verb, parties, rows, common).fields:
+            raise AtollError(
+                f"Round {self.round}: {verb!r} was called with `tell`, but it replies {next(iter(fields))!r}; "
+                "call it with `ask` or `total`, or let it return nothing."
+            )
 
     def _address(self, verb: str, to: Sequence[int] | None, each: Mapping[str, Any] | None) -> tuple[Parties, Mapping[str, Any]]:
         """A new call: the addressed parties that are not missing, and their rows of `each`."""

@@ -340,10 +340,10 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
         go_back(federation, settings, news)
     elif holder >= 0:
         gradient = complete(federation, federation.ask("differentiate", to=[holder], **news)).stack("gradient")[0]  # ∇L_1
-        federation.total("train", to=[holder])
-        federation.total("train", to=[p for p in federation.parties if p != holder], gradient=gradient, **news)
+        federation.tell("train", to=[holder])
+        federation.tell("train", to=[p for p in federation.parties if p != holder], gradient=gradient, **news)
     else:
-        federation.total("train", **news)
+        federation.tell("train", **news)
     return complete(federation, state)
 
 
@@ -384,7 +384,7 @@ def go_back(federation: Federation, settings: Settings, news: Fields) -> None:
         else:
             shares = {"each": {"share": total.view(len(total), -1, settings.hidden).transpose(0, 1).contiguous()}}
         if layer == shared(settings)[0]:
-            federation.total("train", **shares)
+            federation.tell("train", **shares)
         else:
             total = complete(federation, federation.total("backpropagate", layer=layer, **shares))["gradient"]
 
