@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo demo-deploy test test-full lint bench docs clean
+.PHONY: demo demo-deploy test test-full coverage lint hooks bench docs clean
 
 demo: $(VENV)/.run
 	rm -rf runs/demo
@@ -19,11 +19,18 @@ test: $(VENV)/.dev
 test-full: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist loadgroup -m full
 
+# Branch coverage, of child processes too; the pages with every line are build/coverage/index.html
+coverage: $(VENV)/.dev
+	$(BIN)/python -m pytest -n auto --dist loadgroup --cov --cov-report=term --cov-report=html
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+hooks: $(VENV)/.dev
+	$(BIN)/pre-commit install
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
