@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.models.backbones import get_parameters
+from atoll.models.parameters import get_parameters
 from atoll.runs import config, runner
 
 warnings.filterwarnings("ignore")

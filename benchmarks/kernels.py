@@ -19,7 +19,9 @@ import torch.nn.functional as F
 
 from atoll.graphs.graph import Graph, stack
 from atoll.graphs.kernels import Features, Sparse, multiply
-from atoll.models import backbones, losses, optim
+from atoll.models import losses, optim
+from atoll.models.backbone import Backbone
+from atoll.models.registry import build
 from atoll.random import Draws
 
 warnings.simplefilter("ignore")
@@ -133,7 +135,7 @@ def party_products(graph: Graph) -> None:
         )
 
 
-def loss_and_step(graph: Graph, model: backbones.Model) -> None:
+def loss_and_step(graph: Graph, model: Backbone) -> None:
     """Cross entropy and Adam."""
     logits = torch.randn(graph.num_nodes, graph.num_classes, requires_grad=True)
     chosen = graph.train
@@ -171,7 +173,7 @@ def epoch_of(graph: Graph, seed: int = 0) -> Run:
     """One epoch as an algorithm writes it."""
     parties = graph.parties
     sizes = {"features": graph.num_features, "classes": graph.num_classes}
-    model = backbones.build("gcn", parties=parties, draws=Draws(seed, range(parties), "first"), **sizes)
+    model = build("gcn", parties=parties, draws=Draws(seed, range(parties), "first"), **sizes)
     optimizer = optim.Adam(model, 0.003)
     return lambda: optim.descend(optimizer, losses.cross_entropy(model(graph), graph, "train"))
 
@@ -180,7 +182,7 @@ def by_hand(graph: Graph) -> Run:
     """The same epoch without autograd: the least there is to do with these kernels."""
     parties = graph.parties
     sizes = {"features": graph.num_features, "classes": graph.num_classes}
-    model = backbones.build("gcn", parties=parties, draws=Draws(0, range(parties), "first"), **sizes)
+    model = build("gcn", parties=parties, draws=Draws(0, range(parties), "first"), **sizes)
     w1, b1, w2, b2 = (p.detach() for p in model.parameters())
     optimizer, blocks, features = optim.Adam(model, 0.003), graph.blocks, graph.features
     forward, backward = graph.normalized_adjacency.forward, graph.normalized_adjacency.transposed
@@ -237,7 +239,7 @@ def main() -> None:
     sparse_products(graph)
     party_products(graph)
     sizes = {"features": graph.num_features, "classes": graph.num_classes}
-    loss_and_step(graph, backbones.build("gcn", parties=graph.parties, draws=Draws(0, range(graph.parties)), **sizes))
+    loss_and_step(graph, build("gcn", parties=graph.parties, draws=Draws(0, range(graph.parties)), **sizes))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from torch_geometric.nn import GCNConv
 
 from atoll.federation.cohort import first_model
 from atoll.graphs.graph import Graph
-from atoll.models.backbones import get_parameters
+from atoll.models.parameters import get_parameters
 from atoll.runs import runner
 from small import small
 

@@ -7,7 +7,7 @@ import pytest
 import plain
 from atoll.algorithms.fedper import base_names
 from atoll.federation.cohort import first_model
-from atoll.models.backbones import build
+from atoll.models.registry import build
 from atoll.runs import runner
 from small import small
 

@@ -14,8 +14,8 @@ from atoll.algorithms import nfedgnn
 from atoll.errors import AtollError
 from atoll.federation.federation import Federation
 from atoll.graphs.graph import Graph
-from atoll.models.backbones import get_parameters
 from atoll.models.losses import smoothness
+from atoll.models.parameters import get_parameters
 from atoll.runs import config, runner
 
 GCN = {"hidden": 8, "regularisation": 10.0}

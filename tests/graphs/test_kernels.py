@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from atoll.graphs.attention import Attention, attend
-from atoll.graphs.kernels import Blocks, Features, Sparse, diffuse, party_matmul, spread, transform
+from atoll.graphs.kernels import Blocks, Features, Sparse, diffuse, spread, transform
 from atoll.random import Draws
 
 SIZES = [[9], [7, 1, 12], [5, 5, 5], [1] * 20, [2, 3] * 40]
@@ -89,11 +89,11 @@ def test_masked_entries_reach_both_directions(cuts: list[int]) -> None:
 
 @pytest.mark.parametrize("fan_out", [3, 20])
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: f"{len(sizes)}x{sizes[0]}")
-def test_party_matmul_equals_a_loop(sizes: list[int], fan_out: int) -> None:
+def test_transform_equals_a_loop_over_parties(sizes: list[int], fan_out: int) -> None:
     """Every party's rows meet its own weight, whichever way the sizes and widths are computed."""
     rows = torch.randn(sum(sizes), 18, requires_grad=True)
     weight = torch.randn(len(sizes), 18, fan_out, requires_grad=True)
-    agree(party_matmul(rows, weight, sizes), naive_product(rows, weight, sizes), [rows, weight])
+    agree(transform(rows, weight, Blocks(sizes)), naive_product(rows, weight, sizes), [rows, weight])
 
 
 @pytest.mark.parametrize("stored", ["sparse", "dense"])

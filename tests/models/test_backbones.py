@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from atoll.errors import AtollError
 from atoll.graphs.attention import elu
 from atoll.graphs.graph import Graph, stack
-from atoll.models import backbones
+from atoll.models.backbone import Backbone
 from atoll.models.losses import cross_entropy
 from atoll.models.optim import Adam, descend
+from atoll.models.parameters import get_parameters, set_parameters
+from atoll.models.registry import MODELS, build
 from atoll.random import Draws
 
 with warnings.catch_warnings():  # torch deprecates what PyG still uses
@@ -61,14 +63,19 @@ def make_graph(nodes: int, seed: int, *, sparse: bool = True, directed: bool = F
     )
 
 
-def make_model(name: str, parties: list[int], layers: int, **options: float) -> backbones.Model:
+def make_model(name: str, parties: list[int], layers: int, **options: float) -> Backbone:
     """A model with values everywhere, biases too."""
-    sizes = {"features": FEATURES, "classes": CLASSES, "hidden": HIDDEN, "layers": layers, "heads": 4}
-    model = backbones.build(name, parties=len(parties), draws=Draws(0, parties, "first"), **sizes, **options)
+    sizes = {"features": FEATURES, "classes": CLASSES, "hidden": HIDDEN, "layers": layers}
+    model = build(name, parties=len(parties), draws=Draws(0, parties, "first"), settings=four_heads(name), **sizes, **options)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * Draws(0, parties, "more").normal(*parameter.shape[1:])
     return model
+
+
+def four_heads(name: str) -> dict[str, int]:
+    """The settings of a model, with fewer heads than the default."""
+    return {"heads": 4} if name == "gat" else {}
 
 
 def dense(graph: Graph) -> Tensor:
@@ -79,28 +86,28 @@ def dense(graph: Graph) -> Tensor:
 class Reference(nn.Module):
     """The same network of PyG's layers with the parameters of one party."""
 
-    def __init__(self, name: str, model: backbones.Model, party: int, layers: int) -> None:
+    def __init__(self, name: str, model: Backbone, party: int, layers: int) -> None:
         super().__init__()
         self.name = name
-        values = {key: value[party] for key, value in backbones.get_parameters(model, copy=True).items()}
+        values = {key: value[party] for key, value in get_parameters(model, copy=True).items()}
         widths = [FEATURES, *[HIDDEN] * (layers - 1), CLASSES]
         self.pairs: list[tuple[str, nn.Parameter]] = []  # our name, PyG's parameter
         self.convs = nn.ModuleList()
         if name == "gcnii":
             self.first = self.linear("input", values)
-            for place in range(layers):
-                conv = GCN2Conv(HIDDEN, alpha=0.1, theta=0.5, layer=place + 1)
-                self.tie(f"layers.{place}.weight", conv.weight1, values)
+            for index in range(layers):
+                conv = GCN2Conv(HIDDEN, alpha=0.1, theta=0.5, layer=index + 1)
+                self.tie(f"layers.{index}.weight", conv.weight1, values)
                 self.convs.append(conv)
             self.final = self.linear("output", values)
             return
-        for place in range(1 if name == "sgc" else layers):
-            key = f"layers.{place}"
-            self.convs.append(self.conv(name, key, widths, place, place == layers - 1, values))
+        for index in range(1 if name == "sgc" else layers):
+            key = f"layers.{index}"
+            self.convs.append(self.conv(name, key, widths, index, index == layers - 1, values))
 
-    def conv(self, name: str, key: str, widths: list[int], place: int, last: bool, values: dict[str, Tensor]) -> nn.Module:
+    def conv(self, name: str, key: str, widths: list[int], index: int, last: bool, values: dict[str, Tensor]) -> nn.Module:
         """One of PyG's layers with our values in it."""
-        fan_in, fan_out = widths[place], widths[place + 1]
+        fan_in, fan_out = widths[index], widths[index + 1]
         if name == "gcn":
             conv = GCNConv(fan_in, fan_out)
             self.tie(f"{key}.weight", conv.lin.weight, values)
@@ -151,9 +158,9 @@ class Reference(nn.Module):
             for conv in self.convs:
                 x = conv(x, first, edges).relu()
             return self.final(x)
-        for place, conv in enumerate(self.convs):
+        for index, conv in enumerate(self.convs):
             x = conv(x) if self.name in ("mlp", "appnp") else conv(x, edges)
-            if place < len(self.convs) - 1:
+            if index < len(self.convs) - 1:
                 x = F.elu(x) if self.name == "gat" else x.relu()
         return APPNP(K=10, alpha=0.1)(x, edges) if self.name == "appnp" else x
 
@@ -196,7 +203,7 @@ def test_models_equal_pyg_on_directed_graphs(name: str, layers: int) -> None:
 
 @pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
 @pytest.mark.parametrize(("name", "layers"), CASES)
-def test_placement_does_not_matter(name: str, layers: int, sparse: bool) -> None:
+def test_indexment_does_not_matter(name: str, layers: int, sparse: bool) -> None:
     """A party trained in a block of three and alone, with dropout everywhere, ends with the same parameters, bit for bit."""
     graphs = [make_graph(size, seed, sparse=sparse) for seed, size in enumerate((30, 17, 51))]
 
@@ -205,7 +212,7 @@ def test_placement_does_not_matter(name: str, layers: int, sparse: bool) -> None
         optimizer, draws = Adam(model, 0.01), Draws(0, parties, "train")
         for _ in range(3):
             descend(optimizer, cross_entropy(model(graph, draws), graph, "train"))
-        return backbones.get_parameters(model)
+        return get_parameters(model)
 
     together = train([0, 1, 2], stack(graphs))
     for party, graph in enumerate(graphs):
@@ -237,13 +244,14 @@ def test_embedding_is_the_last_hidden_layer(name: str, layers: int) -> None:
         assert torch.equal(hidden, model(graph))
     else:
         assert hidden.shape == (20, HIDDEN)
+    assert hidden.shape[1] == model.embedding_width(model.shape)
 
 
 def test_gcn_head_on_its_embedding_gives_the_logits() -> None:
     """The last layer over `embed` is the model: Â·(H·W) + b."""
     graph = make_graph(20, 0)
     model = make_model("gcn", [0], 2)
-    values = backbones.get_parameters(model)
+    values = get_parameters(model)
     logits = (
         graph.normalized_adjacency.forward.to_dense() @ model.embed(graph) @ values["layers.1.weight"][0]
         + values["layers.1.bias"][0]
@@ -265,43 +273,43 @@ FIRST = {
 @pytest.mark.parametrize("name", FIRST)
 def test_first_values_have_pygs_distributions(name: str) -> None:
     """Uniform between ± the bound that PyG's reset_parameters uses; zero where it uses zeros."""
-    model = backbones.build(name, parties=2, features=12, classes=4, hidden=256, heads=4, draws=Draws(0, [0, 1], "first"))
-    values = backbones.get_parameters(model)
+    model = build(name, parties=2, features=12, classes=4, hidden=256, settings=four_heads(name), draws=Draws(0, [0, 1], "first"))
+    values = get_parameters(model)
     for key, bound in FIRST[name].items():
         top = values[key].abs().max().item()
         assert top <= bound
         assert top >= 0.7 * bound
 
 
-@pytest.mark.parametrize("name", list(backbones.MODELS))
+@pytest.mark.parametrize("name", list(MODELS))
 def test_first_values_are_the_partys_own(name: str) -> None:
     """Party 7's first values are the same in any company, and differ from party 3's."""
     options = {"features": FEATURES, "classes": CLASSES, "hidden": HIDDEN}
-    together = backbones.get_parameters(backbones.build(name, parties=2, draws=Draws(1, [3, 7], "first"), **options))
-    alone = backbones.get_parameters(backbones.build(name, parties=1, draws=Draws(1, [7], "first"), **options))
+    together = get_parameters(build(name, parties=2, draws=Draws(1, [3, 7], "first"), **options))
+    alone = get_parameters(build(name, parties=1, draws=Draws(1, [7], "first"), **options))
     for key, value in together.items():
         assert torch.equal(value[1], alone[key][0])
     weights = [value for key, value in together.items() if key.endswith("weight")]
     assert not any(torch.equal(value[0], value[1]) for value in weights)
 
 
-@pytest.mark.parametrize("name", list(backbones.MODELS))
+@pytest.mark.parametrize("name", list(MODELS))
 def test_read_and_load(name: str) -> None:
     """What is read can be loaded: with the party axis as it is, without it to every party; reading copies only when asked."""
     source, target = (
         make_model(name, [0, 1], 2),
-        backbones.build(name, parties=2, features=FEATURES, classes=CLASSES, hidden=HIDDEN, heads=4),
+        build(name, parties=2, features=FEATURES, classes=CLASSES, hidden=HIDDEN, settings=four_heads(name)),
     )
-    assert not any(value.any() for value in backbones.get_parameters(target).values())
-    copied = backbones.get_parameters(source, copy=True)
-    backbones.set_parameters(target, backbones.get_parameters(source))
-    assert all(torch.equal(value, copied[key]) for key, value in backbones.get_parameters(target).items())
-    backbones.set_parameters(target, {key: value[1] for key, value in copied.items()})
-    for key, value in backbones.get_parameters(target).items():
+    assert not any(value.any() for value in get_parameters(target).values())
+    copied = get_parameters(source, copy=True)
+    set_parameters(target, get_parameters(source))
+    assert all(torch.equal(value, copied[key]) for key, value in get_parameters(target).items())
+    set_parameters(target, {key: value[1] for key, value in copied.items()})
+    for key, value in get_parameters(target).items():
         assert torch.equal(value[0], copied[key][1])
         assert torch.equal(value[1], copied[key][1])
-    live = backbones.get_parameters(target)
-    backbones.set_parameters(target, copied)
+    live = get_parameters(target)
+    set_parameters(target, copied)
     assert all(torch.equal(value, copied[key]) for key, value in live.items())
     assert not any(value.requires_grad for value in live.values())
 
@@ -309,41 +317,43 @@ def test_read_and_load(name: str) -> None:
 def test_load_refuses_what_does_not_fit() -> None:
     """Another name or another shape is refused before anything is written."""
     model = make_model("gcn", [0, 1], 2)
-    before = backbones.get_parameters(model, copy=True)
+    before = get_parameters(model, copy=True)
     with pytest.raises(AtollError, match=r"layers\.1\.bias"):
-        backbones.set_parameters(model, {key: value + 1 for key, value in before.items() if key != "layers.1.bias"})
+        set_parameters(model, {key: value + 1 for key, value in before.items() if key != "layers.1.bias"})
     with pytest.raises(AtollError, match=r"'layers\.1\.weight' has shape \(3, 16, 4\)"):
-        backbones.set_parameters(
+        set_parameters(
             model, {key: torch.zeros(3, *v.shape[1:]) if key == "layers.1.weight" else v + 1 for key, v in before.items()}
         )
-    assert all(torch.equal(value, before[key]) for key, value in backbones.get_parameters(model).items())
+    assert all(torch.equal(value, before[key]) for key, value in get_parameters(model).items())
 
 
-def test_head_names_the_last_layer() -> None:
-    """The parameters that turn the last representation into logits."""
-    assert backbones.head(make_model("gcn", [0], 3)) == {"layers.2.weight", "layers.2.bias"}
-    assert backbones.head(make_model("gcnii", [0], 3)) == {"output.weight", "output.bias"}
-    assert backbones.head(make_model("sage", [0], 2)) == {"layers.1.near.weight", "layers.1.near.bias", "layers.1.own.weight"}
+def test_parameters_belong_to_layers() -> None:
+    """From bottom to top; the last one turns the last representation into logits."""
+    layers = {
+        name: list(dict.fromkeys(model.layer_of(key) for key, _ in model.named_parameters()))
+        for name in ("gcn", "gcnii", "sage")
+        for model in [make_model(name, [0], 2)]
+    }
+    assert layers["gcn"] == layers["sage"] == ["layers.0", "layers.1"]
+    assert layers["gcnii"] == ["input", "layers.0", "layers.1", "output"]
 
 
 def test_models_without_bias() -> None:
     """`bias=False` leaves no bias anywhere, and the model still runs."""
-    for name in backbones.MODELS:
-        model = backbones.build(
-            name, parties=1, features=FEATURES, classes=CLASSES, hidden=HIDDEN, bias=False, draws=Draws(0, [0])
-        )
-        assert not any(key.endswith("bias") for key in backbones.get_parameters(model))
+    for name in MODELS:
+        model = build(name, parties=1, features=FEATURES, classes=CLASSES, hidden=HIDDEN, bias=False, draws=Draws(0, [0]))
+        assert not any(key.endswith("bias") for key in get_parameters(model))
         assert model(make_graph(12, 0)).shape == (12, CLASSES)
 
 
 def test_bad_models_are_errors_with_advice() -> None:
     """A mistyped name gets a suggestion; heads must divide the hidden width."""
     with pytest.raises(AtollError, match="did you mean 'sage'"):
-        backbones.build("sagee", parties=1, features=2, classes=2)
-    with pytest.raises(AtollError, match="multiple of heads"):
-        backbones.build("gat", parties=1, features=2, classes=2, hidden=20, heads=8)
+        build("sagee", parties=1, features=2, classes=2)
+    with pytest.raises(AtollError, match=r"hidden \(20\) to be a multiple of model.heads \(8\)"):
+        build("gat", parties=1, features=2, classes=2, hidden=20)
     with pytest.raises(AtollError, match="layers"):
-        backbones.build("gcn", parties=1, features=2, classes=2, layers=0)
+        build("gcn", parties=1, features=2, classes=2, layers=0)
 
 
 def test_elu_is_the_same_wherever_a_number_stands() -> None:

@@ -27,8 +27,9 @@ from atoll.graphs.attention import elu
 from atoll.graphs.graph import Graph
 from atoll.graphs.user_rows import Entries, Weights
 from atoll.models import optim
-from atoll.models.backbones import Dense, Heads, Shape, get_parameters, set_parameters
+from atoll.models.layers import AttentionLayer, Dense
 from atoll.models.losses import cross_entropy, smoothness
+from atoll.models.parameters import get_parameters, set_parameters
 from atoll.random import SERVER, Draws, Streams
 from atoll.settings import setting
 
@@ -105,10 +106,9 @@ class Server(nn.Module):
     def __init__(self, settings: Split, classes: int, draws: Draws | None) -> None:
         super().__init__()
         self.settings = settings
-        shape = Shape(1, 0, classes, dropout=settings.dropout)
         if settings.model == "gat":
-            self.first = Heads(shape, None, settings.heads, settings.hidden, draws)
-            self.second: nn.Module = Heads(shape, settings.width, 1, classes, draws)
+            self.first = AttentionLayer(1, None, settings.heads, settings.hidden, draws)
+            self.second: nn.Module = AttentionLayer(1, settings.width, 1, classes, draws)
         else:
             self.second = Dense(1, settings.hidden, classes, draws, bias=False, glorot=True)
 

@@ -34,7 +34,7 @@ from atoll.engines.remote import LARGEST, LOST_SAVE
 from atoll.errors import AtollError, PartyFailure, short
 from atoll.federation.cohort import Cohort, Fields, Guard, Schema
 from atoll.graphs.graph import Graph
-from atoll.models.backbones import get_parameters
+from atoll.models.parameters import get_parameters
 from atoll.parties import Parties
 from atoll.privacy import releases
 from atoll.privacy.identities import simulated

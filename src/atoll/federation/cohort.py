@@ -17,7 +17,9 @@ from atoll.federation.bounds import Limits
 from atoll.federation.declarations import Declared, flag, secret
 from atoll.federation.declarations import Model as ModelForm
 from atoll.graphs.graph import Graph, spans
-from atoll.models.backbones import Model, build, get_parameters, set_parameters
+from atoll.models.backbone import Backbone
+from atoll.models.parameters import get_parameters, set_parameters
+from atoll.models.registry import build
 from atoll.parties import Parties
 from atoll.privacy import masking
 from atoll.privacy.identities import SIGNATURE_BYTES
@@ -338,7 +340,7 @@ class Cohort:
                 setattr(self, name, kept)
 
 
-def backbone(settings: Training, schema: Schema, parties: int, draws: Draws | None) -> Model:
+def backbone(settings: Training, schema: Schema, parties: int, draws: Draws | None) -> Backbone:
     """The graph neural network the settings name, for so many parties; its first values are drawn, or zero without draws."""
     return build(
         settings.model,

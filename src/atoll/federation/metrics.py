@@ -14,7 +14,7 @@ from torch import Tensor
 from atoll.federation.cohort import Fields, backbone
 from atoll.federation.federation import Federation
 from atoll.graphs.graph import Graph, majority_class
-from atoll.models.backbones import set_parameters
+from atoll.models.parameters import set_parameters
 from atoll.settings import Training
 
 _listeners: list[Callable[[Tensor, Graph], None]] = []

@@ -318,11 +318,6 @@ class _Layer(torch.autograd.Function):
         return of_rows, of_weight, of_bias, None, None, None, None, None
 
 
-def party_matmul(rows: Tensor, weight: Tensor, sizes: Sequence[int]) -> Tensor:
-    """(N, i), (P, i, o) → (N, o): each party's rows times its own weight, differentiable in both."""
-    return transform(rows, weight, Blocks(sizes))
-
-
 def spread(values: Tensor, blocks: Blocks) -> Tensor:
     """(P, …) → (N, …): every row gets its party's values."""
     result: Tensor = _Spread.apply(values, blocks)  # type: ignore[no-untyped-call]

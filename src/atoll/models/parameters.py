@@ -1,14 +1,35 @@
-"""Arithmetic on models as dicts of tensors: what the parties reply and what the server does with it."""
+"""The parameters of models as dicts of tensors: read, written, scaled and weighted."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
-from atoll.models.backbones import get_parameters
+from atoll.errors import AtollError
 
 Parameters = dict[str, Tensor]
+
+
+def get_parameters(model: nn.Module, *, copy: bool = False) -> Parameters:
+    """The parameters by name, each (P, …), detached; live views unless `copy`."""
+    return {name: p.detach().clone() if copy else p.detach() for name, p in model.named_parameters()}
+
+
+@torch.no_grad()
+def set_parameters(model: nn.Module, params: Mapping[str, Tensor]) -> None:
+    """Copy parameters in: (P, …) as they are, (…) to every party."""
+    live = dict(model.named_parameters())
+    if live.keys() != params.keys():
+        odd = sorted(live.keys() ^ params.keys())
+        raise AtollError(f"these parameters belong to another model: {', '.join(odd)} should be in both or neither")
+    for name, p in live.items():
+        if params[name].shape not in (p.shape, p.shape[1:]):
+            shapes = f"{tuple(params[name].shape)}; the model has {tuple(p.shape)}, party first"
+            raise AtollError(f"parameter {name!r} has shape {shapes}")
+    for name, p in live.items():
+        p.copy_(params[name])
 
 
 def scale(parameters: Mapping[str, Tensor], factor: float | Tensor) -> Parameters:
@@ -17,6 +38,6 @@ def scale(parameters: Mapping[str, Tensor], factor: float | Tensor) -> Parameter
 
 
 def weighted(model: nn.Module | Mapping[str, Tensor], weights: Tensor) -> Parameters:
-    """Party p's parameters (P, …) times its weight; a copy, so that the model may train on."""
+    """Party p's parameters (P, …) times its weight; a copy, so that the model can go on training."""
     parameters = get_parameters(model) if isinstance(model, nn.Module) else model
     return {name: value * weights.view(-1, *[1] * (value.ndim - 1)) for name, value in parameters.items()}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from atoll.errors import AtollError
 from atoll.federation.cohort import backbone
-from atoll.models.backbones import set_parameters
+from atoll.models.parameters import set_parameters
 from atoll.runs.runner import Result, prepare
 
 

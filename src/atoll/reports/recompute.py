@@ -18,7 +18,7 @@ from atoll.data.statistics import Facts, facts, node_homophily
 from atoll.errors import AtollError
 from atoll.federation import metrics
 from atoll.graphs.graph import Graph, majority_class
-from atoll.models.backbones import Model
+from atoll.models.backbone import Backbone
 from atoll.parties import Parties
 from atoll.reports.runs import Row, Run, mean
 from atoll.runs import config as configurations
@@ -154,7 +154,7 @@ def _hidden(config: Config, document: dict[str, Any]) -> Hidden | None:
     heard: dict[int, tuple[Tensor, Graph]] = {}
 
     def look(module: nn.Module, arguments: tuple[Any, ...], _: Any) -> None:
-        if isinstance(module, Model) and arguments and isinstance(arguments[0], Graph):
+        if isinstance(module, Backbone) and arguments and isinstance(arguments[0], Graph):
             seen[id(arguments[0].ids)] = module.embed(arguments[0]).detach()
 
     def hear(logits: Tensor, graph: Graph) -> None:

@@ -17,8 +17,10 @@ from atoll.deferred import Deferred
 from atoll.errors import AtollError
 from atoll.federation.cohort import Message
 from atoll.graphs.graph import Graph
-from atoll.models import backbones, optim
+from atoll.models import optim
 from atoll.models.losses import batch, cross_entropy
+from atoll.models.parameters import get_parameters, set_parameters
+from atoll.models.registry import build
 from atoll.random import Draws
 from atoll.runs import config, runner
 from atoll.runs.runner import Experiment, Result
@@ -194,13 +196,13 @@ def test_one_local_step_is_centralised_appnp() -> None:
     """I = 1 with full compensation takes the gradient steps of APPNP on the whole graph, mean over the training nodes."""
     experiment = prepared(local_steps=1)
     whole = experiment.spread.whole
-    model = backbones.build("appnp", parties=1, features=FEATURES, classes=2, hidden=HIDDEN, bias=False)
-    backbones.set_parameters(model, first_model())
+    model = build("appnp", parties=1, features=FEATURES, classes=2, hidden=HIDDEN, bias=False)
+    set_parameters(model, first_model())
     optimizer = optim.SGD(model, 0.3)
     for _ in range(20):
         optim.descend(optimizer, cross_entropy(model(whole), whole, "train"))
     result = runner.rounds(experiment)
-    for name, value in backbones.get_parameters(model).items():
+    for name, value in get_parameters(model).items():
         torch.testing.assert_close(result.state["model"][name], value[0], atol=1e-6, rtol=1e-6)
     logits = model(whole).detach()
     assert result.last["accuracy"] == pytest.approx(float((logits.argmax(1) == whole.y)[whole.test].float().mean()))
@@ -211,30 +213,30 @@ def test_one_local_step_is_centralised_appnp() -> None:
 def test_weight_decay_is_that_of_centralised_appnp() -> None:
     """The short cut shrinks what it does not form: I = 1 with weight decay equals SGD with weight decay."""
     experiment = prepared(local_steps=1, weight_decay=0.1)
-    model = backbones.build("appnp", parties=1, features=FEATURES, classes=2, hidden=HIDDEN, bias=False)
-    backbones.set_parameters(model, first_model())
+    model = build("appnp", parties=1, features=FEATURES, classes=2, hidden=HIDDEN, bias=False)
+    set_parameters(model, first_model())
     optimizer = optim.SGD(model, 0.3, weight_decay=0.1)
     for _ in range(20):
         optim.descend(optimizer, cross_entropy(model(experiment.spread.whole), experiment.spread.whole, "train"))
     result = runner.rounds(experiment)
-    for name, value in backbones.get_parameters(model).items():
+    for name, value in get_parameters(model).items():
         torch.testing.assert_close(result.state["model"][name], value[0], atol=1e-6, rtol=1e-6)
 
 
 def test_without_propagation_it_is_fedmlp() -> None:
     """M = 0 makes Ã the identity: FedAvg of the same MLP, whatever is sent for compensation (Remark 1)."""
     usual = run("sc", steps=0, rounds=6)
-    model = backbones.build("mlp", parties=1, features=FEATURES, classes=2, hidden=HIDDEN, bias=False)
+    model = build("mlp", parties=1, features=FEATURES, classes=2, hidden=HIDDEN, bias=False)
     parts = prepared("sc").spread.parts
     mean = first_model()
     for _ in range(6):
         taken = []
         for party in range(NODES):
             graph = parts.select([party])
-            backbones.set_parameters(model, mean)
+            set_parameters(model, mean)
             for _ in range(3):
                 optim.descend(optim.SGD(model, 0.3), cross_entropy(model(graph), graph, "train"))
-            taken.append(backbones.get_parameters(model, copy=True))
+            taken.append(get_parameters(model, copy=True))
         mean = {name: torch.stack([own[name][0] for own in taken]).mean(0) for name in mean}
     for name, value in mean.items():
         torch.testing.assert_close(usual.state["model"][name], value, atol=1e-5, rtol=1e-5)

@@ -34,7 +34,7 @@ from atoll.federation.federation import Federation
 from atoll.graphs.kernels import spread
 from atoll.graphs.sampling import Batch, Level, below
 from atoll.models import optim
-from atoll.models.split import SPLITS, Shape
+from atoll.models.split import SPLITS, SplitShape
 from atoll.random import SERVER, Draws, generator
 
 SCENARIOS = ("vertical",)
@@ -79,7 +79,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         """A network for each party, and an empty notebook."""
         s, count = self.settings, len(self.parties)
         self.shared = shared(s)
-        shape = Shape(
+        shape = SplitShape(
             parties=count,
             features=self.schema.features,
             classes=self.schema.classes,

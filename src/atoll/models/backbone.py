@@ -1,0 +1,119 @@
+"""What a backbone is: a model of P parties at once, from features and edges to logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from atoll.graphs.graph import Graph
+from atoll.graphs.kernels import Features
+from atoll.models.layers import Dense
+from atoll.random import Draws
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The size of a backbone, and the dropout that all backbones have in common."""
+
+    parties: int
+    features: int
+    classes: int
+    hidden: int = 64
+    layers: int = 2
+    dropout: float = 0.0
+    input_dropout: float = 0.0
+    bias: bool = True
+
+    @property
+    def widths(self) -> list[int]:
+        """Features, hidden widths, classes."""
+        return [self.features, *[self.hidden] * (self.layers - 1), self.classes]
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """A backbone without settings of its own."""
+
+
+class Backbone(nn.Module):
+    """A model of P parties: `model(graph)` gives logits (N, C); `model(graph, draws)` does so in training, with dropout.
+
+    Every parameter has a leading party axis. Initial values come from `draws`; they are zero without.
+    The first paragraph of a subclass's docstring is what `atoll models` shows.
+    """
+
+    settings_type: ClassVar[type] = NoSettings  # a frozen dataclass of `atoll.settings.setting` fields, set as model.NAME
+    weighted_edges: ClassVar[bool] = True  # whether it propagates through the normalized adjacency, and so uses edge weights
+
+    def __init__(self, shape: ModelShape, draws: Draws | None = None, settings: Any = None) -> None:
+        super().__init__()
+        self.shape = shape
+        self.settings = self.settings_type() if settings is None else settings
+
+    def forward(self, graph: Graph, draws: Draws | None = None) -> Tensor:
+        """Logits (N, C)."""
+        raise NotImplementedError
+
+    def embed(self, graph: Graph, draws: Draws | None = None) -> Tensor:
+        """The last hidden representation (N, hidden); the logits where there is no hidden layer."""
+        raise NotImplementedError
+
+    @classmethod
+    def embedding_width(cls, shape: ModelShape) -> int:
+        """Columns of what `embed` gives."""
+        return shape.hidden if shape.layers > 1 else shape.classes
+
+    def layer_of(self, name: str) -> str:
+        """The layer that a parameter belongs to: `layers.1.near.weight` is in `layers.1`, `output.bias` in `output`."""
+        parts = name.split(".")
+        return ".".join(parts[:2]) if isinstance(self._modules.get(parts[0]), nn.ModuleList) else parts[0]
+
+    def inputs(self, graph: Graph, draws: Draws | None) -> Features:
+        """The features, after input dropout in training."""
+        if draws is None or not self.shape.input_dropout:
+            return graph.features
+        return graph.features.dropped(self.shape.input_dropout, draws)
+
+    def drop(self, hidden: Tensor, graph: Graph, draws: Draws | None) -> Tensor:
+        """Dropout of hidden units in training."""
+        if draws is None or not self.shape.dropout:
+            return hidden
+        return hidden * draws.keep(1 - self.shape.dropout, graph.sizes, hidden.shape[1])
+
+
+class Chain(Backbone):
+    """A backbone of one layer after the other, with dropout between them; the first takes the features."""
+
+    glorot = False
+
+    def __init__(self, shape: ModelShape, draws: Draws | None = None, settings: Any = None) -> None:
+        super().__init__(shape, draws, settings)
+        self.last = shape.layers - 1
+        self.layers = nn.ModuleList()
+        for fan_in, fan_out in pairwise(shape.widths):
+            self.layers.append(self.make(fan_in, fan_out, draws))
+
+    def make(self, fan_in: int, fan_out: int, draws: Draws | None) -> nn.Module:
+        """The next layer's parameters."""
+        return Dense(self.shape.parties, fan_in, fan_out, draws, bias=self.shape.bias, glorot=self.glorot)
+
+    def layer(self, index: int, x: Features | Tensor, graph: Graph, draws: Draws | None) -> Tensor:
+        """(N, in) → (N, out): one layer, activated unless it is the last."""
+        raise NotImplementedError
+
+    def forward(self, graph: Graph, draws: Draws | None = None) -> Tensor:
+        """Logits (N, C)."""
+        x = self.drop(self.embed(graph, draws), graph, draws) if self.last else self.inputs(graph, draws)
+        return self.layer(self.last, x, graph, draws)
+
+    def embed(self, graph: Graph, draws: Draws | None = None) -> Tensor:
+        """The representation below the last layer."""
+        if not self.last:
+            return self.forward(graph, draws)
+        x = self.layer(0, self.inputs(graph, draws), graph, draws)
+        for index in range(1, self.last):
+            x = self.layer(index, self.drop(x, graph, draws), graph, draws)
+        return x

@@ -1,0 +1,21 @@
+"""GCN: Kipf & Welling, ICLR 2017."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from atoll.graphs.graph import Graph
+from atoll.graphs.kernels import Features
+from atoll.models.backbone import Chain
+from atoll.random import Draws
+
+
+class GCN(Chain):
+    """Kipf & Welling, ICLR 2017: H⁺ = relu(Â·H·W + b), Â = D^(-1/2)(A + I)D^(-1/2)."""
+
+    glorot = True
+
+    def layer(self, index: int, x: Features | Tensor, graph: Graph, draws: Draws | None) -> Tensor:
+        """Â·(H·W) + b."""
+        out: Tensor = self.layers[index](x, graph.blocks, graph.normalized_adjacency, relu=index < self.last)
+        return out

@@ -1,0 +1,52 @@
+"""Backbones by name: atoll's own, those of other packages (entry points in the group `atoll.models`) and registered ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.models.backbone import Backbone, ModelShape
+from atoll.random import Draws
+from atoll.registry import Registry
+from atoll.settings import build as build_settings
+
+MODELS: Registry[type[Backbone]] = Registry(
+    "model",
+    {
+        "appnp": "atoll.models.appnp:APPNP",
+        "gat": "atoll.models.gat:GAT",
+        "gcn": "atoll.models.gcn:GCN",
+        "gcnii": "atoll.models.gcnii:GCNII",
+        "mlp": "atoll.models.mlp:MLP",
+        "sage": "atoll.models.sage:GraphSAGE",
+        "sgc": "atoll.models.sgc:SGC",
+    },
+)
+
+
+def build(
+    name: str,
+    *,
+    parties: int,
+    features: int,
+    classes: int,
+    hidden: int = 64,
+    layers: int = 2,
+    dropout: float = 0.0,
+    input_dropout: float = 0.0,
+    bias: bool = True,
+    settings: Any = None,
+    draws: Draws | None = None,
+) -> Backbone:
+    """The backbone of that name for P parties; initial values have PyG's distributions, drawn separately for each party.
+
+    `settings` are the backbone's own, as an instance of its `settings_type` or a mapping; defaults without.
+    """
+    kind = MODELS.find(name)
+    if layers < 1 or hidden < 1:
+        raise AtollError(f"A model needs at least one layer and one hidden unit, not layers={layers}, hidden={hidden}.")
+    if isinstance(settings, Mapping):
+        settings = build_settings(kind.settings_type, settings, f"model {name}")
+    shape = ModelShape(parties, features, classes, hidden, layers, dropout, input_dropout, bias)
+    return kind(shape, draws, settings)
