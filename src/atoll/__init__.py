@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from atoll.federation.federation import Federation
     from atoll.graphs.graph import Graph
     from atoll.runs.api import compare, resume, run
-    from atoll.runs.runner import Result
+    from atoll.runs.result import Result
 
 __all__ = ["AtollError", "Cohort", "Federation", "Graph", "Result", "compare", "load", "resume", "run", "verb"]
 
@@ -32,7 +32,7 @@ _HOME = {
     "verb": "federation.cohort",
     "Federation": "federation.federation",
     "Graph": "graphs.graph",
-    "Result": "runs.runner",
+    "Result": "runs.result",
 }
 
 

@@ -25,6 +25,7 @@ from atoll.runs import runner
 from atoll.runs.config import Config
 from atoll.runs.folder import Folder
 from atoll.runs.runner import Result
+from atoll.version import __version__
 from small import small
 
 SITES = ("site-0", "site-1", "site-2")
@@ -201,7 +202,7 @@ def test_saves_are_bounded_and_old_ones_go(tmp_path: Path) -> None:
 
 def begin(site: Site, config: Config, token: int) -> dict[str, Any]:
     """Tell a site of a run."""
-    request = {"atoll": runner.__version__, "kind": "begin", "run": "a-run", "config": [config.to_dict()], "token": token}
+    request = {"atoll": __version__, "kind": "begin", "run": "a-run", "config": [config.to_dict()], "token": token}
     request |= {"schema": vars(Schema(12, 3, 3)), "exact": False, "parties": wire.torch.tensor([0])}
     return wire.decode(site.handle(wire.encode(request)))
 

@@ -96,7 +96,7 @@ def test_runs_are_made_once_and_told(tmp_path: Path) -> None:
     broken = execute.finished(next(iter(jobs.values())), tmp_path)[1] / "result.json"
     for text in ("", "[]", "{}"):
         broken.write_text(text)
-        with pytest.raises(AtollError, match=r"result\.json is damaged; delete it"):
+        with pytest.raises(AtollError, match=r"result\.json is damaged .* delete it and finish the run"):
             execute.lines(exhibit, jobs, tmp_path)
 
 
@@ -405,7 +405,8 @@ def test_panels_compare_lines_of_the_same_seeds(kind: str, tmp_path: Path) -> No
         for seed in seeds:
             folder = execute.folder_of(jobs[exhibit.name, row][seed], tmp_path)
             folder.mkdir()
-            (folder / "result.json").write_text(json.dumps({"metrics": {"accuracy": 0.5 + seed}}))
+            written = {"metrics": {"accuracy": 0.5 + seed}, "rounds": 1, "best_round": 1, "bytes": {}, "seconds": {}}
+            (folder / "result.json").write_text(json.dumps(written))
     lines = execute.lines(exhibit, jobs, tmp_path)
     assert [(line.cell.row, line.seeds) for line in lines] == [("A low", 2), ("A high", 2), ("A idle", 0), ("B low", 1)]
     assert lines[0].ours == lines[1].ours

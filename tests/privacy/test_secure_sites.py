@@ -34,6 +34,7 @@ from atoll.runs import runner
 from atoll.runs.config import Config
 from atoll.runs.folder import Folder
 from atoll.runs.runner import Result
+from atoll.version import __version__
 from small import small
 
 BANKS = ("bank-a", "bank-b", "bank-c")
@@ -95,7 +96,7 @@ def begin(site: Site, config: Config, party: int, parties: int) -> str:
     """What a site says to `begin`."""
     request: dict[str, Any] = {"kind": "begin", "config": [config.to_dict()], "token": -1, "exact": False, "run": "run"}
     request |= {"schema": vars(Schema(12, 3, parties)), "parties": wire.torch.tensor([party])}
-    said = opened(site.handle(wire.encode({"atoll": runner.__version__, **request})))
+    said = opened(site.handle(wire.encode({"atoll": __version__, **request})))
     return said if isinstance(said, str) else ""
 
 

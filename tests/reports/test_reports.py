@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +22,11 @@ from atoll.federation.cohort import backbone
 from atoll.federation.metrics import majority_class
 from atoll.models.parameters import set_parameters
 from atoll.reports import figures, matplotlib, page, recompute, table
-from atoll.reports.runs import Row, Run, gather, grouped, read
+from atoll.reports.runs import Row, StoredRun, gather, grouped, read_run
 from atoll.runs import runner
+from atoll.runs.config import Config
+from atoll.runs.progress import Progress
+from atoll.runs.result import Result
 from browser import CHROMIUM, Browser
 from small import ALGORITHMS, small
 
@@ -66,6 +70,13 @@ def test_rows_are_labelled_by_what_tells_them_apart(runs: Path, tmp_path: Path) 
     assert labels == ["local gcn lr=0.1", "local gcn lr=0.2", "local mlp lr=0.1"]
 
 
+def stored(name: str, config: Config, rows: list[dict[str, Any]]) -> StoredRun:
+    """A run that is still going, with this history."""
+    progress = Progress.of(rows, config.run)
+    result = Result(config, "", 1, progress.round, progress.best_round, progress.best, progress.last, {}, {}, rows, {}, {})
+    return StoredRun(Path(name), "", result)
+
+
 def test_curves_are_means_as_far_as_all_seeds_went(runs: Path) -> None:
     """Against megabytes both directions add up; rounds without evaluation have no point; the shortest run ends the curve."""
     one = [{"round": 1, "up": 1e6, "down": 1e6, "accuracy": 0.2}, {"round": 2, "up": 1e6, "down": 0, "accuracy": 0.6}]
@@ -75,13 +86,13 @@ def test_curves_are_means_as_far_as_all_seeds_went(runs: Path) -> None:
         {"round": 3, "up": 1e6, "down": 0, "accuracy": 0.9},
     ]
     config = small("fedavg")
-    row = Row("both", [Run(Path("a"), config, "", one, None), Run(Path("b"), config, "", other, None)])
+    row = Row("both", [stored("a", config, one), stored("b", config, other)])
     assert row.curve("accuracy", "round") == [(1, pytest.approx(0.3), pytest.approx(stdev([0.2, 0.4])))]
     assert row.curve("accuracy", "megabytes")[0][0] == 3
     assert row.curve("accuracy", "simulated_seconds") == []
     assert "simulated s" not in [column.heading for column in table.table([row], lambda _: None).columns]
     told = [{"round": 1, "up": 0, "down": 0, "simulated_seconds": 2.0, "accuracy": 0.1}] * 2
-    linked = Row("linked", [Run(Path("a"), config, "", told, None)])
+    linked = Row("linked", [stored("a", config, told)])
     assert [x for x, _, _ in linked.curve("accuracy", "simulated_seconds")] == [2.0, 4.0]
     assert table.table([linked], lambda _: None).columns[-1].cells[0].value == 4.0
     assert len(figures.thin([(float(x), 0.0, 0.0) for x in range(5000)])) <= figures.MOST_POINTS
@@ -97,7 +108,7 @@ def test_majority_accuracy_is_that_of_the_nodes(tmp_path: Path) -> None:
     set_parameters(model, result.state["model"])
     right = model(graph).argmax(1) == graph.y
     common = graph.test & (graph.y == majority_class(graph))
-    found = recompute.majority(Row("fedavg", [read(tmp_path / "run")]))
+    found = recompute.majority(Row("fedavg", [read_run(tmp_path / "run")]))
     assert found is not None
     assert found[0] == pytest.approx(float(right[common].float().mean()))
 
@@ -124,7 +135,7 @@ def test_embeddings_are_those_of_the_checkpoints_model(algorithm: str, placement
     """The shared model of the server's state, or the parties' own from their memory, wherever they live."""
     config = small(algorithm, placement=placement)
     result = runner.run(config, out=tmp_path / "run")
-    run = read(tmp_path / "run")
+    run = read_run(tmp_path / "run")
     checkpoint = run.checkpoint()
     assert checkpoint is not None
     found = recompute._hidden(config, checkpoint)
@@ -148,7 +159,7 @@ def test_embeddings_are_those_of_the_checkpoints_model(algorithm: str, placement
 def test_every_algorithm_has_embeddings(algorithm: str, tmp_path: Path) -> None:
     """The last hidden layer, or where no single model has one the class scores, and these are the ones that were judged."""
     result = runner.run(small(algorithm, rounds=2), out=tmp_path / "run")
-    run = read(tmp_path / "run")
+    run = read_run(tmp_path / "run")
     drawn = recompute.embedding(run, "pca", 30)
     assert isinstance(drawn, recompute.Embedding)
     assert drawn.points.shape == (30, 2)
@@ -172,7 +183,7 @@ def test_parties_of_judged_nodes_are_told_wherever_they_live(algorithm: str, tmp
     found = []
     for placement in ("together", "apart"):
         runner.run(small(algorithm, rounds=1, placement=placement), out=tmp_path / placement)
-        run = read(tmp_path / placement)
+        run = read_run(tmp_path / placement)
         found.append(recompute._hidden(run.config, run.checkpoint() or {}))
     one, three = ({(int(p), int(y), *np.round(v, 3)) for v, y, p in zip(*each[:3], strict=True)} for each in found if each)
     assert one == three
@@ -239,7 +250,7 @@ def test_a_run_in_progress_loads_itself_again(going: Path) -> None:
     assert "<meta http-equiv=refresh content=5>" in text
     assert "going: round 2 of 4" in text
     assert "Runs still going: 1" in text
-    assert made.rows[0].runs[0].rounds == 2
+    assert made.rows[0].runs[0].result.rounds == 2
     assert {item.name: item.read_bytes() for item in going.iterdir()} == before
 
 

@@ -16,6 +16,7 @@ from atoll.federation.federation import Engine
 from atoll.papers import exhibits, recorded
 from atoll.papers.execute import folder_of, jobs_of
 from atoll.runs import absence, runner
+from atoll.runs.folder import Folder
 from atoll.runs.runner import Progress, Result
 from small import Absent, small
 
@@ -33,7 +34,7 @@ def run(absent: dict[int, set[int]], folder: Path | None = None, **values: Any) 
 
     if folder is None:
         return runner.rounds(runner.prepare(config, engine=engine))
-    return runner.rounds(runner.prepare(config, engine=engine), runner.Folder.create(folder, config))
+    return runner.rounds(runner.prepare(config, engine=engine), Folder.create(folder, config))
 
 
 def worst_party() -> int:
@@ -162,7 +163,7 @@ def test_a_resumed_run_remembers_its_marks(tmp_path: Path) -> None:
     absent = {2: {1}, 4: {1}}
     whole = run(absent, patience=5)
     config = small("fedavg", rounds=ROUNDS, patience=5, checkpoint_every=1)
-    folder = runner.Folder.create(tmp_path / "run", config)
+    folder = Folder.create(tmp_path / "run", config)
 
     class Stop(Exception):
         """The process ends."""
@@ -208,7 +209,7 @@ def test_the_report_of_a_run_in_progress_chooses_as_the_run_does(tmp_path: Path)
     result = run({round: {worst} for round in range(4, ROUNDS + 1)}, tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
     (row,) = reports.make([tmp_path / "run"], embeddings="none").rows
-    assert row.runs[0].best_round == result.best_round
+    assert row.runs[0].result.best_round == result.best_round
     assert "no such round is the best" in row.runs[0].absence
 
 

@@ -21,7 +21,7 @@ import atoll
 from atoll import storage, wire
 from atoll.data import save
 from atoll.errors import AtollError
-from atoll.runs import runner
+from atoll.runs import loop, runner
 from atoll.runs.config import Config
 from atoll.runs.folder import Folder
 from atoll.runs.runner import Progress
@@ -149,7 +149,7 @@ def test_saving_takes_a_small_share_of_the_time(tmp_path: Path, monkeypatch: Any
     def tick(row: dict[str, Any], rounds: int) -> None:
         clock[0] += 1
 
-    monkeypatch.setattr(runner.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(Folder, "save", slow)
     runner.run(small("fedavg", rounds=60), out=tmp_path / "run", watch=tick)
     assert len(counted) == saves

@@ -103,7 +103,7 @@ def test_a_changed_digit_is_not_reported(run: Path, name: str, monkeypatch: pyte
     place = text.index('"val_loss": ') + len('"val_loss": 0.')
     (run / name).write_text(text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :])
     with pytest.raises(AtollError, match=f"{name} is damaged .its checksum does not match"):
-        runs.read(run)
+        runs.read_run(run)
     monkeypatch.setattr(sys, "argv", ["atoll", "report", str(run), "--html", str(run / "page.html")])
     with pytest.raises(SystemExit) as end:
         main.main()
@@ -112,7 +112,7 @@ def test_a_changed_digit_is_not_reported(run: Path, name: str, monkeypatch: pyte
     if name == "result.json":
         runner.resume(run)
         assert json.loads((run / "result.json").read_bytes()) == json.loads(good)
-        assert runs.read(run).done
+        assert runs.read_run(run).result.finished
 
 
 def test_a_result_of_an_earlier_version_is_read(run: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_result_of_an_earlier_version_is_read(run: Path) -> None:
     result = json.loads((run / "result.json").read_text())
     del result["sha256"], result["history_sha256"]
     (run / "result.json").write_text(json.dumps(result))
-    assert runs.read(run).done
+    assert runs.read_run(run).result.finished
 
 
 def test_a_damaged_history_is_named_and_not_the_checkpoints(run: Path) -> None:

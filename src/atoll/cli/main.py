@@ -125,7 +125,7 @@ def compare(
     from atoll.cli.console import comparison_table
     from atoll.cli.console import out as console
     from atoll.runs.comparison import Comparison, Trial
-    from atoll.runs.runner import Result
+    from atoll.runs.result import Result
 
     comparison = Comparison(
         [name.strip() for name in algorithms.split(",") if name.strip()],

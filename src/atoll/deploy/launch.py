@@ -21,7 +21,7 @@ from atoll.data.federated import federate
 from atoll.data.partition import SCENARIO_OF
 from atoll.deploy.kit import Kit, need_nvflare
 from atoll.deploy.signing import Signing
-from atoll.deploy.supervisor import ServerProcess, SiteProcess, local_federation, named, read_result
+from atoll.deploy.supervisor import ServerProcess, SiteProcess, local_federation, named
 from atoll.deploy.terms import Terms
 from atoll.errors import AtollError, shown
 from atoll.graphs.graph import Graph
@@ -29,7 +29,9 @@ from atoll.runs import config as configuration
 from atoll.runs import unchanged
 from atoll.runs.config import GIVEN, Config
 from atoll.runs.folder import MODEL, Folder
-from atoll.runs.runner import Result, Watch
+from atoll.runs.loop import Watch
+from atoll.runs.reader import read
+from atoll.runs.result import Result
 
 PUZZLED = 20.0  # seconds after which a site that could not join says so
 RELEASE = 5.0  # seconds for the server of a killed `serve` to let go of its port
@@ -70,7 +72,7 @@ def serve(kit: Kit, config: Config, target: Path, *, watch: Watch | None = None)
         )
     if resume and (target / MODEL).exists():
         with Folder(target).in_use():
-            return read_result(config, Folder(target), {row["round"]: row for row in Folder(target).rows()})
+            return read(target, config)
     with _in_use(kit):
         if not port_is_free(kit.port, RELEASE):
             raise AtollError(

@@ -32,8 +32,10 @@ from atoll.engines.remote import LOST, RemoteEngine, opened
 from atoll.errors import AtollError
 from atoll.federation.cohort import Schema
 from atoll.parties import Parties
-from atoll.runs import config, runner
+from atoll.runs import config
+from atoll.runs.experiment import build_experiment, schema_of
 from atoll.runs.folder import MODEL, Folder
+from atoll.runs.loop import rounds
 from atoll.version import __version__
 
 log = logging.getLogger("atoll.server")
@@ -118,9 +120,9 @@ class Run:
             engine.warn = lambda text: report(warn=text)
             scenario = data.scenario if data else self.config.partition
             names = tuple(self.roster)
-            experiment = runner.build_experiment(self.config, engine, schema, data, scenario, names, identities)
+            experiment = build_experiment(self.config, engine, schema, data, scenario, names, identities)
             try:
-                result = runner.rounds(experiment, self.folder, self._tell, checkpoint)
+                result = rounds(experiment, self.folder, self._tell, checkpoint)
                 break
             except AtollError:
                 saved = checkpoint["book"]["round"] if checkpoint else 0
@@ -192,7 +194,7 @@ class Run:
     def _schema(self, data: FederatedData | None) -> Schema:
         """What everybody must know: from the data in a simulation, else from what the sites say of theirs."""
         if data is not None:
-            return runner.schema_of(data)
+            return schema_of(data)
         document = {"atoll": __version__, "run": "", "kind": "describe", "config": [self.config.to_dict()]}
         present = [site for site in self.roster if self.carrier.session(site) is not None]
         raw = self.carrier.send(dict.fromkeys(present, wire.encode(document)), self.config.run.timeout)

@@ -44,7 +44,7 @@ from atoll.privacy.secrets import Secrets
 from atoll.privacy.settled import Settled
 from atoll.runs import config as configuration
 from atoll.runs.config import Config
-from atoll.runs.runner import build_cohort, noise
+from atoll.runs.experiment import build_cohort, noise
 from atoll.version import __version__
 
 TOTALS = "totals.jsonl"  # in a run's folder: which secure totals were opened, and over whom

@@ -7,7 +7,6 @@ dies is started again and goes on from what it saved.
 from __future__ import annotations
 
 import contextlib
-import json
 import queue
 import socket
 import sys
@@ -23,11 +22,11 @@ from atoll.deploy.journal import FILE
 from atoll.deploy.kit import IDENTITY, Kit, provision
 from atoll.deploy.terms import Terms
 from atoll.errors import AtollError
-from atoll.federation.ledger import Ledger
 from atoll.parties import divide
 from atoll.runs.config import Config
-from atoll.runs.folder import Folder
-from atoll.runs.runner import Progress, Result, Watch
+from atoll.runs.loop import Watch
+from atoll.runs.reader import read
+from atoll.runs.result import Result
 
 LOOK = 0.5  # seconds between looks at the sites
 DEATHS = 5  # so often in a row a process is started again before we give up
@@ -65,7 +64,6 @@ class ServerProcess:
         """One run from beginning to end; `mind` is called again and again while it goes on."""
         order = {"config": config.to_dict(), "out": str(out.resolve()), "roster": dict(roster), "simulated": simulated}
         order |= {"patience": patience, "resume": resume, "kit": str(self.kit.path)}
-        rows = {row["round"]: row for row in Folder(out).rows()} if resume else {}
         self._tell(order)
         deaths, looked = 0, time.monotonic()
         while True:
@@ -76,7 +74,6 @@ class ServerProcess:
                 mind()
                 looked = time.monotonic()
             if "row" in heard:
-                rows[heard["row"]["round"]] = heard["row"]
                 deaths = 0
                 if watch:
                     watch(heard["row"], heard["rounds"])
@@ -85,7 +82,7 @@ class ServerProcess:
             elif heard.get("waiting"):
                 self.say(f"waiting for {', '.join(heard['waiting'])}")
             elif "done" in heard:
-                return read_result(config, Folder(out), rows)
+                return read(out, config)
             elif "error" in heard or "stop" in heard:
                 raise AtollError(heard.get("error") or heard["stop"])
             elif "crash" in heard:
@@ -256,35 +253,6 @@ def _command(end: str, kit: Kit) -> list[str]:
     """The program of an end: atoll's own, which locks NVFlare before it starts it; no code is taken from where it is started."""
     module = {"server": "atoll.deploy.server", "site": "atoll.deploy.site_process"}[end]
     return [sys.executable, "-P", "-u", "-m", module, str(kit.path), *([] if kit.site is None else [kit.site])]
-
-
-def read_result(config: Config, folder: Folder, rows: Mapping[int, dict[str, Any]]) -> Result:
-    """What the server wrote down, as a result."""
-    document = folder.load()
-    if document is None:
-        raise AtollError(f"{folder.path} holds no checkpoint of the finished run.")
-    book, ledger = Progress(**document["book"]), Ledger(len(document["ledger"]["by_party"]))
-    ledger.restore(document["ledger"])
-    written = json.loads(folder.result.read_text())
-    return Result(
-        config=config,
-        scenario=written["setting"],
-        parties=ledger.parties,
-        rounds=book.round,
-        best_round=book.best_round,
-        metrics=book.best,
-        last=book.last,
-        bytes=ledger.summary(),
-        seconds={"total": book.seconds, "per_round": book.seconds / max(book.round, 1)},
-        rows=[rows[number] for number in sorted(rows) if number <= book.round],
-        state=document.get("state", {}),
-        memory=document.get("memory", {}),
-        names=tuple(written.get("names", ())),
-        missing=written.get("missing", {}),
-        partial=book.partial,
-        last_partial=book.last_partial,
-        warnings=written.get("warnings", []),
-    )
 
 
 def silent(text: str) -> None:

@@ -17,6 +17,7 @@ from atoll.errors import AtollError
 from atoll.papers import Cell, Exhibit, Line, recorded, summarise
 from atoll.runs import runner
 from atoll.runs.config import Config, RunSettings
+from atoll.runs.reader import read
 
 Runs = Mapping[str, Mapping[str, Any]]  # results by the names of the runs' folders
 Tell = Callable[[str, int, int], None]  # what was run, how many are done, of how many
@@ -106,22 +107,14 @@ def _line(exhibit: Exhibit, cell: Cell, configs: Sequence[Config], root: Path, k
 
 def results(configs: Sequence[Config], root: Path, known: Runs) -> list[dict[str, Any]]:
     """What the runs that are over came to; of those that are not at hand, what was recorded."""
-    folders = [folder_of(config, root) for config in configs]
-    return [
-        _read(folder) if (folder / "result.json").exists() else dict(known[folder.name])
-        for folder in folders
-        if (folder / "result.json").exists() or folder.name in known
-    ]
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    try:
-        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        if isinstance(result["metrics"], dict):
-            return dict(result)
-    except (ValueError, KeyError, TypeError):
-        pass
-    raise AtollError(f"{folder / 'result.json'} is damaged; delete it to finish that run again.")
+    there: list[dict[str, Any]] = []
+    for config in configs:
+        folder = folder_of(config, root)
+        if (folder / "result.json").exists():
+            there.append(read(folder, config, history=False, state=False).to_dict())
+        elif folder.name in known:
+            there.append(dict(known[folder.name]))
+    return there
 
 
 def finished(configs: Sequence[Config], root: Path) -> list[Path]:
@@ -136,7 +129,7 @@ def _embedded(exhibit: Exhibit, cell: Cell, configs: Sequence[Config], root: Pat
     found = []
     for folder in finished(configs, root):
         try:
-            result = runner.read(folder)
+            result = read(folder)
             found.append({**result.to_dict(), "metrics": {**result.metrics, "silhouette": silhouette(result)}})
         except (AtollError, OSError):
             continue

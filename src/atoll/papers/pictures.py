@@ -16,9 +16,9 @@ from atoll.papers.pages import name_of
 from atoll.reports import matplotlib
 from atoll.reports.embedding import tsne
 from atoll.reports.figures import Figure, Series, thin
-from atoll.reports.runs import Row, read
-from atoll.runs import runner
+from atoll.reports.runs import Row, read_run
 from atoll.runs.config import Config
+from atoll.runs.reader import read
 
 Jobs = Mapping[tuple[str, str], Sequence[Config]]
 MOST_POINTS = 1200  # of all curves of a picture together: a small file
@@ -107,9 +107,9 @@ def curves(exhibit: Exhibit, jobs: Jobs, root: Path) -> tuple[list[Figure], int]
     for cell in exhibit.runnable:
         folders = finished(jobs.get((exhibit.name, cell.row), ()), root)
         if folders:
-            rows.append((cell, Row(cell.row, [read(folder) for folder in folders])))
+            rows.append((cell, Row(cell.row, [read_run(folder) for folder in folders])))
     most = min(MOST_OF_ONE, max(20, MOST_POINTS // max(1, len(rows) * len(exhibit.curves))))
-    lengths = [run.rounds for _, row in rows for run in row.runs]
+    lengths = [run.result.rounds for _, row in rows for run in row.runs]
     log = bool(lengths) and max(lengths) > matplotlib.WIDE * min(lengths)
     colours = _colours(exhibit)
     figures = []
@@ -152,7 +152,7 @@ def maps(exhibit: Exhibit, jobs: Jobs, root: Path) -> list[Figure]:
     for cell in exhibit.runnable:
         for folder in finished(jobs.get((exhibit.name, cell.row), ()), root)[:1]:
             try:
-                drawn = tsne(runner.read(folder))
+                drawn = tsne(read(folder))
             except (AtollError, OSError):  # its graph is not here
                 continue
             series = []

@@ -43,7 +43,7 @@ def make(paths: Iterable[str | Path], *, embeddings: str = "tsne") -> Report:
         raise AtollError(f"--embeddings is {embeddings!r} but must be one of {', '.join(METHODS)}.")
     rows = grouped(gather(Path(path) for path in paths))
     notes = [run.absence for row in rows for run in row.runs if run.absence]
-    notes += [f"{row.label}, seed {run.config.seed}: {text}" for row in rows for run in row.runs for text in run.warnings]
+    notes += [f"{row.label}, seed {run.config.seed}: {text}" for row in rows for run in row.runs for text in run.result.warnings]
     drawn = [
         *figures.learning(rows),
         *figures.parties(rows),

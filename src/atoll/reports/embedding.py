@@ -12,7 +12,8 @@ from torch import Tensor
 from atoll.errors import AtollError
 from atoll.federation.cohort import backbone
 from atoll.models.parameters import set_parameters
-from atoll.runs.runner import Result, prepare
+from atoll.runs.experiment import prepare
+from atoll.runs.result import Result
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def parties(rows: Sequence[Row]) -> list[Figure]:
     for place, row in enumerate(rows):
         first = row.runs[0].metrics.get("party_accuracy") or []
         if 1 < len(first) <= MOST_PARTIES:
-            bars.append(Series(row.label, called(row.runs[0].names, len(first)), first, place))
+            bars.append(Series(row.label, called(row.runs[0].result.names, len(first)), first, place))
         x: list[float] = []
         h: list[float] = []
         y: list[float] = []
@@ -279,8 +279,8 @@ def embeddings(row: Row, found: Embedding, method: str, class_names: Sequence[st
         for value, members in groupby(order.tolist(), key=lambda node: int(values[node])):
             points = found.points[list(members)]
             name = (
-                row.runs[0].names[value]
-                if what == "party" and value < len(row.runs[0].names)
+                row.runs[0].result.names[value]
+                if what == "party" and value < len(row.runs[0].result.names)
                 else f"party {value}"
                 if what == "party"
                 else "no label"

@@ -51,8 +51,8 @@ def render(report: Report) -> str:
 
 def progress(rows: Sequence[Row]) -> str:
     """How far the runs that still go on are."""
-    going = [run for row in rows for run in row.runs if not run.done]
-    told = ", ".join(f"{run.path.name}: round {run.rounds} of {run.config.run.rounds}" for run in going[:6])
+    going = [run for row in rows for run in row.runs if not run.result.finished]
+    told = ", ".join(f"{run.path.name}: round {run.result.rounds} of {run.config.run.rounds}" for run in going[:6])
     return f"{told}{' …' if len(going) > 6 else ''}. This page loads itself again every {REFRESH} seconds."
 
 

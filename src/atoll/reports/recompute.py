@@ -20,10 +20,10 @@ from atoll.federation import metrics
 from atoll.graphs.graph import Graph, majority_class
 from atoll.models.backbone import Backbone
 from atoll.parties import Parties
-from atoll.reports.runs import Row, Run, mean
+from atoll.reports.runs import Row, StoredRun, mean
 from atoll.runs import config as configurations
-from atoll.runs import runner
 from atoll.runs.config import Config
+from atoll.runs.experiment import prepare
 from atoll.runs.folder import Folder
 
 LARGEST = 300_000_000  # bytes of a checkpoint that embeddings are still made from
@@ -121,7 +121,7 @@ class Hidden(NamedTuple):
     what: str
 
 
-def embedding(run: Run, method: str, most: int) -> Embedding | str:
+def embedding(run: StoredRun, method: str, most: int) -> Embedding | str:
     """What the checkpoint's model makes of at most so many nodes, in the plane, or why there is nothing."""
     checkpoint = Folder(run.path).checkpoint
     if not checkpoint.exists():
@@ -148,7 +148,7 @@ def _hidden(config: Config, document: dict[str, Any]) -> Hidden | None:
 
     Where no single model does (split over parties and server, several channels), take the class scores that are judged.
     """
-    experiment = runner.prepare(config)
+    experiment = prepare(config)
     experiment.engine.restore(document.get("memory", {}))
     seen: dict[int, Tensor] = {}  # by the graph's nodes: a graph that was pooled or renormalised keeps them
     heard: dict[int, tuple[Tensor, Graph]] = {}

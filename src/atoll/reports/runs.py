@@ -2,62 +2,46 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.federation.ledger import Ledger
 from atoll.runs import absence
 from atoll.runs.config import Config
-from atoll.runs.folder import Folder, is_whole
-from atoll.runs.runner import Progress
+from atoll.runs.folder import Folder
+from atoll.runs.reader import read
+from atoll.runs.result import Result
 
 AXES = {"round": "round", "megabytes": "megabytes up and down", "seconds": "seconds", "simulated_seconds": "simulated seconds"}
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """One run: its configuration, its history so far and, once it is over, its result."""
+class StoredRun:
+    """A run in its folder, finished or still going."""
 
     path: Path
-    config: Config
     text: str  # config.toml
-    rows: list[dict[str, Any]]
-    result: dict[str, Any] | None
+    result: Result
 
     @property
-    def done(self) -> bool:
-        """Whether result.json is there."""
-        return self.result is not None
+    def config(self) -> Config:
+        """Its configuration."""
+        return self.result.config
 
-    @cached_property
-    def book(self) -> Progress:
-        """The best round by validation, told from the history."""
-        book = Progress()
-        for row in self.rows:
-            book.round, book.seconds = row["round"], row.get("seconds", 0.0)
-            metrics = {name: value for name, value in row.items() if value is not None}
-            if "accuracy" in row or "val_accuracy" in row or "local_accuracy" in row:
-                run = self.config.run
-                book.update(metrics, run.select, partial=bool(row.get("missing")), count_missing=run.count_missing)
-        return book
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Its history so far."""
+        return self.result.rows
 
     @property
     def metrics(self) -> dict[str, Any]:
         """Test metrics at the round with the best validation score, so far."""
-        return self.result["metrics"] if self.result else self.book.best
-
-    @property
-    def best_round(self) -> int:
-        """The round with the best validation score, so far."""
-        return self.result["best_round"] if self.result else self.book.best_round
+        return self.result.metrics
 
     @property
     def absence(self) -> str:
@@ -65,41 +49,13 @@ class Run:
         missing = absence.rounds_missed(self.rows)
         if not missing:
             return ""
-        partial = bool(self.result["partial"]) if self.result and "partial" in self.result else self.book.partial
-        verdict = absence.verdict(missing, partial, self.config.run.count_missing)
-        return f"{self.path.name}: missing were {absence.summary(missing, self.rounds, self.names)}; {verdict}."
+        verdict = absence.verdict(missing, self.result.partial, self.config.run.count_missing)
+        return f"{self.path.name}: missing were {absence.summary(missing, self.result.rounds, self.result.names)}; {verdict}."
 
     @property
-    def rounds(self) -> int:
-        """Rounds done."""
-        return self.result["rounds"] if self.result else self.book.round
-
-    @property
-    def names(self) -> list[str]:
-        """What the parties are called, in party order; empty where they have only numbers, or while that is not known yet."""
-        return [str(name) for name in (self.result or {}).get("names") or []]
-
-    @property
-    def seconds(self) -> float:
-        """How long they took."""
-        return float(self.result["seconds"].get("total", 0.0) if self.result else self.book.seconds)
-
-    @property
-    def warnings(self) -> list[str]:
-        """What went wrong with files and was mended: other checkpoints or saves than the last were used."""
-        found = self.result.get("warnings", []) if self.result else []
-        return [str(text) for text in found] if isinstance(found, list) else []
-
-    @cached_property
     def by_verb(self) -> dict[str, dict[str, int]]:
-        """Payload bytes of training by verb and direction; without a result from the checkpoint, else the history's sums."""
-        if self.result:
-            return dict(self.result["bytes"].get("by_verb", {}))
-        if "ledger" in (checkpoint := self.checkpoint() or {}):
-            ledger = Ledger(int(checkpoint["ledger"]["by_party"].shape[0]))
-            ledger.restore(checkpoint["ledger"])
-            return dict(ledger.summary()["by_verb"])
-        return {"all verbs": {way: sum(row[way] for row in self.rows) for way in ("up", "down")}} if self.rows else {}
+        """Bytes of training by verb and direction."""
+        return dict(self.result.bytes.get("by_verb", {}))
 
     def megabytes(self, way: str) -> float:
         """Payload of training, `up` or `down`."""
@@ -124,12 +80,12 @@ class Row:
     """Runs that differ only in their seed."""
 
     label: str
-    runs: list[Run] = field(default_factory=list)
+    runs: list[StoredRun] = field(default_factory=list)
 
     @property
     def done(self) -> bool:
         """Whether all of them are over."""
-        return all(run.done for run in self.runs)
+        return all(run.result.finished for run in self.runs)
 
     def mean(self, name: str) -> tuple[float, float | None] | None:
         """Mean and standard deviation (n − 1) of a metric over the seeds that have it."""
@@ -157,7 +113,7 @@ def mean(values: Sequence[float]) -> tuple[float, float | None] | None:
     return fmean(values), stdev(values) if len(values) > 1 else None
 
 
-def gather(paths: Iterable[Path]) -> list[Run]:
+def gather(paths: Iterable[Path]) -> list[StoredRun]:
     """The runs in these folders, each a run or a folder of runs; files that a shell's * brought along are passed over."""
     paths = list(paths)
     found: list[Path] = []
@@ -171,55 +127,18 @@ def gather(paths: Iterable[Path]) -> list[Run]:
             found += inside
     if not found:
         raise AtollError("There is no run to report; give the folders that --out named, for instance `atoll report runs/*`.")
-    return [read(path) for path in dict.fromkeys(found)]
+    return [read_run(path) for path in dict.fromkeys(found)]
 
 
-def read(path: Path) -> Run:
-    """One run. The last line of a run in progress may be half written and is passed over."""
-    folder, config = Folder.open(path)
-    text = _text(folder.history)
-    rows = [_json(folder.history, line, ROUND) for line in text[: text.rfind("\n") + 1].splitlines()]
-    result = _json(folder.result, _text(folder.result), RESULT) if folder.result.exists() else None
-    if result is not None:
-        _check(folder, result, text)
-    return Run(path, config, (path / "config.toml").read_text(), rows, result)
+def read_run(path: Path) -> StoredRun:
+    """The run of a folder, without its model."""
+    result = read(path, state=False)
+    return StoredRun(path, (path / "config.toml").read_text(encoding="utf-8"), result)
 
 
-def _check(folder: Folder, result: Mapping[str, Any], history: str) -> None:
-    """Refuse numbers that are not those that were written: a changed digit is valid JSON."""
-    if not is_whole(dict(result)):
-        raise AtollError(f"{folder.result} is damaged (its checksum does not match); resume this run or leave it out.")
-    known = result.get("history_sha256")
-    if known is not None and known != hashlib.sha256(history.encode()).hexdigest():
-        raise AtollError(f"{folder.history} is damaged (its checksum does not match); restore it or leave this run out.")
-
-
-def _text(path: Path) -> str:
-    """What a file says; nothing where it is not there yet."""
-    try:
-        return path.read_text() if path.exists() else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise AtollError(f"{path} cannot be read ({error}); resume this run or leave it out.") from error
-
-
-NUMBER = (int, float)
-ROUND = {"round": NUMBER, "up": NUMBER, "down": NUMBER}
-RESULT = {"metrics": dict, "best_round": NUMBER, "rounds": NUMBER, "bytes": dict, "seconds": dict}
-
-
-def _json(path: Path, text: str, needed: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise AtollError(f"{path} is damaged ({error}); resume this run or leave it out.") from error
-    if not isinstance(document, dict) or not all(isinstance(document.get(name), kind) for name, kind in needed.items()):
-        raise AtollError(f"{path} is damaged (it lacks one of {', '.join(needed)}); resume this run or leave it out.")
-    return document
-
-
-def grouped(runs: Sequence[Run]) -> list[Row]:
+def grouped(runs: Sequence[StoredRun]) -> list[Row]:
     """Rows of runs that differ only in their seed, labelled by what tells them apart."""
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[StoredRun]] = {}
     for run in runs:
         groups.setdefault(json.dumps(replace(run.config, seed=0).to_dict(), sort_keys=True, default=str), []).append(run)
     settings = [_flat(group[0].config) for group in groups.values()]

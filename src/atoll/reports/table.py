@@ -77,17 +77,17 @@ def table(rows: Sequence[Row], majority: Callable[[Row], tuple[float, float | No
         if any(cell.value is not None for cell in cells):
             columns.append(Column(NAMES.get(name, name.replace("_", " ")) + (" %" if share else ""), cells, comparable))
     measures: dict[str, tuple[list[list[float]], int]] = {
-        "best round": ([[run.best_round for run in row.runs] for row in rows], 0),
-        "rounds": ([[run.rounds for run in row.runs] for row in rows], 0),
+        "best round": ([[run.result.best_round for run in row.runs] for row in rows], 0),
+        "rounds": ([[run.result.rounds for run in row.runs] for row in rows], 0),
         "MB up": ([[run.megabytes("up") for run in row.runs] for row in rows], 2),
         "MB down": ([[run.megabytes("down") for run in row.runs] for row in rows], 2),
-        "seconds": ([[run.seconds for run in row.runs] for row in rows], 1),
+        "seconds": ([[run.result.seconds.get("total", 0.0) for run in row.runs] for row in rows], 1),
     }
     if all(run.axis("simulated_seconds") for row in rows for run in row.runs):
         measures["simulated s"] = ([[run.axis("simulated_seconds")[-1] for run in row.runs] for row in rows], 2)
     for heading, (values, digits) in measures.items():
         columns.append(Column(heading, [Cell((mean(each) or (0.0,))[0], digits=digits) for each in values]))
-    going = sum(not run.done for row in rows for run in row.runs)
+    going = sum(not run.result.finished for row in rows for run in row.runs)
     caption = "Test metrics at the round with the best validation score; mean ± standard deviation over the seeds."
     return Table([row.label for row in rows], columns, caption + (f" Runs still going: {going}." if going else ""))
 

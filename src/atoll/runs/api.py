@@ -12,7 +12,8 @@ from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.runs import config, runner
 from atoll.runs.comparison import Comparison, Trial
-from atoll.runs.runner import Result, Watch
+from atoll.runs.loop import Watch
+from atoll.runs.result import Result
 
 
 def run(

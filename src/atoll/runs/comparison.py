@@ -17,7 +17,8 @@ from atoll.graphs.graph import Graph
 from atoll.runs import config, runner
 from atoll.runs.config import Config
 from atoll.runs.folder import Folder
-from atoll.runs.runner import Result, Watch
+from atoll.runs.loop import Watch
+from atoll.runs.result import Result
 from atoll.settings import known
 
 

@@ -9,7 +9,7 @@ import math
 import os
 import tomllib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,10 @@ from atoll.runs import config
 from atoll.runs.config import Config
 
 MODEL = "model.safetensors"  # of a federation: the shared model, written last, when the sites have written theirs
+
+NUMBER = (int, float)
+ROUND_KEYS = {"round": NUMBER, "up": NUMBER, "down": NUMBER}  # every line of a history has these
+RESULT_KEYS = {"metrics": dict, "best_round": NUMBER, "rounds": NUMBER, "bytes": dict, "seconds": dict}  # every result.json
 
 
 class Folder:
@@ -213,25 +217,33 @@ class Folder:
         self._read = (length, digest)
         return digest.hexdigest()
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The history so far; a last line that was cut off by a crash is passed over."""
-        if not self.history.exists():
-            return []
-        try:
-            text = self.history.read_text(encoding="utf-8")
-            rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        except (OSError, ValueError) as error:
-            raise AtollError(f"{self.history} is damaged ({error}); restore it or start the run anew.") from error
-        if not all(isinstance(row, dict) for row in rows):
-            raise AtollError(f"{self.history} is damaged (a line is no round); restore it or start the run anew.")
+    def rows(self, digest: str | None = None) -> list[dict[str, Any]]:
+        """The history so far; a last line that is cut off, or still being written, is left out.
+
+        `digest` is the history's SHA-256 in result.json: a changed number is valid JSON.
+        """
+        data = _bytes(self.history) if self.history.exists() else b""
+        lines = data[: data.rfind(b"\n") + 1].splitlines()
+        rows = [_document(self.history, line, ROUND_KEYS, "restore it or start the run again") for line in lines]
+        if digest is not None and digest != hashlib.sha256(data).hexdigest():
+            raise AtollError(f"{self.history} is damaged (its checksum does not match); restore it or leave this run out.")
         return rows
 
+    def read_result(self) -> dict[str, Any] | None:
+        """What result.json says; None while the run is still going."""
+        if not self.result.exists():
+            return None
+        advice = f"delete it and finish the run with `atoll resume {self.path}`, or leave this run out"
+        result = _document(self.result, _bytes(self.result), RESULT_KEYS, advice)
+        if not is_whole(result):
+            raise AtollError(f"{self.result} is damaged (its checksum does not match); {advice}.")
+        return result
+
     def finished(self) -> bool:
-        """Whether result.json is there, whole."""
+        """Whether result.json is there and undamaged."""
         try:
-            result = json.loads(self.result.read_text(encoding="utf-8"))
-            return "metrics" in result and is_whole(result)
-        except (OSError, ValueError, TypeError):
+            return self.read_result() is not None
+        except AtollError:
             return False
 
     def finish(self, result: dict[str, Any]) -> None:
@@ -244,6 +256,24 @@ class Folder:
     def keep(self, name: str, payload: dict[str, Any]) -> None:
         """Write a payload as one safetensors file."""
         storage.write_document(self.path / name, payload)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise AtollError(f"{path} cannot be read ({error.strerror}); check the path and the rights to it.") from error
+
+
+def _document(path: Path, data: bytes, keys: Mapping[str, Any], advice: str) -> dict[str, Any]:
+    """A JSON object that has these keys, with values of these types."""
+    try:
+        document = json.loads(data)
+    except ValueError as error:
+        raise AtollError(f"{path} is damaged ({error}); {advice}.") from error
+    if not isinstance(document, dict) or not all(isinstance(document.get(name), kind) for name, kind in keys.items()):
+        raise AtollError(f"{path} is damaged (it lacks one of {', '.join(keys)}); {advice}.")
+    return document
 
 
 def checksum(result: dict[str, Any]) -> str:

@@ -1,0 +1,50 @@
+"""What a checkpoint of a run holds, and how a run is restored from one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll import algorithms
+from atoll.errors import AtollError
+from atoll.runs import unchanged
+from atoll.runs.experiment import Experiment
+from atoll.runs.progress import Progress
+
+
+def capture(experiment: Experiment, progress: Progress, state: dict[str, Any]) -> dict[str, Any]:
+    """Everything a run needs to continue exactly; `book` is the progress's name in the file."""
+    return {
+        "book": vars(progress),
+        "state": state,
+        "holds": sorted(state),
+        "memory": experiment.engine.state(),
+        "ledger": experiment.federation.ledger.state(),
+        "data": experiment.extent,
+        "spent": experiment.spent,
+        "config": unchanged.record(experiment.config),
+    } | ({"algorithm_sha256": digest} if (digest := algorithms.digest(experiment.config.algorithm)) else {})
+
+
+def restore(experiment: Experiment, checkpoint: dict[str, Any]) -> Progress:
+    """Restore ledger and parties from a checkpoint, which must belong to this configuration and data."""
+    try:
+        _check_data(checkpoint.get("data", {}), experiment.extent)
+        unchanged.changes(checkpoint.get("config"), experiment.config)
+        if lost := set(checkpoint.get("holds", ())) - checkpoint.get("state", {}).keys():
+            raise ValueError(f"its state has lost {', '.join(sorted(lost))}")
+        experiment.federation.ledger.restore(checkpoint["ledger"])
+        experiment.engine.restore(checkpoint.get("memory", {}))
+        return Progress(**checkpoint["book"])
+    except (AtollError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        raise AtollError(
+            f"The checkpoint does not fit the run's config.toml or data ({str(error).rstrip('.')}); "
+            "restore what was changed, or start a new run."
+        ) from error
+
+
+def _check_data(before: dict[str, int], now: dict[str, int]) -> None:
+    """Refuse data that has changed; where it was or is elsewhere, there is nothing to compare."""
+    differing = {name: count for name, count in before.items() if now and now[name] != count}
+    if differing.pop("digest", None) is not None or differing:
+        words = [f"{now[name]} {name} where there were {count}" for name, count in differing.items()]
+        raise ValueError(f"the data has {', '.join(words) or 'as many nodes and edges as before, but other values'}")

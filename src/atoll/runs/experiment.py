@@ -1,0 +1,171 @@
+"""A resolved run: its data, parties and federation built from a configuration, before the first round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from atoll import algorithms, allocator
+from atoll.data.federated import FederatedData, federate
+from atoll.engines import ENGINES
+from atoll.errors import AtollError
+from atoll.federation import robust
+from atoll.federation.bounds import Limits, Rules
+from atoll.federation.cohort import Cohort, Guard, Schema
+from atoll.federation.federation import Engine, Federation
+from atoll.federation.network import Link
+from atoll.graphs.graph import Graph
+from atoll.privacy.identities import Identities, simulated
+from atoll.privacy.masking import fewest
+from atoll.privacy.noise import EVALUATE, Noise
+from atoll.privacy.releases import Releases
+from atoll.privacy.secrets import Secrets
+from atoll.runs.config import Config, Described
+
+
+@dataclass
+class Experiment:
+    """A configuration brought to life."""
+
+    config: Config
+    algorithm: algorithms.Algorithm
+    data: FederatedData | None  # None where the parties' data is not here
+    federation: Federation
+    releases: Releases = field(default_factory=Releases)  # of the parties in this process
+    spent_before: float = 0.0  # what `spent` was in the checkpoint: a site that is away now may have told it
+
+    @property
+    def spent(self) -> float:
+        """ρ of the party that has released most, by the parties' own count."""
+        return max(self.releases.most(), getattr(self.engine, "spent", 0.0), self.spent_before)
+
+    def recall_spent(self, spent: float) -> None:
+        """Take back what a checkpoint says was released: the file of the parties in this process holds at least as much."""
+        if self.releases.path is not None and not hasattr(self.engine, "spent") and self.releases.most() < spent * (1 - 1e-9):
+            raise AtollError(f"{self.releases.path} has lost releases: what was released cannot be told; restore it.")
+        self.spent_before = spent
+
+    @property
+    def engine(self) -> Engine:
+        """What carries the messages."""
+        return self.federation.engine
+
+    @property
+    def spread(self) -> FederatedData:
+        """The parties' data, where it is here."""
+        if self.data is None:
+            raise AtollError("The parties' data is not here: it is at their sites.")
+        return self.data
+
+    @cached_property
+    def extent(self) -> dict[str, int]:
+        """The size and a digest of the parties' data, to tell on resume whether it is the same; nothing where it is not here."""
+        if self.data is None:
+            return {}
+        parts = self.data.parts
+        return {
+            "parties": parts.parties,
+            "nodes": parts.num_nodes,
+            "edges": parts.edge_index.shape[1],
+            "features": parts.num_features,
+            "classes": parts.num_classes,
+            "digest": parts.digest,
+        }
+
+
+def prepare(config: Config, graph: Graph | None = None, *, engine: Callable[[Engine], Engine] | None = None) -> Experiment:
+    """Load, partition and split the data and stand up the parties; `engine` may wrap the engine (tests inject faults)."""
+    if isinstance(config.settings, Described):
+        raise AtollError(f"Its algorithm is the file {config.algorithm}, which is not run because a folder names it.")
+    data = federate(config, graph, algorithms.find(config.algorithm).SCENARIOS)
+    schema = schema_of(data)
+
+    identities = simulated(schema.parties) if config.run.secure else None
+    least = fewest(config.run.secure_min, schema.parties)
+    secrets = Secrets(identities, least=least) if identities is not None else None  # this process hosts all parties
+    releases = Releases()
+
+    def make(parties: Sequence[int], blank: bool) -> Cohort:
+        part = data.parts.select(parties)
+        return build_cohort(config, part, schema, parties, blank=blank, secrets=secrets, guards=noise(config, releases))
+
+    kind = ENGINES.find("inprocess" if hasattr(ENGINES.find(config.engine), "launch") else config.engine)
+    carrier: Engine = kind.connect(make, schema.parties, config.run)
+    door = engine(carrier) if engine else carrier
+    return build_experiment(config, door, schema, data, data.scenario, identities=identities, releases=releases)
+
+
+def noise(config: Config, releases: Releases, *, strict: bool = False) -> list[Guard]:
+    """The guard that noises replies and counts them, where the configuration asks for noise."""
+    return [Noise(config.dp, releases, strict=strict)] if config.dp.active else []
+
+
+def build_cohort(
+    config: Config,
+    graph: Graph,
+    schema: Schema,
+    parties: Sequence[int],
+    *,
+    blank: bool,
+    secrets: Secrets | None = None,
+    guards: Sequence[Guard] = (),
+) -> Cohort:
+    """Some parties at one place; `blank` where their memory is about to be remembered; `secrets` for secure totals."""
+    allocator.keep_freed_blocks()
+    cohort = algorithms.find(config.algorithm).Cohort
+    made = cohort(graph, config.settings, schema, config.seed, parties, guards, secrets=secrets, blank=blank)
+    made.limits = limits_of(config, schema)
+    return made
+
+
+def schema_of(data: FederatedData) -> Schema:
+    """What everybody may know of the parties' data."""
+    parts = data.parts
+    nodes = parts.num_nodes // parts.parties if data.scenario == "vertical" else 0
+    return Schema(parts.num_features, parts.num_classes, parts.parties, nodes)
+
+
+def limits_of(config: Config, schema: Schema) -> Limits:
+    """What the verbs of a run take and give."""
+    run = config.run
+    fractions = EVALUATE if config.dp.evaluation else ""
+    rules = Rules(run.max_weight, run.max_share, run.max_nodes)
+    return Limits(
+        algorithms.find(config.algorithm).Cohort, config.settings, schema, rules, noised=config.dp.verb, fractions=fractions
+    )
+
+
+def build_experiment(
+    config: Config,
+    engine: Engine,
+    schema: Schema,
+    data: FederatedData | None,
+    scenario: str,
+    names: Sequence[str] = (),
+    identities: Identities | None = None,
+    releases: Releases | None = None,
+) -> Experiment:
+    """The server's side of a run, over an engine that stands; `names` are the parties', unless the data says them;
+    `identities` are their signing keys, where the server knows them."""
+    algorithm = algorithms.find(config.algorithm)
+    federation = Federation(
+        engine,
+        schema,
+        verbs=algorithm.Cohort.verbs(),
+        seed=config.seed,
+        participation=config.run.participation,
+        missing_is_fatal=config.run.missing == "stop",
+        secure=config.run.secure,
+        secure_min=fewest(config.run.secure_min, schema.parties),
+        identities=identities,
+        robust=robust.make(config.run, algorithm.Cohort.averaged(), schema.parties),
+        evaluate_at_server=config.run.evaluate_at_server and not config.dp.evaluation,
+        public=data.public if data else None,
+        whole=data.whole if data else None,
+        scenario=scenario,
+        link=Link.of(schema.parties, config.run.latency, config.run.bandwidth),
+        names=data.names if data else names,
+        limits=limits_of(config, schema),
+    )
+    return Experiment(config, algorithm, data, federation, releases or Releases())

@@ -1,0 +1,67 @@
+"""The result of a run: what `atoll.run` returns and result.json holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from atoll import algorithms
+from atoll.runs.config import Config
+from atoll.version import __version__
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass
+class Result:
+    """What came out of a run."""
+
+    config: Config
+    scenario: str
+    parties: int
+    rounds: int
+    best_round: int
+    metrics: dict[str, Any]  # test metrics at the round with the best validation score
+    last: dict[str, Any]  # those of the last round
+    bytes: dict[str, Any]
+    seconds: dict[str, float]
+    rows: list[dict[str, Any]] = field(repr=False)
+    state: dict[str, Any] = field(repr=False)  # the server's state after the last round
+    memory: dict[str, Any] = field(repr=False)  # what the parties keep, as far as this process holds them
+    names: tuple[str, ...] = ()  # what the parties are called, in party order; empty where they have only numbers
+    missing: dict[str, int] = field(default_factory=dict)  # party → rounds in which it was missing
+    partial: bool = False  # whether `metrics` leave out a party that was missing
+    last_partial: bool = False  # whether `last` does
+    warnings: list[str] = field(default_factory=list)  # what went wrong with files and was repaired
+    finished: bool = True  # False where it was read from the folder of a run that is still going
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """A table with a row a round."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What result.json holds."""
+        plain = self.config.to_dict()
+        return {
+            "atoll": __version__,
+            **{name: plain[name] for name in ("algorithm", "dataset", "partition", "seed")},
+            "scenario": self.scenario,
+            "setting": self.scenario,  # its name before 0.2
+            "parties": self.parties,
+            **({"names": list(self.names)} if self.names else {}),
+            "settings": plain.get("settings", {}),
+            "rounds": self.rounds,
+            "best_round": self.best_round,
+            "metrics": self.metrics,
+            "last": self.last,
+            "missing": self.missing,
+            "partial": self.partial,
+            "last_partial": self.last_partial,
+            "bytes": self.bytes,
+            "seconds": self.seconds,
+            "warnings": self.warnings,
+        } | ({"algorithm_sha256": digest} if (digest := algorithms.digest(self.config.algorithm)) else {})
