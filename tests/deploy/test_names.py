@@ -139,7 +139,7 @@ def test_folders_name_their_parties(tmp_path: Path) -> None:
     drawn = figures.partition(reports.recompute.partition_of(config), "", "")  # type: ignore[arg-type]
     assert list(drawn[0].series[0].x) == ["bank", "shop"]
     (row,) = grouped(gather([tmp_path / "run"]))
-    assert row.runs[0].names == ["bank", "shop"]
+    assert row.runs[0].result.names == ("bank", "shop")
     data = federate(config, None, ("vertical",))
     shown = partition_table(facts(data.parts, data.source), names=data.names)
     assert [str(cell) for cell in shown.columns[0].cells] == ["bank", "shop"]
