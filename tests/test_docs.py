@@ -15,8 +15,8 @@ import pytest
 
 from atoll import algorithms
 from atoll.cli import main
-from atoll.data.datasets import known
 from atoll.data.partition import SCENARIO_OF
+from atoll.data.registry import known
 
 HOME = Path(__file__).parents[1]
 PAGES = [HOME / "README.md", *sorted((HOME / "docs").rglob("*.md"))]

@@ -5,6 +5,7 @@ import pickle
 import shutil
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,8 +14,9 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from atoll.data import datasets, from_pyg, known, load, row_normalise
+from atoll.data import DATASETS, from_pyg, known, load, readers, row_normalize
 from atoll.data.builder import tidy_edges
+from atoll.data.catalog import catalog
 from atoll.errors import AtollError, AtollWarning
 from graphs import dense, edge_set, same
 
@@ -46,8 +48,8 @@ def pyg(what: str) -> object:
 
 @pytest.mark.parametrize("name", HERE)
 def test_public_graphs_have_their_published_sizes(real: Path, name: str) -> None:
-    """Nodes, edges, features and classes are those of the catalogue; edges go both ways, without loops and repeats."""
-    graph, said = load(name), datasets.CATALOGUE[name]
+    """Nodes, edges, features and classes are those of the catalog; edges go both ways, without loops and repeats."""
+    graph, said = load(name), DATASETS.find(name)
     assert (graph.num_nodes, graph.num_features, graph.num_classes) == (said.nodes, said.features, said.classes)
     assert graph.edge_index.shape[1] == 2 * said.edges
     assert np.array_equal(tidy_edges(graph.edge_index.numpy(), graph.num_nodes), graph.edge_index.numpy())
@@ -113,13 +115,13 @@ def test_wiki_is_as_stored_until_normalised(real: Path) -> None:
     torch.testing.assert_close(sums[sums > 0], torch.ones(2405 - 88))
 
 
-def test_row_normalise_sparse_and_dense() -> None:
+def test_row_normalize_sparse_and_dense() -> None:
     """Both kinds divide a row by the sum of absolute values."""
     graph = load("csbm", nodes=20, features=4)
     expected = dense(graph) / dense(graph).abs().sum(1, keepdim=True)
-    torch.testing.assert_close(dense(row_normalise(graph)), expected)
-    sparse = datasets.replace(graph, x=sp.csr_array(dense(graph).numpy()))
-    torch.testing.assert_close(dense(row_normalise(sparse)), expected)
+    torch.testing.assert_close(dense(row_normalize(graph)), expected)
+    sparse = replace(graph, x=sp.csr_array(dense(graph).numpy()))
+    torch.testing.assert_close(dense(row_normalize(sparse)), expected)
     assert torch.equal(dense(sparse), dense(graph))  # the graph itself is not changed
 
 
@@ -231,10 +233,9 @@ def test_raw_folders_are_never_written_to(small: Path) -> None:
 def test_the_second_load_comes_from_the_cache(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader runs once, until the raw file changes."""
     first = load("acm")
-    reader = datasets.READERS["acm"]
-    monkeypatch.setitem(datasets.READERS, "acm", lambda *_: pytest.fail("read again"))
-    assert same(load("acm"), first)
-    monkeypatch.setitem(datasets.READERS, "acm", reader)
+    with monkeypatch.context() as patch:
+        patch.setattr(readers, "acm", lambda *_: pytest.fail("read again"))
+        assert same(load("acm"), first)
     acm(small / "raw" / "ACM", nodes=9)
     assert load("acm").num_nodes == 9
 
@@ -280,7 +281,7 @@ def test_a_forged_pickle_runs_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("ATOLL_DATA", str(tmp_path))
     monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
     (tmp_path / "Cora" / "raw").mkdir(parents=True)
-    for name in datasets.CATALOGUE["cora"].files:
+    for name in catalog()["cora"].files:
         (tmp_path / "Cora" / "raw" / name).write_bytes(pickle.dumps(Forged(), 2))
     with pytest.raises(AtollError, match="has no place in a dataset"):
         load("cora")
@@ -304,13 +305,14 @@ def test_typing_mistakes(call: Callable[[], object], said: str) -> None:
 
 
 def test_known_lists_every_name(small: Path) -> None:
-    """For `atoll datasets`: name, size, whether it is here, and the folder looked at."""
+    """For `atoll datasets`: name, size, whether it is here, and the folder of its files."""
     listed = {one.name: one for one in known()}
     assert set(listed) == {*HERE, "wikics", "flickr", "reddit", "herigraph-suzhou", "herigraph-amsterdam", "csbm", "subcora"}
     assert listed["acm"].available
     assert listed["csbm"].available
     assert not listed["cora"].available
-    assert listed["cora"].looked == str(small / "raw" / "Cora" / "raw")
+    assert listed["cora"].folder == "Cora/raw"
+    assert not listed["subcora"].available
 
 
 def data(**changes: object) -> SimpleNamespace:
@@ -349,8 +351,8 @@ def test_from_pyg_takes_a_real_data_object() -> None:
         ({"y": None}, "has no `y`"),
         ({"x": torch.full((3, 2), float("nan"))}, "feature 0 of node 0 is NaN"),
         ({"edge_index": torch.tensor([[0], [5]])}, "from 0 to 5"),
-        ({"y": torch.tensor([0.5, 1, 2])}, "no classes"),
-        ({"y": torch.tensor([0, float("inf"), 1])}, "no classes"),
+        ({"y": torch.tensor([0.5, 1, 2])}, "not classes"),
+        ({"y": torch.tensor([0, float("inf"), 1])}, "not classes"),
         ({"y": object()}, "`y` of the PyG graph is a object"),
         ({"edge_index": torch.eye(3).to_sparse()}, "`edge_index` of the PyG graph is a sparse tensor"),
         ({"x": torch.ones(3, 2, dtype=torch.complex64)}, "give real numbers"),

@@ -16,9 +16,8 @@ import scipy.sparse as sp
 import torch
 
 import atoll
-from atoll.data import files, leaks
+from atoll.data import files, from_pyg, known, leaks, load
 from atoll.data.csbm import csbm
-from atoll.data.datasets import from_pyg, known, load
 from atoll.data.doubts import losing_digits, row_numbers
 from atoll.data.leaks import telling
 from atoll.data.partition import PartitionSettings, partition

@@ -18,7 +18,8 @@ import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.data import datasets, downloads, load, planetoid
+from atoll.data import downloads, load, planetoid
+from atoll.data.catalog import RawDataset, catalog
 from atoll.errors import AtollError
 
 DATA = Path(os.environ.get("ATOLL_DATA", ""))
@@ -166,7 +167,7 @@ def test_a_forged_file_is_one_sentence(kind: str, tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "Cora" / "raw").mkdir(parents=True)
-    for each in datasets.CATALOGUE["cora"].files:
+    for each in catalog()["cora"].files:
         (tmp_path / "Cora" / "raw" / each).write_bytes(file(FORGED[kind]))
     with pytest.raises(AtollError, match=r"The raw files of cora in .* cannot be read \(RefusedError: ind\.cora\.tx: ") as told:
         load("cora")
@@ -223,7 +224,7 @@ def source(monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> None:
         for each, data in files.items():
             (folder / each).write_bytes(data)
 
-    monkeypatch.setattr(datasets, "_fetch", fetch)
+    monkeypatch.setattr(RawDataset, "_fetch", fetch)
 
 
 @pytest.mark.skipif(not FILES, reason="no Planetoid files")
@@ -277,7 +278,7 @@ def test_the_pinned_digests_are_those_of_the_files() -> None:
     here = {name: DATA / name for name in downloads.pinned() if (DATA / name).is_file()}
     assert len(here) > 20
     downloads.check(DATA, here, new=False)
-    pinned = {f"{each.folder}/{name}" for each in datasets.CATALOGUE.values() for name in each.files}
+    pinned = {f"{each.folder}/{name}" for each in catalog().values() for name in each.files}
     assert downloads.pinned().keys() <= pinned
 
 

@@ -1,22 +1,24 @@
-"""One module an algorithm, found by its name or in a file of one's own: `Settings`, `Cohort`, `start`, `step`, `evaluate`."""
+"""The algorithms by name: one module each with `Settings`, `Cohort`, `SCENARIOS`, `start`, `step` and `evaluate`.
+
+Other packages add one with an entry point in the group `atoll.algorithms`; a file of the user's own is found by its path.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib
 import pkgutil
 import sys
 import traceback
 import warnings
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, cast
 
-from atoll.errors import AtollError, AtollWarning, suggest
+from atoll.errors import AtollError, AtollWarning
 from atoll.federation import cohort
 from atoll.federation.federation import Federation
+from atoll.registry import Registry
 
 State = dict[str, Any]  # tensors, or dicts of tensors
 SCENARIOS = ("horizontal", "overlapping", "vertical", "node", "whole")
@@ -28,7 +30,7 @@ class Algorithm(Protocol):
 
     Settings: type
     Cohort: type[cohort.Cohort]
-    SCENARIOS: tuple[str, ...]  # the ways of spreading a graph it is made for
+    SCENARIOS: tuple[str, ...]  # the ways of partitioning a graph that it is made for
 
     def start(self, federation: Federation, settings: Any) -> State:
         """The server's state before the first round."""
@@ -44,29 +46,20 @@ class Algorithm(Protocol):
 
 
 def names() -> list[str]:
-    """All algorithms there are."""
-    return list(_names())
-
-
-@cache
-def _names() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    """All algorithms that have a name, sorted."""
+    return ALGORITHMS.names()
 
 
 def find(name: str) -> Algorithm:
     """The algorithm of that name, or in that file (`path/to/own.py`)."""
-    if name.endswith(".py"):
-        return _in_file(Path(name).resolve())
-    if name not in names():
-        raise AtollError(f"There is no algorithm {name!r}{suggest(name, names())}")
-    return cast(Algorithm, importlib.import_module(f"{__name__}.{name}"))
+    return _in_file(Path(name).resolve()) if name.endswith(".py") else ALGORITHMS.find(name)
 
 
 _digests: dict[Path, str] = {}  # of the files that were imported
 
 
 def digest(name: str, *, read: bool = False) -> str | None:
-    """SHA-256 of an algorithm's file as it was imported; of one that was not, with `read`, as it is now. None of atoll's own."""
+    """SHA-256 of a user's algorithm file as it was imported; with `read`, of one that was not, as it is now. Otherwise None."""
     if not name.endswith(".py"):
         return None
     path = Path(name).resolve()
@@ -83,17 +76,17 @@ def _source(path: Path) -> bytes:
 
 
 def _in_file(path: Path) -> Algorithm:
-    """An algorithm of one's own, imported from its file, once."""
+    """The user's own algorithm, imported from its file once."""
     key = f"{__name__}:{path}"
     if key not in sys.modules:
         source = _source(path)
         sys.modules[key] = module = ModuleType(key)
         module.__file__ = str(path)
         _digests[path] = hashlib.sha256(source).hexdigest()
-        try:  # these bytes and no cached form of them
+        try:  # exactly these bytes, not a cached .pyc
             exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
             _accept_old_names(module, path)
-            _check(module, path)
+            _check(module, str(path))
         except (KeyboardInterrupt, AtollError):
             del sys.modules[key]
             raise
@@ -104,29 +97,28 @@ def _in_file(path: Path) -> Algorithm:
 
 
 def _accept_old_names(module: ModuleType, path: Path) -> None:
-    """A file written for 0.1 says SPREADS where it is SCENARIOS now."""
+    """Accept SPREADS, which is what SCENARIOS was called in 0.1."""
     if hasattr(module, "SPREADS") and not hasattr(module, "SCENARIOS"):
         warnings.warn(f"{path}: SPREADS is called SCENARIOS now; rename it.", AtollWarning, stacklevel=2)
         module.__dict__["SCENARIOS"] = module.SPREADS
 
 
 def _line(error: BaseException, path: Path) -> str:
-    """Where in the file an error came up."""
+    """The line of the file that raised an error."""
     if isinstance(error, SyntaxError):
-        return ""  # it says so itself
+        return ""  # its message has the line
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f", line {lines[-1]}" if lines else ""
 
 
-def _check(module: ModuleType, path: Path) -> None:
-    """Refuse a file that is no algorithm."""
+def _check(module: Any, where: str) -> None:
+    """Refuse a module that is not an algorithm."""
     missing = [part for part in PARTS if not hasattr(module, part)]
     if missing:
-        raise AtollError(f"{path} is not an algorithm: it has no {', '.join(missing)}; an algorithm has {', '.join(PARTS)}.")
+        raise AtollError(f"{where} is not an algorithm: it has no {', '.join(missing)}; an algorithm has {', '.join(PARTS)}.")
     fit = {
         "Settings must be a dataclass": isinstance(module.Settings, type) and dataclasses.is_dataclass(module.Settings),
-        "Cohort must be a class of atoll.Cohort's kind": isinstance(module.Cohort, type)
-        and issubclass(module.Cohort, cohort.Cohort),
+        "Cohort must be a subclass of atoll.Cohort": isinstance(module.Cohort, type) and issubclass(module.Cohort, cohort.Cohort),
         f"SCENARIOS must be a tuple of {', '.join(SCENARIOS)}": isinstance(module.SCENARIOS, tuple)
         and len(module.SCENARIOS) > 0
         and set(module.SCENARIOS) <= set(SCENARIOS),
@@ -134,4 +126,11 @@ def _check(module: ModuleType, path: Path) -> None:
     }
     for sentence, holds in fit.items():
         if not holds:
-            raise AtollError(f"{path} is not an algorithm: {sentence}.")
+            raise AtollError(f"{where} is not an algorithm: {sentence}.")
+
+
+ALGORITHMS: Registry[Algorithm] = Registry(
+    "algorithm",
+    {module.name: f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")},
+    check=_check,
+)

@@ -241,7 +241,7 @@ def datasets() -> None:
     from rich.table import Table
 
     from atoll.cli.console import out as console
-    from atoll.data.datasets import known
+    from atoll.data.registry import known
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("dataset", "nodes", "edges", "features", "classes", "here"):

@@ -4,14 +4,19 @@ graph = load("pubmed")
 parties = split(partition(graph, "louvain", 7, PartitionSettings(), seed=0), SplitSettings("random"), seed=0)
 """
 
+from atoll.data.builder import row_normalize
+from atoll.data.catalog import DataSettings
 from atoll.data.csbm import CsbmSettings, csbm
-from atoll.data.datasets import Dataset, DataSettings, from_pyg, known, load, row_normalise
+from atoll.data.datasets import load
 from atoll.data.files import save
 from atoll.data.partition import SCENARIO_OF, PartitionSettings, partition, scenario_of
+from atoll.data.pyg import from_pyg
+from atoll.data.registry import DATASETS, Dataset, known
 from atoll.data.splits import SplitSettings, split
 from atoll.data.statistics import Facts, facts
 
 __all__ = [
+    "DATASETS",
     "SCENARIO_OF",
     "CsbmSettings",
     "DataSettings",
@@ -25,7 +30,7 @@ __all__ = [
     "known",
     "load",
     "partition",
-    "row_normalise",
+    "row_normalize",
     "save",
     "scenario_of",
     "split",

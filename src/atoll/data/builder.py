@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -59,6 +60,17 @@ def compact(x: Features) -> sp.csr_array | Tensor:
     if np.count_nonzero(dense) < SPARSE_BELOW * max(dense.size, 1):
         return sp.csr_array(dense)
     return torch.from_numpy(dense)
+
+
+def row_normalize(graph: Graph) -> Graph:
+    """Each node's features divided by the sum of their absolute values; rows of zeros stay zero."""
+    if isinstance(graph.x, Tensor):
+        total = graph.x.abs().sum(1, keepdim=True)
+        return replace(graph, x=graph.x / torch.where(total > 0, total, 1))
+    total = abs(graph.x).sum(1)
+    scaled = graph.x.copy()
+    scaled.data = (scaled.data / np.repeat(np.where(total > 0, total, 1), np.diff(scaled.indptr))).astype(np.float32)
+    return replace(graph, x=scaled)
 
 
 def read_npz(path: Path) -> Arrays:
@@ -196,3 +208,10 @@ def check_labels(y: Ints, num_classes: int | None, where: str) -> None:
         node = int(wrong[0])
         classes = f"0 to {num_classes - 1}" if num_classes else "none here" if num_classes == 0 else "0, 1, 2, …"
         raise AtollError(f"{where}: label {y[node]} of node {node} is no class; classes are {classes}, and -1 means unlabelled.")
+
+
+def check_fold(fold: int, folds: int, where: str) -> int:
+    """The index of one of several splits, if there is such a one."""
+    if not 0 <= fold < folds:
+        raise AtollError(f"{where} has {folds} split{'s' if folds > 1 else ''}, numbered from 0; there is no fold {fold}.")
+    return fold

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from atoll.data.builder import Bools, Ints, Masks, assemble, distinct
+from atoll.data.builder import Bools, Ints, Masks, assemble, check_fold, distinct
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.random import seed_of
@@ -208,3 +209,30 @@ def _features(s: CsbmSettings, classes: Ints, rng: np.random.Generator) -> tuple
     with np.errstate(over="ignore"):  # what is too large is refused with the other features
         x += math.sqrt(s.mu / s.nodes) * centres[y]
     return x, y
+
+
+DEFAULTS = CsbmSettings()
+
+
+@dataclass(frozen=True)
+class CsbmDataset:
+    """The dataset `csbm`: generated, so always available; the sizes are those of its defaults."""
+
+    Settings: ClassVar[type] = CsbmSettings
+
+    name: str = "csbm"
+    nodes: int = DEFAULTS.nodes
+    edges: int = round(DEFAULTS.nodes * DEFAULTS.degree / 2)
+    features: int = DEFAULTS.features
+    classes: int = DEFAULTS.classes
+    folder: str = ""
+    available: bool = True
+
+    def load(self, settings: CsbmSettings, *, seed: int = 0, fold: int = 0) -> Graph:
+        """A graph drawn by its settings' seeds, and by the run's `seed` where they say so."""
+        graph = generate(settings, seed)
+        check_fold(fold, 1, self.name)
+        return graph
+
+
+CSBM = CsbmDataset()

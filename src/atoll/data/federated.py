@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from atoll.data.datasets import CATALOGUE, DataSettings, load, row_normalise
+from atoll.data.builder import row_normalize
+from atoll.data.catalog import DataSettings
+from atoll.data.datasets import read_dataset
 from atoll.data.partition import SCENARIO_OF, PartitionSettings, partition, scenario_of
+from atoll.data.registry import lookup
 from atoll.data.splits import SplitSettings, replaces_split, split
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.graph import Graph, majority_class
@@ -86,13 +89,13 @@ def federate(config: DataConfig, graph: Graph | None, scenarios: Sequence[str]) 
             )
         return _own_parties(config, scenarios)
     if graph is None:
-        graph = load(config.dataset, fold=config.split.fold, seed=config.seed, **asdict(config.data))
-        if config.dataset.lower() not in CATALOGUE and isinstance(config.data, DataSettings):
+        graph = read_dataset(config.dataset, config.data, seed=config.seed, fold=config.split.fold)
+        if lookup(config.dataset) is None:
             _mind_own_split(graph, config)
     else:
         _mind_own_split(graph, config)
         if getattr(config.data, "normalize_features", False):
-            graph = row_normalise(graph)
+            graph = row_normalize(graph)
     chosen = config.partition_settings.partition_seed
     parts = partition(graph, config.partition, config.parties, config.partition_settings, config.seed if chosen < 0 else chosen)
     parts = split(parts, config.split, config.seed)
@@ -123,7 +126,7 @@ def _own_parties(config: DataConfig, scenarios: Sequence[str]) -> FederatedData:
     _mind_own_split(parts, config)
     if config.parties not in (None, parts.parties):
         raise AtollError(f"{config.dataset} holds {parts.parties} parties, not {config.parties}; leave --parties out.")
-    parts = split(row_normalise(parts) if config.data.normalize_features else parts, config.split, config.seed)
+    parts = split(row_normalize(parts) if config.data.normalize_features else parts, config.split, config.seed)
     _check_training(parts, "vertical", config.split)
     whole = joined(parts)
     if scenarios == ("whole",):

@@ -8,16 +8,19 @@ here it is exactly that, and components of equal size come by their lowest node.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 
-from atoll.data.builder import Ints
+from atoll.data.builder import Ints, check_fold
+from atoll.data.catalog import DataSettings, catalog
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.settings import setting
 
+CORA = catalog()["cora"]
 SAMPLED, NODES, HOPS = 800, 300, 2
 PAIRS = (  # the authors' seeds, and which component of that sample by size
     *((101993, 1), (124709, 0), (196252, 2), (95930, 3), (68222, 2), (101539, 1), (22989, 2), (45367, 1), (166831, 2)),
@@ -68,3 +71,32 @@ def within(adjacency: sp.csr_array, nodes: Ints, hops: int) -> Ints:
         reached[adjacency[np.flatnonzero(reached)].indices] = True
     reached[nodes] = False
     return np.flatnonzero(reached)
+
+
+@dataclass(frozen=True)
+class SubcoraDataset:
+    """The dataset `subcora`: cut out of Cora, so available where Cora is."""
+
+    Settings: ClassVar[type] = SubcoraSettings
+
+    name: str = "subcora"
+    nodes: int = NODES
+    edges: int = 259  # of the first piece
+    features: int = CORA.features
+    classes: int = CORA.classes
+    folder: str = CORA.folder
+
+    @property
+    def available(self) -> bool:
+        """Whether Cora's files are here."""
+        return CORA.available
+
+    def load(self, settings: SubcoraSettings, *, seed: int = 0, fold: int = 0) -> Graph:
+        """The piece that the settings name; otherwise the run's `seed` selects it."""
+        repetition = seed % len(PAIRS) if settings.repetition < 0 else settings.repetition
+        graph = subcora(CORA.load(DataSettings()), repetition)
+        check_fold(fold, 1, self.name)
+        return graph
+
+
+SUBCORA = SubcoraDataset()

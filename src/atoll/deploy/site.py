@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from atoll import algorithms, wire
 from atoll.data import files
-from atoll.data.datasets import row_normalise
+from atoll.data.builder import row_normalize
 from atoll.data.federated import federate
 from atoll.data.splits import replaces_split, split
 from atoll.deploy import form, requests
@@ -240,7 +240,7 @@ class Site:
             raise AtollError("its graph could not be read; its log says why.") from error
         if order:
             graph = form.arrange(graph, order, form.key_of(self.kit), self.say)
-        return row_normalise(graph) if config.data.normalize_features else graph
+        return row_normalize(graph) if config.data.normalize_features else graph
 
     def _part(self, graph: Graph, config: Config, schema: Schema, parties: Parties) -> Graph:
         """The site's own graph as its party: split, and with the columns the federation has."""

@@ -45,7 +45,7 @@ def _seeds(exhibit: Exhibit, cell: Cell, root: Path, kept: Measured | None, know
 @cache
 def _absent() -> frozenset[str]:
     """The known graphs whose files are not here."""
-    from atoll.data.datasets import known
+    from atoll.data.registry import known
 
     return frozenset(dataset.name for dataset in known() if not dataset.available)
 

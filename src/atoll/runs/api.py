@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.data.builder import check
-from atoll.data.datasets import from_pyg
+from atoll.data.pyg import from_pyg
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.runs import config, runner

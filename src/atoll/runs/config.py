@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from atoll import algorithms
-from atoll.data.csbm import CsbmSettings
-from atoll.data.datasets import DataSettings
+from atoll.data.catalog import DataSettings
+from atoll.data.datasets import settings_of
 from atoll.data.partition import PartitionSettings
 from atoll.data.splits import SplitSettings
-from atoll.data.subcora import SubcoraSettings
 from atoll.engines import ENGINES
 from atoll.errors import AtollError, closest, suggest
 from atoll.federation.robust import RULES, check_algorithm
@@ -193,7 +192,7 @@ def groups_of(algorithm: str, dataset: str) -> dict[str, type]:
         "run": RunSettings,
         "partition": PartitionSettings,
         "split": SplitSettings,
-        "data": {"csbm": CsbmSettings, "subcora": SubcoraSettings}.get(dataset.lower(), DataSettings),
+        "data": settings_of(dataset),
         "dp": NoiseSettings,
     }
 
