@@ -54,6 +54,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def _generated(docs: Path, folder: str) -> dict[str, str]:
     """The index of a folder, and a page from its docstring for every algorithm without one."""
     written = {path.stem: path.read_text() for path in sorted((docs / folder).glob("*.md")) if path.stem != "index"}
+    if folder == "reference/":
+        return {}
     if folder == "results/":
         lines = [f"- [{_title(text)}]({name}.md)" for name, text in written.items()]
         text = "# Results\n\nOurs beside the papers'; `atoll reproduce --list` shows every table and figure.\n\n"
