@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from atoll.federation.cohort import first_model
 from atoll.graphs.graph import Graph
-from atoll.graphs.kernels import csr, multiply
+from atoll.graphs.sparse import csr, multiply
 from atoll.runs import config, runner
 
 warnings.filterwarnings("ignore")

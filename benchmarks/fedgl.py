@@ -161,7 +161,7 @@ def whole(embeddings: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def blocks(embeddings: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    step = max(1, knn.ENTRIES // len(embeddings))
+    step = max(1, knn.MAX_SIMILARITIES // len(embeddings))
     parts = [(rows @ embeddings.t()).topk(count, dim=1) for rows in embeddings.split(step)]
     return torch.cat([part.values for part in parts]), torch.cat([part.indices for part in parts])
 
@@ -174,12 +174,12 @@ def clustered(nodes: int, width: int = 7) -> Tensor:
 
 def nearest(nodes: int, count: int = 100, turns: int = 3) -> None:
     embeddings = clustered(nodes)
-    ways: dict[str, Callable[[Tensor, int], tuple[Tensor, Tensor]]] = {"blocks": blocks, "grouped": knn.nearest}
+    ways: dict[str, Callable[[Tensor, int], tuple[Tensor, Tensor]]] = {"blocks": blocks, "grouped": knn.exact_search}
     if nodes <= 10_000:
         ways["whole"] = whole
     try:
-        knn.approximate(embeddings[:100], 5)
-        ways["faiss"] = knn.approximate
+        knn.approximate_search(embeddings[:100], 5)
+        ways["faiss"] = knn.approximate_search
     except Exception:
         print("faiss is not installed")
     seconds: dict[str, list[float]] = {name: [] for name in ways}

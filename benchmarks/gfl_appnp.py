@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 from atoll import allocator as memory
 from atoll.algorithms import gfl_appnp
-from atoll.graphs.kernels import csr, multiply
+from atoll.graphs.sparse import csr, multiply
 from atoll.runs import config, runner
 from atoll.runs.runner import Experiment
 from benchmarks import peak

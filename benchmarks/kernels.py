@@ -17,8 +17,9 @@ import scipy.sparse as sp
 import torch
 import torch.nn.functional as F
 
+from atoll.graphs.features import Features
 from atoll.graphs.graph import Graph, stack
-from atoll.graphs.kernels import Features, Sparse, multiply
+from atoll.graphs.sparse import SparseMatrix, multiply
 from atoll.models import losses, optim
 from atoll.models.backbone import Backbone
 from atoll.models.registry import build
@@ -83,7 +84,7 @@ def sparse_products(graph: Graph) -> None:
     weight = torch.randn(graph.parties, graph.num_features, 64)
     hidden = torch.randn(graph.num_nodes, 64)
     values = graph.features.values
-    assert isinstance(values, Sparse)
+    assert isinstance(values, SparseMatrix)
     flat = weight.view(-1, 64)
     for title, matrix, dense in (
         ("X·W, all parties", values.forward, flat),

@@ -23,9 +23,9 @@ def parts() -> Graph:
 @pytest.mark.parametrize("entries", [1, 1 << 24])
 def test_nearest_is_the_top_of_the_whole_product(nodes: int, count: int, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and groups of columns change nothing: the largest entries of H·Hᵀ and where they stand."""
-    monkeypatch.setattr(knn, "ENTRIES", entries)
+    monkeypatch.setattr(knn, "MAX_SIMILARITIES", entries)
     embeddings = torch.randn(nodes, 5, generator=torch.Generator().manual_seed(nodes))
-    scores, columns = knn.nearest(embeddings, count)
+    scores, columns = knn.exact_search(embeddings, count)
     product = embeddings @ embeddings.t()
     torch.testing.assert_close(scores, product.topk(count, dim=1).values)
     torch.testing.assert_close(product.gather(1, columns.long()), scores)
@@ -34,7 +34,7 @@ def test_nearest_is_the_top_of_the_whole_product(nodes: int, count: int, entries
 
 def test_nearest_holds_few_similarities(monkeypatch: pytest.MonkeyPatch) -> None:
     """No product inside is larger than the limit: never N × N."""
-    monkeypatch.setattr(knn, "ENTRIES", 4000)
+    monkeypatch.setattr(knn, "MAX_SIMILARITIES", 4000)
     largest = 0
     product = torch.mm
 
@@ -44,7 +44,7 @@ def test_nearest_holds_few_similarities(monkeypatch: pytest.MonkeyPatch) -> None
         return product(left, right, out=out)
 
     monkeypatch.setattr(torch, "mm", watched)
-    knn.nearest(torch.randn(500, 4, generator=torch.Generator().manual_seed(0)), 10)
+    knn.exact_search(torch.randn(500, 4, generator=torch.Generator().manual_seed(0)), 10)
     assert 0 < largest <= 4000
 
 
@@ -52,7 +52,7 @@ def test_nearest_holds_few_similarities(monkeypatch: pytest.MonkeyPatch) -> None
 def test_rows_sum_to_one_and_nothing_is_negative(form: str) -> None:
     """Ā's rows are normalised; where no similarity is positive the row is 0."""
     embeddings = torch.tensor([[1.0, 0.0], [2.0, 0.0], [-1.0, 0.1], [0.0, 0.0]])
-    columns, weights = knn.discover(embeddings, 2, form)
+    columns, weights = knn.nearest_neighbors(embeddings, 2, form)
     assert columns.dtype == torch.int32
     assert bool((weights >= 0).all())
     torch.testing.assert_close(weights.sum(1), torch.tensor([1.0, 1.0, 1.0, 0.0]))
@@ -61,7 +61,7 @@ def test_rows_sum_to_one_and_nothing_is_negative(form: str) -> None:
 def test_literal_weights_by_hand() -> None:
     """relu(H·Hᵀ), two largest entries a row, rows summing to 1."""
     embeddings = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 2.0]])  # products: 1 3 0 / 3 9 0 / 0 0 4
-    columns, weights = knn.discover(embeddings, 2, "literal")
+    columns, weights = knn.nearest_neighbors(embeddings, 2, "literal")
     found = torch.zeros(3, 3).scatter_(1, columns.long(), weights)
     torch.testing.assert_close(found, torch.tensor([[0.25, 0.75, 0.0], [0.25, 0.75, 0.0], [0.0, 0.0, 1.0]]))
 
@@ -69,7 +69,7 @@ def test_literal_weights_by_hand() -> None:
 def test_projection_keeps_what_a_party_holds() -> None:
     """Ā⁽ᵏ⁾ has an entry where both nodes are the party's, and none between parties."""
     graph = parts()
-    columns, weights = knn.discover(torch.randn(40, 4, generator=torch.Generator().manual_seed(1)), 9, "literal")
+    columns, weights = knn.nearest_neighbors(torch.randn(40, 4, generator=torch.Generator().manual_seed(1)), 9, "literal")
     whole = torch.zeros(40, 40).scatter_(1, columns.long(), weights)
     expected = torch.zeros(graph.num_nodes, graph.num_nodes)
     for start, end in graph.blocks.ranges:
@@ -85,7 +85,7 @@ def test_normalisation_by_hand(form: str) -> None:
     base = (dense + dense.T) / 2 if form == "cosine" else dense
     degree = (base > 0).sum(1) if form == "counts" else base.sum(1)
     scale = np.where(degree > 0, degree, 1) ** -0.5
-    found = knn.normalise(sp.csr_array(dense), form).toarray()
+    found = knn.normalize(sp.csr_array(dense), form).toarray()
     np.testing.assert_allclose(found, scale[:, None] * base * scale, rtol=1e-6)
 
 
@@ -93,9 +93,9 @@ def test_normalisation_by_hand(form: str) -> None:
 def test_complement_adds_the_pseudo_graph(form: str) -> None:
     """A_k = Â_k + β·D̄^(-1/2)·Ā⁽ᵏ⁾·D̄^(-1/2), or normalised jointly, and its transpose in the backward pass."""
     graph = parts()
-    columns, weights = knn.discover(torch.randn(40, 4, generator=torch.Generator().manual_seed(2)), 5, form)
+    columns, weights = knn.nearest_neighbors(torch.randn(40, 4, generator=torch.Generator().manual_seed(2)), 5, form)
     projected = knn.project(graph, columns, weights)
-    expected = torch.from_numpy(graph.normalized.toarray() + 0.5 * knn.normalise(projected, form).toarray()).float()
+    expected = torch.from_numpy(graph.normalized.toarray() + 0.5 * knn.normalize(projected, form).toarray()).float()
     if form == "joint":
         both = torch.from_numpy(0.5 * (projected + projected.T).toarray()).fill_diagonal_(0)
         looped = torch.from_numpy(graph.adjacency.toarray()) + torch.eye(graph.num_nodes) + 0.5 * both
@@ -115,8 +115,8 @@ def test_approximate_search_finds_most_of_the_nearest() -> None:
     source = torch.Generator().manual_seed(0)
     centres = 4 * torch.randn(20, 8, generator=source)
     embeddings = torch.nn.functional.normalize(centres.repeat(100, 1) + torch.randn(2000, 8, generator=source), dim=1)
-    _, exact = knn.nearest(embeddings, 10)
-    scores, found = knn.approximate(embeddings, 10)
+    _, exact = knn.exact_search(embeddings, 10)
+    scores, found = knn.approximate_search(embeddings, 10)
     shared = [len(set(a) & set(b)) for a, b in zip(exact.tolist(), found.tolist(), strict=True)]
     assert sum(shared) / 20_000 > 0.9
     torch.testing.assert_close(scores, (embeddings[:, None] * embeddings[found.long()]).sum(2))

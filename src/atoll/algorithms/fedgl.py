@@ -172,7 +172,7 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
     if "predictions" in state:
         message["labels"] = pseudo_labels(state["predictions"], settings.threshold)
     if "embeddings" in state:
-        columns, weights = knn.discover(state["embeddings"], settings.neighbours, settings.pseudo_graph, settings.search)
+        columns, weights = knn.nearest_neighbors(state["embeddings"], settings.neighbours, settings.pseudo_graph, settings.search)
         message["graph"] = {"columns": columns, "weights": weights}
     total = gather(federation, message, settings)
     after: State = {"model": scale(total["model"], 1 / total["n"])}  # Eq. 10

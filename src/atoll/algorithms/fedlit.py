@@ -27,8 +27,9 @@ from atoll.federation import metrics
 from atoll.federation.cohort import MODEL, PARTY, Fields, backbone, first_model, verb
 from atoll.federation.declarations import COUNTS, WEIGHT, Case, real, whole
 from atoll.federation.federation import Federation
+from atoll.graphs.blocks import Blocks
 from atoll.graphs.graph import Graph, stack
-from atoll.graphs.kernels import Blocks, Sparse
+from atoll.graphs.sparse import SparseMatrix
 from atoll.models import optim
 from atoll.models.backbones import get_parameters, set_parameters
 from atoll.models.losses import cross_entropy
@@ -208,11 +209,13 @@ def places(graph: Graph, types: int) -> Tensor:
     return types * start + torch.arange(types)[:, None] * size + torch.arange(graph.num_nodes) - start
 
 
-def summing(places: Tensor) -> Sparse:
+def summing(places: Tensor) -> SparseMatrix:
     """(N, N·K): adds up a node's copies."""
     types, nodes = places.shape
     starts = np.arange(0, types * nodes + 1, types)
-    return Sparse(sp.csr_array((np.ones(types * nodes), places.t().flatten().numpy(), starts), shape=(nodes, types * nodes)))
+    return SparseMatrix(
+        sp.csr_array((np.ones(types * nodes), places.t().flatten().numpy(), starts), shape=(nodes, types * nodes))
+    )
 
 
 def rewired(graph: Graph, edge_index: Tensor, *, symmetric: bool = True) -> Graph:

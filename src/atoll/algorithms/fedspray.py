@@ -23,8 +23,9 @@ from atoll.federation.cohort import PARTY, TRAIN_ITEM, Fields, Schema, backbone,
 from atoll.federation.declarations import COUNTS, WEIGHT, Forms, real, share
 from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.federation import Federation
+from atoll.graphs.blocks import Blocks
+from atoll.graphs.features import Features
 from atoll.graphs.graph import Graph
-from atoll.graphs.kernels import Blocks, Features
 from atoll.models import optim
 from atoll.models.backbones import Dense, get_parameters, set_parameters
 from atoll.models.losses import cross_entropy, kl

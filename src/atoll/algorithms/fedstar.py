@@ -24,7 +24,7 @@ from atoll.federation.declarations import COUNTS, WEIGHT
 from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.federation import Federation
 from atoll.graphs.graph import Graph
-from atoll.graphs.kernels import Sparse
+from atoll.graphs.sparse import SparseMatrix
 from atoll.models import optim
 from atoll.models.backbones import Chain, Dense, build, get_parameters, set_parameters
 from atoll.models.losses import cross_entropy
@@ -180,7 +180,7 @@ def return_probabilities(graph: Graph, walks: int, width: int = 64) -> Tensor:
     D^(-1/2)·A·D^(-1/2) has the same diagonals and, where A is symmetric, its rows are its columns.
     """
     scale = sp.diags_array(np.maximum(graph.adjacency.sum(0), 1) ** -0.5)
-    step = Sparse(sp.csr_array(scale @ graph.adjacency @ scale), symmetric=graph.symmetric)
+    step = SparseMatrix(sp.csr_array(scale @ graph.adjacency @ scale), symmetric=graph.symmetric)
     result = torch.zeros(graph.num_nodes, walks)
     starts, sizes = graph.ptr[:-1], graph.ptr.diff()
     for first in range(0, max(graph.sizes) if walks else 0, width):

@@ -1,4 +1,4 @@
-"""Graphs of one or many parties in one block-diagonal block."""
+"""Graphs of one or many parties, block-diagonal."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.graphs.attention import Attention
-from atoll.graphs.kernels import Blocks, Features, Sparse
+from atoll.graphs.blocks import Blocks
+from atoll.graphs.features import Features
+from atoll.graphs.sparse import SparseMatrix
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """Nodes with features, edges, labels and splits; the blocks of P ≥ 1 parties stand one after the other.
+    """Nodes with features, edges, labels and splits: the blocks of P ≥ 1 parties, one after the other.
 
     Party p owns the rows `ptr[p]:ptr[p + 1]`; no edge joins two parties. A whole graph is the case P = 1.
-    Everything derived (normalised adjacency, sparse products) is computed once, on first use.
+    Everything derived (normalized adjacency, sparse products) is computed once, on first use.
     """
 
     x: sp.csr_array | Tensor  # (N, d) features, float32: CSR where they are sparse, else a dense tensor
@@ -34,7 +36,7 @@ class Graph:
     num_classes: int
     ids: Tensor  # (N,) int64: the node's index in the whole graph
     ptr: Tensor  # (P + 1,) int64: where each party's rows begin
-    widths: tuple[int, ...] | None = None  # vertical: party p's real columns are x[:, :widths[p]], the rest is zero padding
+    widths: tuple[int, ...] | None = None  # vertical: party p's columns are x[:, :widths[p]], the rest is zero padding
     class_names: tuple[str, ...] | None = None  # where the classes have names
     majority: Tensor | None = None  # (N,) int64: the majority class where each node comes from, if not the block itself
     feature_names: tuple[str, ...] | None = None  # where the columns have names
@@ -61,7 +63,7 @@ class Graph:
 
     @cached_property
     def blocks(self) -> Blocks:
-        """How the rows fall into parties: the arithmetic of rows times a party's own weights."""
+        """How the rows are divided into parties: the arithmetic of rows times each party's own weights."""
         return Blocks(self.sizes)
 
     @cached_property
@@ -71,12 +73,12 @@ class Graph:
 
     @cached_property
     def nonzero_features(self) -> sp.csr_array:
-        """(N, d) the features as CSR, without the zeros."""
+        """(N, d) the features as CSR, without zeros."""
         return sp.csr_array(self.x.numpy()) if isinstance(self.x, Tensor) else self.x
 
     @property
     def digest(self) -> int:
-        """A number that other features, edges, labels or splits would change."""
+        """A number that changes with the features, edges, labels or splits."""
         x = [self.x.numpy()] if isinstance(self.x, Tensor) else [self.x.data, self.x.indices, self.x.indptr]
         rest = (self.edge_index, self.y, self.train, self.val, self.test, self.ids, self.ptr)
         total = hashlib.blake2b(digest_size=7)
@@ -107,24 +109,24 @@ class Graph:
         return sp.csr_array(scale @ looped @ scale)
 
     @cached_property
-    def normalized_adjacency(self) -> Sparse:
-        """The normalised adjacency as an operator."""
-        return Sparse(self.normalized, symmetric=self.symmetric)
+    def normalized_adjacency(self) -> SparseMatrix:
+        """The normalized adjacency as an operator."""
+        return SparseMatrix(self.normalized, symmetric=self.symmetric)
 
     @cached_property
-    def laplacian(self) -> Sparse:
+    def laplacian(self) -> SparseMatrix:
         """L with Σ_i xᵢᵀ(L·x)ᵢ = Σ ‖x_i − x_j‖² over all edges (i, j): D_in + D_out − A − Aᵀ."""
         both = self.adjacency + self.adjacency.T
-        return Sparse(sp.csr_array(sp.diags_array(both.sum(1)) - both), symmetric=True)
+        return SparseMatrix(sp.csr_array(sp.diags_array(both.sum(1)) - both), symmetric=True)
 
     @cached_property
-    def mean_adjacency(self) -> Sparse:
-        """D⁻¹·A: the mean over a node's neighbours, 0 for a node without any."""
+    def mean_adjacency(self) -> SparseMatrix:
+        """D⁻¹·A: the mean over a node's neighbors, 0 for a node without any."""
         degree = self.adjacency.sum(1)
-        return Sparse(sp.csr_array(sp.diags_array(1 / np.maximum(degree, 1)) @ self.adjacency))
+        return SparseMatrix(sp.csr_array(sp.diags_array(1 / np.maximum(degree, 1)) @ self.adjacency))
 
     def attention(self, heads: int) -> Attention:
-        """The places where attention of that many heads falls: every node's neighbours and itself."""
+        """The entries of attention with that many heads: every node's neighbors and itself."""
         if heads not in self._attention:
             self._attention[heads] = Attention(self.adjacency, heads)
         return self._attention[heads]
@@ -142,8 +144,8 @@ class Graph:
         )
         return graph
 
-    def with_adjacency(self, adjacency: Sparse) -> Graph:
-        """The same graph with another matrix in the place of D^(-1/2)·(A + I)·D^(-1/2)."""
+    def with_adjacency(self, adjacency: SparseMatrix) -> Graph:
+        """The same graph with another matrix instead of D^(-1/2)·(A + I)·D^(-1/2)."""
         graph = replace(self)
         kept = ("sizes", "blocks", "features", "derived", "num_train", "party")
         graph.__dict__.update({name: getattr(self, name) for name in kept} | {"normalized_adjacency": adjacency})
@@ -151,7 +153,7 @@ class Graph:
 
     @cached_property
     def derived(self) -> dict[str, Tensor]:
-        """What others compute once for this graph (for instance the losses' node weights), by name."""
+        """A cache, by name, of values that others compute once for this graph (for instance the losses' node weights)."""
         return {}
 
     @cached_property
@@ -205,7 +207,7 @@ def spans(starts: Tensor, ends: Tensor) -> Tensor:
 
 
 def stack(graphs: Sequence[Graph]) -> Graph:
-    """The parties' graphs one after the other, block-diagonal; each may itself hold several parties."""
+    """The graphs one after the other, block-diagonal; each may itself hold several parties."""
     offsets = np.cumsum([0, *(graph.num_nodes for graph in graphs)])
     xs = [graph.x for graph in graphs]
     x = torch.cat(xs) if isinstance(xs[0], Tensor) else sp.csr_array(sp.vstack(xs, format="csr"))

@@ -21,8 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.graphs.attention import Attention
+from atoll.graphs.blocks import Blocks
+from atoll.graphs.features import Features
 from atoll.graphs.graph import Graph
-from atoll.graphs.kernels import Blocks, Features, Sparse
+from atoll.graphs.sparse import SparseMatrix
 
 Ints = NDArray[np.int64]
 
@@ -87,14 +89,14 @@ class Batch:
         x = self.graph.x
         return Features.of(x[torch.from_numpy(level.rows)] if isinstance(x, Tensor) else x[level.rows], level.blocks)
 
-    def matrix(self, layer: int) -> Sparse:
+    def matrix(self, layer: int) -> SparseMatrix:
         """A(E[l]), level l + 1 by level l."""
         if layer not in self._matrices:
             self._matrices[layer] = between(self.graph, self.level(layer + 1), self.level(layer))
         return self._matrices[layer]
 
     @cached_property
-    def _matrices(self) -> dict[int, Sparse]:
+    def _matrices(self) -> dict[int, SparseMatrix]:
         return {}
 
     def attention(self, layer: int, heads: int) -> Attention:
@@ -134,7 +136,7 @@ def below(graph: Graph, level: Level, fan_out: int, draws: Sequence[torch.Genera
     return Level(np.concatenate(chosen), sizes)
 
 
-def between(graph: Graph, upper: Level, lower: Level) -> Sparse:
+def between(graph: Graph, upper: Level, lower: Level) -> SparseMatrix:
     """The scaled submatrix of Â from the lower level's nodes to the upper level's."""
     if len(upper.rows) == len(lower.rows) == graph.num_nodes:
         return graph.normalized_adjacency
@@ -147,7 +149,7 @@ def between(graph: Graph, upper: Level, lower: Level) -> Sparse:
     factor = (counts - 1) / np.maximum(np.diff(starts) - 1, 1)  # d_i / d_i[l]
     scale = np.where(source == np.repeat(upper.rows, counts), 1, np.repeat(factor, counts))
     values = (pattern.values().numpy()[places] * scale)[kept]
-    return Sparse(sp.csr_array((values, column[kept], starts), shape=(len(upper.rows), len(lower.rows))))
+    return SparseMatrix(sp.csr_array((values, column[kept], starts), shape=(len(upper.rows), len(lower.rows))))
 
 
 def looking(graph: Graph, upper: Level, lower: Level, heads: int) -> Attention:

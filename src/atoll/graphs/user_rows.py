@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph, spans
-from atoll.graphs.kernels import csr, multiply
+from atoll.graphs.sparse import csr, multiply
 from atoll.random import Streams
 
 PIECE = 1 << 17  # numbers that are made double at once: they stay in the cache

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from atoll.graphs.features import Features
 from atoll.graphs.graph import Graph
-from atoll.graphs.kernels import Features, diffuse
+from atoll.graphs.sparse import diffuse
 from atoll.models.mlp import MLP
 from atoll.random import Draws
 from atoll.settings import setting

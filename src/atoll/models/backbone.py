@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from atoll.graphs.features import Features
 from atoll.graphs.graph import Graph
-from atoll.graphs.kernels import Features
 from atoll.models.layers import Dense
 from atoll.random import Draws
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from atoll.errors import AtollError
 from atoll.graphs.attention import elu
+from atoll.graphs.features import Features
 from atoll.graphs.graph import Graph
-from atoll.graphs.kernels import Features
 from atoll.models.backbone import Chain
 from atoll.models.layers import AttentionLayer
 from atoll.random import Draws

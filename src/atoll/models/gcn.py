@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from atoll.graphs.features import Features
 from atoll.graphs.graph import Graph
-from atoll.graphs.kernels import Features
 from atoll.models.backbone import Chain
 from atoll.random import Draws
 

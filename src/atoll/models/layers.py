@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from atoll.graphs.attention import Attention, attend
+from atoll.graphs.blocks import Blocks, broadcast_to_rows
+from atoll.graphs.features import Features, transform
 from atoll.graphs.graph import Graph
-from atoll.graphs.kernels import Blocks, Features, Sparse, spread, transform
+from atoll.graphs.sparse import SparseMatrix
 from atoll.random import Draws
 
 
@@ -30,7 +32,7 @@ class Dense(nn.Module):
         self.bias = parameter(None if glorot else draws, bound, parties, fan_out) if bias else None
 
     def forward(
-        self, x: Features | Tensor, blocks: Blocks, through: Sparse | None = None, *, hops: int = 1, relu: bool = False
+        self, x: Features | Tensor, blocks: Blocks, through: SparseMatrix | None = None, *, hops: int = 1, relu: bool = False
     ) -> Tensor:
         """(N, in) → (N, out); `through` is M, applied `hops` times."""
         return transform(x, self.weight, blocks, self.bias, through=through, hops=hops, relu=relu)
@@ -74,7 +76,7 @@ class AttentionLayer(nn.Module):
         if draws is not None and dropout:
             kept = draws.keep(1 - dropout, attention.counts(graph.blocks), heads).t().flatten()
         out = self.attend(rows, graph.blocks, attention, kept)
-        return out if self.bias is None else out + spread(self.bias, graph.blocks)
+        return out if self.bias is None else out + broadcast_to_rows(self.bias, graph.blocks)
 
     def project(self, x: Features | Tensor, blocks: Blocks) -> Tensor:
         """W·h (N, H·C)."""

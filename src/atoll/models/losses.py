@@ -9,7 +9,7 @@ from torch import Tensor
 
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
-from atoll.graphs.kernels import Sparse
+from atoll.graphs.sparse import SparseMatrix
 from atoll.random import Draws
 
 Mask = str | Tensor  # "train", "val", "test", or (N,) bool
@@ -61,7 +61,7 @@ class _Smoothness(torch.autograd.Function):
     """xᵀ·L·x and its gradient 2·L·x, with one product for both."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, laplacian: Sparse) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, laplacian: SparseMatrix) -> Tensor:
         product = laplacian @ rows
         ctx.save_for_backward(product)
         return torch.dot(product.flatten(), rows.flatten())

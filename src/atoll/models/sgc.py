@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from atoll.graphs.features import Features
 from atoll.graphs.graph import Graph
-from atoll.graphs.kernels import Features
 from atoll.models.backbone import Chain, ModelShape
 from atoll.random import Draws
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from atoll.errors import AtollError
 from atoll.graphs.attention import elu
-from atoll.graphs.kernels import Blocks, spread
+from atoll.graphs.blocks import Blocks, broadcast_to_rows
 from atoll.graphs.sampling import Batch
 from atoll.models.layers import AttentionLayer, Dense, GCNIILayer
 from atoll.random import Draws
@@ -146,7 +146,7 @@ class SplitGAT(SplitModel):
         rows = layer.project(self.drop(hidden[index], blocks, draws), blocks)
         out = layer.attend(rows, blocks, batch.attention(index, self.shape.heads))
         assert layer.bias is not None
-        return elu(batch.take(out, index, index + 1) + spread(layer.bias, batch.blocks(index + 1)))
+        return elu(batch.take(out, index, index + 1) + broadcast_to_rows(layer.bias, batch.blocks(index + 1)))
 
 
 class NormedLayer(nn.Module):

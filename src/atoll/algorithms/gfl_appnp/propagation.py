@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from atoll.graphs.graph import Graph
-from atoll.graphs.kernels import diffuse
+from atoll.graphs.sparse import diffuse
 
 BLOCK = 128  # columns at once
 WORTH = 50  # a stored row entry costs about 1/50 of a sparse one that is used in every step

@@ -31,7 +31,7 @@ from atoll.federation import metrics
 from atoll.federation.cohort import PARTY, Fields, Message, verb
 from atoll.federation.declarations import COUNTS, ROWS, Case, Numbers, Scalar, nodes, optional, ragged, real
 from atoll.federation.federation import Federation
-from atoll.graphs.kernels import spread
+from atoll.graphs.blocks import broadcast_to_rows
 from atoll.graphs.sampling import Batch, Level, below
 from atoll.models import optim
 from atoll.models.split import SPLITS, SplitShape
@@ -309,7 +309,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         y = self.targets[torch.from_numpy(batch.level(layers).rows)]
         losses = F.cross_entropy(self.model.classify(top, batch, self._dropout(layers)), y, ignore_index=-1, reduction="none")
         counts = batch.blocks(layers).sum((y >= 0).float()).clamp(min=1)
-        return (losses / spread(counts, batch.blocks(layers))).sum()
+        return (losses / broadcast_to_rows(counts, batch.blocks(layers))).sum()
 
     def _apart(self, rows: Tensor) -> Tensor:
         """(P·n, h) → (P, n, h)."""

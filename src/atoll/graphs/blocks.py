@@ -1,0 +1,97 @@
+"""Rows that belong to parties: each party's rows times weights of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+NARROW_COLUMNS = 16  # below this width a product is computed with its narrow factor transposed
+MAX_LOOPED_PARTIES = 64  # with more parties one indexed operation is faster than a loop over them
+
+
+class Blocks:
+    """How N rows are divided into the blocks of P parties; plain arithmetic, without gradients."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = list(sizes)
+        ends = np.cumsum([0, *sizes]).tolist()
+        self.ranges = list(pairwise(ends))
+        self.rows: int = ends[-1]
+        self.equal = len(set(self.sizes)) == 1 and len(self.sizes) > 1
+
+    @cached_property
+    def party(self) -> Tensor:
+        """(N,) which party each row belongs to."""
+        return torch.repeat_interleave(torch.arange(len(self.sizes)), torch.tensor(self.sizes))
+
+    def product(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """(N, i), (P, i, o), (P, o) → (N, o): each party's rows times its own weight, plus its bias."""
+        parties, fan_in, fan_out = weight.shape
+        if fan_out < NARROW_COLUMNS <= fan_in:  # MKL is two to three times faster when the narrow factor is stored transposed
+            weight = weight.transpose(1, 2).contiguous().transpose(1, 2)
+        if self.equal:
+            blocks = rows.view(parties, -1, fan_in)
+            result = torch.bmm(blocks, weight) if bias is None else torch.baddbmm(bias[:, None], blocks, weight)
+            return result.view(self.rows, fan_out)
+        result = rows.new_empty(self.rows, fan_out)
+        for p, (start, end) in enumerate(self.ranges):
+            if bias is None:
+                torch.mm(rows[start:end], weight[p], out=result[start:end])
+            else:
+                torch.addmm(bias[p], rows[start:end], weight[p], out=result[start:end])
+        return result
+
+    def gram(self, rows: Tensor, gradient: Tensor) -> Tensor:
+        """(N, i), (N, o) → (P, i, o): each party's rowsᵀ · gradient."""
+        if gradient.shape[1] < NARROW_COLUMNS <= rows.shape[1]:
+            return self.gram(gradient, rows).transpose(1, 2).contiguous()
+        if self.equal:
+            left, right = (side.view(len(self.sizes), -1, side.shape[1]) for side in (rows, gradient))
+            return torch.bmm(left.transpose(1, 2), right)
+        result = rows.new_empty(len(self.sizes), rows.shape[1], gradient.shape[1])
+        for p, (start, end) in enumerate(self.ranges):
+            torch.mm(rows[start:end].t(), gradient[start:end], out=result[p])
+        return result
+
+    def sum(self, rows: Tensor) -> Tensor:
+        """(N, …) → (P, …): each party's sum over its rows."""
+        if len(self.sizes) > MAX_LOOPED_PARTIES:
+            return rows.new_zeros(len(self.sizes), *rows.shape[1:]).index_add_(0, self.party, rows)
+        return torch.stack([rows[start:end].sum(0) for start, end in self.ranges])
+
+    def broadcast(self, values: Tensor) -> Tensor:
+        """(P, …) → (N, …): every row gets its party's values."""
+        return values.index_select(0, self.party)
+
+    def add_(self, rows: Tensor, values: Tensor) -> Tensor:
+        """Add its party's values (P, o) to every row (N, o), in place."""
+        if len(self.sizes) > MAX_LOOPED_PARTIES:
+            return rows.add_(self.broadcast(values))
+        for p, (start, end) in enumerate(self.ranges):
+            rows[start:end].add_(values[p])
+        return rows
+
+
+def broadcast_to_rows(values: Tensor, blocks: Blocks) -> Tensor:
+    """(P, …) → (N, …): every row gets its party's values."""
+    result: Tensor = _BroadcastToRows.apply(values, blocks)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _BroadcastToRows(torch.autograd.Function):
+    """Repeat by party, and sum by party on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, blocks: Blocks) -> Tensor:
+        ctx.blocks = blocks
+        return blocks.broadcast(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.blocks.sum(gradients[0]), None

@@ -1,0 +1,124 @@
+"""One linear layer of every party at once: constant features, or rows with gradients, times each party's own weight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from atoll.graphs.blocks import Blocks
+from atoll.graphs.sparse import SparseMatrix, multiply
+from atoll.random import Draws
+
+
+class Features:
+    """The constant features of P parties: `features @ weight` with weight (P, d, h), differentiable in the weight.
+
+    Sparse features take one product for all parties: party p's columns are shifted by p·d, the weight is viewed as (P·d, h).
+    """
+
+    def __init__(self, values: SparseMatrix | Tensor, blocks: Blocks) -> None:
+        self.values, self.blocks = values, blocks
+
+    @classmethod
+    def of(cls, x: sp.csr_array | Tensor, blocks: Blocks) -> Features:
+        """The operator for features as a graph holds them."""
+        return cls(x if isinstance(x, Tensor) else SparseMatrix(_shifted(x, blocks)), blocks)
+
+    def product(self, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """(P, d, h), (P, h) → (N, h): each party's features times its weight, plus its bias."""
+        if isinstance(self.values, Tensor):
+            return self.blocks.product(self.values, weight, bias)
+        result = multiply(self.values.forward, weight.reshape(-1, weight.shape[2]))
+        return result if bias is None else self.blocks.add_(result, bias)
+
+    def gram(self, gradient: Tensor) -> Tensor:
+        """(N, h) → (P, d, h): the gradient of the weight."""
+        if isinstance(self.values, Tensor):
+            return self.blocks.gram(self.values, gradient)
+        return self.values.transposed_matmul(gradient).view(len(self.blocks.sizes), -1, gradient.shape[1])
+
+    def dropped(self, probability: float, draws: Draws) -> Features:
+        """The features after dropout: each party draws for its own values; where they are sparse, for the stored ones only."""
+        if isinstance(self.values, Tensor):
+            return Features(self.values * draws.keep(1 - probability, self.blocks.sizes, self.values.shape[1]), self.blocks)
+        starts = self.values.forward.crow_indices()[[0, *(end for _, end in self.blocks.ranges)]]
+        kept, scale = draws.parts(1 - probability, starts.diff().tolist())
+        return Features(self.values.masked(kept, scale), self.blocks)
+
+    def __matmul__(self, weight: Tensor) -> Tensor:
+        return transform(self, weight, self.blocks)
+
+
+def _shifted(x: sp.csr_array, blocks: Blocks) -> sp.csr_array:
+    parties, width = len(blocks.sizes), x.shape[1]
+    shift = np.repeat(np.arange(parties) * width, blocks.sizes)
+    columns = x.indices + np.repeat(shift, np.diff(x.indptr))
+    return sp.csr_array((x.data, columns, x.indptr), shape=(x.shape[0], parties * width))
+
+
+def transform(
+    inputs: Features | Tensor,
+    weight: Tensor,
+    blocks: Blocks,
+    bias: Tensor | None = None,
+    *,
+    through: SparseMatrix | None = None,
+    hops: int = 1,
+    relu: bool = False,
+) -> Tensor:
+    """relu(Mʰ·(X_p·W_p) + b_p): one layer of every party at once; without `through` M is the identity."""
+    rows = None if isinstance(inputs, Features) else inputs
+    features = inputs if isinstance(inputs, Features) else None
+    result: Tensor = _Layer.apply(rows, weight, bias, features, through, blocks, hops, relu)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Layer(torch.autograd.Function):
+    """Y = relu(Mʰ·(X_p·W_p) + b_p) and the gradients of X (unless constant), W and b."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Any,
+        weight: Tensor,
+        bias: Tensor | None,
+        features: Features | None,
+        through: SparseMatrix | None,
+        blocks: Blocks,
+        hops: int,
+        relu: bool,
+    ) -> Tensor:
+        early = bias if through is None else None
+        result = features.product(weight, early) if features is not None else blocks.product(rows, weight, early)
+        if through is not None:
+            for _ in range(hops):
+                result = multiply(through.forward, result)
+            if bias is not None:
+                blocks.add_(result, bias)
+        if relu:
+            result.relu_()
+        ctx.save_for_backward(rows, weight, result if relu else None)
+        ctx.constants = features, through, blocks, hops
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight, result = ctx.saved_tensors
+        features, through, blocks, hops = ctx.constants
+        need_rows, need_weight, need_bias = ctx.needs_input_grad[:3]
+        gradient = gradients[0].contiguous()
+        if result is not None:
+            gradient = torch.ops.aten.threshold_backward(gradient, result, 0)
+        of_bias = blocks.sum(gradient) if need_bias else None
+        if through is not None:
+            for _ in range(hops):
+                gradient = through.transposed_matmul(gradient)
+        of_rows = blocks.product(gradient, weight.transpose(1, 2)) if need_rows else None
+        of_weight = None
+        if need_weight:
+            of_weight = blocks.gram(rows, gradient) if features is None else features.gram(gradient)
+        return of_rows, of_weight, of_bias, None, None, None, None, None

@@ -1,0 +1,166 @@
+"""Constant sparse matrices: products with dense rows, kept fast in both directions, and their gradients."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from copy import copy
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+
+
+class SparseMatrix:
+    """A constant matrix M in CSR together with its transpose; `matrix @ dense` is differentiable in `dense`.
+
+    torch's own CSR backward pass rebuilds the transpose in every call; with both stored it is one product.
+    """
+
+    def __init__(self, matrix: sp.csr_array, *, symmetric: bool = False) -> None:
+        self.shape: tuple[int, int] = matrix.shape
+        self.forward = csr(matrix)
+        self.symmetric = symmetric
+
+    @cached_property
+    def transposed(self) -> Tensor:
+        """Mᵀ; M itself where M is symmetric."""
+        return self.forward if self.symmetric else csr(self._transpose(self.forward.values().numpy()))
+
+    @cached_property
+    def transposed_order(self) -> Tensor:
+        """(nnz,) for each stored value of Mᵀ, its index among those of M."""
+        return torch.from_numpy(self._transpose(np.arange(self.forward.values().numel(), dtype=np.int32)).data)
+
+    def _transpose(self, values: np.ndarray) -> sp.csr_array:
+        columns, indptr = self.forward.col_indices().numpy(), self.forward.crow_indices().numpy()
+        return sp.csr_array(sp.csr_array((values, columns, indptr), shape=self.shape).T.tocsr())
+
+    @cached_property
+    def transposed_csc(self) -> sp.csc_array:
+        """Mᵀ in CSC, which shares the arrays of M in CSR."""
+        forward = self.forward
+        arrays = (forward.values().numpy(), forward.col_indices().numpy(), forward.crow_indices().numpy())
+        return sp.csc_array(arrays, shape=self.shape[::-1])
+
+    def masked(self, kept: Iterable[NDArray[np.bool_]], scale: float) -> MaskedMatrix:
+        """The stored values that are kept, times `scale`, without the others; `kept` are masks of consecutive values."""
+        return MaskedMatrix(self, kept, scale)
+
+    def transposed_matmul(self, dense: Tensor) -> Tensor:
+        """Mᵀ·X, without gradients."""
+        return multiply(self.transposed, dense)
+
+    def __matmul__(self, dense: Tensor) -> Tensor:
+        result: Tensor = _Product.apply(self, dense)  # type: ignore[no-untyped-call]
+        return result
+
+
+class MaskedMatrix(SparseMatrix):
+    """Some of the values of a sparse matrix, scaled, for a single step.
+
+    Mᵀ·X reads the rows of M as they are stored: sorting the values into Mᵀ would take longer than the product.
+    """
+
+    def __init__(self, whole: SparseMatrix, kept: Iterable[NDArray[np.bool_]], scale: float) -> None:
+        self.shape, self.symmetric = whole.shape, False
+        before = whole.transposed_csc
+        indptr, columns, values = (np.empty_like(array) for array in (before.indptr, before.indices, before.data))
+        row = first = count = 0
+        for mask in kept:  # one at a time, so that intermediate arrays stay in the cache
+            last = first + len(mask)
+            index = np.flatnonzero(mask)
+            rows = slice(row, int(np.searchsorted(before.indptr, last, side="right")))
+            indptr[rows] = np.searchsorted(index, before.indptr[rows].astype(np.int64) - first) + count
+            end = count + len(index)
+            np.take(before.indices[first:last], index, out=columns[count:end], mode="clip")
+            np.take(before.data[first:last], index, out=values[count:end], mode="clip")
+            row, first, count = rows.stop, last, end
+        values = values[:count]
+        values *= np.float32(scale)
+        self.transposed_csc = copy(before)  # sp.csc_array(…) would check every index
+        self.transposed_csc.indptr, self.transposed_csc.indices, self.transposed_csc.data = indptr, columns[:count], values
+        arrays = [torch.from_numpy(array) for array in (indptr, columns[:count], values)]
+        self.forward = torch.sparse_csr_tensor(arrays[0], arrays[1], arrays[2], size=self.shape, check_invariants=False)
+
+    def transposed_matmul(self, dense: Tensor) -> Tensor:
+        """Mᵀ·X, without gradients."""
+        return torch.from_numpy(self.transposed_csc @ dense.numpy())
+
+
+class _Product(torch.autograd.Function):
+    """Y = M·X and its gradient Mᵀ·G."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: SparseMatrix, dense: Tensor) -> Tensor:
+        ctx.matrix = matrix
+        return multiply(matrix.forward, dense)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        return None, ctx.matrix.transposed_matmul(gradients[0])
+
+
+def multiply(matrix: Tensor, dense: Tensor) -> Tensor:
+    """CSR · dense without gradients: each row of the result is a weighted sum of rows of `dense`.
+
+    The embedding-bag kernel computes that in half the time of torch's own CSR product (benchmarks/kernels.py).
+    """
+    indptr, columns, values = matrix.crow_indices(), matrix.col_indices(), matrix.values()
+    if not columns.numel():
+        return dense.new_zeros(matrix.shape[0], dense.shape[1])
+    bags: tuple[Tensor, ...] = torch.ops.aten._embedding_bag_forward_only(
+        dense.contiguous(), columns, indptr, False, 0, False, values, True
+    )
+    return bags[0]
+
+
+def csr(matrix: sp.csr_array) -> Tensor:
+    """A torch CSR tensor with 32-bit indices."""
+    return torch.sparse_csr_tensor(
+        torch.from_numpy(matrix.indptr.astype(np.int32)),
+        torch.from_numpy(matrix.indices.astype(np.int32)),
+        torch.from_numpy(matrix.data.astype(np.float32)),
+        size=matrix.shape,
+        check_invariants=False,
+    )
+
+
+def with_values(pattern: Tensor, values: Tensor) -> Tensor:
+    """A CSR tensor with the same pattern and other values."""
+    return torch.sparse_csr_tensor(
+        pattern.crow_indices(), pattern.col_indices(), values, size=pattern.shape, check_invariants=False
+    )
+
+
+def diffuse(matrix: SparseMatrix, start: Tensor, steps: int, teleport: float) -> Tensor:
+    """Zᴷ of Zᵏ⁺¹ = (1−α)·M·Zᵏ + α·Z⁰."""
+    result: Tensor = _Diffusion.apply(start, matrix, steps, teleport)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Diffusion(torch.autograd.Function):
+    """A polynomial of M times Z⁰; its gradient is the same polynomial of Mᵀ times G."""
+
+    @staticmethod
+    def forward(ctx: Any, start: Tensor, matrix: SparseMatrix, steps: int, teleport: float) -> Tensor:
+        ctx.constants = matrix, steps, teleport
+        return _diffused(matrix.forward, start, steps, teleport)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        matrix, steps, teleport = ctx.constants
+        return _diffused(matrix.transposed, gradients[0], steps, teleport), None, None, None
+
+
+def _diffused(matrix: Tensor, start: Tensor, steps: int, teleport: float) -> Tensor:
+    result = start
+    for _ in range(steps):
+        result = multiply(matrix, result).lerp_(start, teleport)
+    return result
