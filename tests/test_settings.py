@@ -1,4 +1,4 @@
-"""Settings: types, bounds, choices and mistyped names; defaults from the papers."""
+"""Settings: types, bounds, choices, mistyped names and earlier names."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from atoll.errors import AtollError
-from atoll.runs import config
-from atoll.settings import build, setting
+from atoll.settings import build, first_named, setting
 
 
 @dataclass(frozen=True)
@@ -70,43 +69,29 @@ def test_wrong_values_get_one_sentence(name: str, given: object, sentence: str) 
     assert str(caught.value) == sentence
 
 
-def test_the_papers_defaults_come_first_then_the_datasets_then_the_users() -> None:
-    """`fedavg` on PubMed is the FedSpray paper's; Physics has twelve parties; what the user says wins."""
-    pubmed = config.resolve("fedavg", dataset="pubmed")
-    assert (pubmed.partition, pubmed.parties, pubmed.run.rounds, pubmed.split.split) == ("louvain", 7, 300, "random")
-    assert (pubmed.settings.lr, pubmed.settings.epochs, pubmed.settings.hidden) == (0.003, 5, 64)
-    assert config.resolve("fedavg", dataset="Physics").parties == 12
-    said = config.resolve(
-        "fedavg", dataset="physics", parties=3, values={"rounds": "9", "settings.lr": "0.1", "fedavg.epochs": 2}
-    )
-    assert (said.parties, said.run.rounds, said.settings.lr, said.settings.epochs) == (3, 9, 0.1, 2)
+@dataclass(frozen=True)
+class Renamed:
+    """A setting that was renamed twice, and one that was added later."""
+
+    on_failure: str = setting("stop", "What to do.", was=("failure", "if_failed"))
+    tries: int = setting(1, "How often.", since="0.2")
 
 
-def test_another_partition_does_not_inherit_the_papers_number_of_parties() -> None:
-    """A partition file knows its own number of parties."""
-    assert config.resolve("fedavg", dataset="pubmed", partition="lists.npz").parties is None
+@pytest.mark.parametrize("name", ["failure", "if_failed", "on_failure"])
+def test_earlier_names_of_a_setting_are_accepted(name: str) -> None:
+    """All names that a setting has had mean the same."""
+    assert build(Renamed, {name: "go"}, "here") == Renamed(on_failure="go")
 
 
-def test_a_configuration_written_down_is_the_same_read_back() -> None:
-    """config.toml is everything: read back it gives the same configuration."""
-    chosen = config.resolve("fedavg", dataset="csbm", seed=7, values={"lr": 0.5, "nodes": 100, "split.train": 0.5})
-    assert config.from_dict(chosen.to_dict(), "there") == chosen
+def test_first_names_are_the_same_across_versions() -> None:
+    """A renamed setting keeps its first name; one that was added later counts only where it is set."""
+    assert first_named(Renamed(on_failure="go")) == {"failure": "go"}
+    assert first_named(Renamed(tries=2)) == {"failure": "stop", "tries": 2}
 
 
-@pytest.mark.parametrize(
-    ("document", "sentence"),
-    [
-        ({}, "there names no algorithm"),
-        ({"algorithm": "fedavgg"}, "There is no algorithm 'fedavgg'; did you mean 'fedavg'?"),
-        ({"algorithm": "fedavg", "sede": 1}, "there has an unknown key 'sede'; did you mean 'seed'?"),
-        ({"algorithm": "fedavg", "seed": "one"}, "there: seed is 'one' but must be a whole number"),
-        ({"algorithm": "fedavg", "runn": {"rounds": 1}}, r"there has an unknown table \[runn\]; did you mean 'run'\?"),
-        ({"algorithm": "fedavg", "run": {"round": 1}}, "fedavg has no setting 'run.round'; did you mean"),
-        ({"algorithm": "fedavg", "parties": 0}, "parties is 0 but must be a whole number of at least 1"),
-        ({"algorithm": "fedavg", "run": {"participation": 0}}, "participation is 0"),
-    ],
-)
-def test_wrong_documents_get_one_sentence(document: dict[str, object], sentence: str) -> None:
-    """A file with a mistake says where and what."""
-    with pytest.raises(AtollError, match=sentence):
-        config.from_dict(document, "there")
+def test_earlier_names_are_not_suggested() -> None:
+    """Who mistypes a name is led to the present one."""
+    with pytest.raises(
+        AtollError, match=r"here has no setting 'failures'; (did you mean 'on_failure'|there is on_failure, tries)"
+    ):
+        build(Renamed, {"failures": 1}, "here")

@@ -1,4 +1,4 @@
-"""Settings: frozen dataclasses with one sentence a field; values from the command line and files are checked against them."""
+"""Settings: frozen dataclasses with one sentence per field; values from the command line and files are checked against them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,24 @@ from typing import Any
 from atoll.errors import AtollError, closest, suggest
 
 
-def setting(default: Any, help: str, *, choices: Iterable[str] = (), low: float | None = None, high: float | None = None) -> Any:
-    """A field of a settings dataclass: its default, one sentence, and what values it takes."""
-    return dataclasses.field(default=default, metadata={"help": help, "choices": tuple(choices), "low": low, "high": high})
+def setting(
+    default: Any,
+    help: str,
+    *,
+    choices: Iterable[str] = (),
+    low: float | None = None,
+    high: float | None = None,
+    was: str | Iterable[str] = (),
+    since: str = "",
+) -> Any:
+    """A field of a settings dataclass: its default, one sentence, and which values it accepts.
+
+    `was` are earlier names, oldest first; they are still accepted. `since` is the version that added a setting after results had
+    been recorded: at its default it is left out of digests, so that recorded results are still found.
+    """
+    names = (was,) if isinstance(was, str) else tuple(was)
+    about = {"help": help, "choices": tuple(choices), "low": low, "high": high, "was": names, "since": since}
+    return dataclasses.field(default=default, metadata=about)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,17 +54,32 @@ def known(group: type) -> dict[str, dataclasses.Field[Any]]:
     return {field.name: field for field in dataclasses.fields(group)}
 
 
+def renamed(group: type) -> dict[str, str]:
+    """Earlier name → present name, of the settings of a dataclass."""
+    return {old: field.name for field in dataclasses.fields(group) for old in field.metadata.get("was", ())}
+
+
+def first_named(settings: Any) -> dict[str, Any]:
+    """The values by the names their settings had first, without those added since at their defaults: equal across versions."""
+    values = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if not field.metadata.get("since") or value != field.default:
+            values[(field.metadata.get("was") or (field.name,))[0]] = value
+    return values
+
+
 def build(group: type, values: Mapping[str, Any], where: str) -> Any:
-    """An instance of a settings dataclass from values of any origin; `where` is for the error."""
-    fields = known(group)
+    """An instance of a settings dataclass from values of any origin; `where` begins the error message."""
+    fields, hints, present = known(group), _hints(group), renamed(group)
+    values = {present.get(name, name): value for name, value in values.items()}
     for name in values:
         if name not in fields:
             raise AtollError(f"{where} has no setting {name!r}{suggest(name, fields)}")
-    hints = _hints(group)
     return group(**{name: coerce(value, hints[name], fields[name], f"{where}: {name}") for name, value in values.items()})
 
 
-_hints = cache(typing.get_type_hints)  # asked for with every configuration
+_hints = cache(typing.get_type_hints)
 
 
 def coerce(value: Any, kind: Any, field: dataclasses.Field[Any], where: str) -> Any:

@@ -16,22 +16,21 @@ from typing import Any
 from atoll.errors import AtollError
 from atoll.papers import Cell, Exhibit, Line, recorded, summarise
 from atoll.runs import runner
-from atoll.runs.config import Config, RunSettings
+from atoll.runs.config import Config, plain
 from atoll.runs.reader import read
+from atoll.settings import first_named
 
 Runs = Mapping[str, Mapping[str, Any]]  # results by the names of the runs' folders
 Tell = Callable[[str, int, int], None]  # what was run, how many are done, of how many
-RECORDED = (  # settings of a run when our results were recorded; later ones change no digest at their defaults, as no number
-    *("rounds", "evaluate_every", "patience", "target", "select", "checkpoint_every", "participation", "missing", "secure"),
-    *("latency", "bandwidth", "placement", "amnesia", "timeout", "sites"),
-)
 
 
 def folder_of(config: Config, root: Path) -> Path:
-    """Where a run's result lies: the same configuration, the same folder, whichever table asks for it."""
-    document = config.to_dict()
-    usual = replace(config, run=RunSettings()).to_dict()["run"]
-    document["run"] = {name: value for name, value in document["run"].items() if name in RECORDED or value != usual[name]}
+    """Where a run's result lies: the same configuration, the same folder, whichever table asks for it.
+
+    The digest is taken over the first names of all settings, so that a renamed setting does not lose what was run before.
+    """
+    tables = {name: plain(first_named(group)) for name, group in config.groups.items()}
+    document = plain(config.arguments) | {name: table for name, table in tables.items() if table}
     digest = hashlib.blake2b(json.dumps(document, sort_keys=True).encode(), digest_size=6).hexdigest()
     return root / f"{config.algorithm}-{Path(config.dataset).name}-{config.seed}-{digest}"
 

@@ -19,7 +19,7 @@ from atoll.runs.config import Config
 from atoll.runs.folder import Folder
 from atoll.runs.loop import Watch
 from atoll.runs.result import Result
-from atoll.settings import known
+from atoll.settings import known, renamed
 
 
 @dataclass(frozen=True)
@@ -106,13 +106,15 @@ class Comparison:
     def _check_values(self, configs: Sequence[Config]) -> None:
         """Every setting must be known to one of the algorithms at least."""
         options: set[str] = set()
+        accepted: set[str] = set()
         for chosen in configs:
             for name, group in config.groups_of(chosen.algorithm, chosen.dataset).items():
-                options |= {item for key in known(group) for item in (key, f"{name}.{key}", f"{chosen.algorithm}.{key}")}
+                options |= set(known(group))
+                keys = {*known(group), *renamed(group)}
+                accepted |= {item for key in keys for item in (key, f"{name}.{key}", f"{chosen.algorithm}.{key}")}
         for name in self.values:
-            if name not in options:
-                plain = [option for option in options if "." not in option]
-                raise AtollError(f"None of {', '.join(self.algorithms)} has a setting {name!r}{suggest(name, plain)}")
+            if name not in accepted:
+                raise AtollError(f"None of {', '.join(self.algorithms)} has a setting {name!r}{suggest(name, options)}")
 
     def run(self, one: Callable[[Trial, Path | None], Result], out: Path | None = None) -> None:
         """Run every trial by `one`; with `out`, each in a folder of its own, and those already there are not run again."""

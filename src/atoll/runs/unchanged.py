@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from atoll.runs.config import Config
+from atoll.settings import renamed
 
 HARMLESS = frozenset(  # the numbers are the same whatever these say; the data has a digest of its own
     ("dataset", "run.checkpoint_every", "run.timeout", "run.sites", "run.placement", "run.amnesia")
@@ -29,6 +30,7 @@ def changes(recorded: Any, config: Config) -> list[str]:
     Settings that only one of the two versions of atoll knows are passed over, and so are checkpoints without a record.
     """
     before = recorded[0] if isinstance(recorded, list) and recorded and isinstance(recorded[0], dict) else {}
+    before = _with_present_names(before, config)
     now = record(config)[0]
     changed = {name: (before[name], now[name]) for name in before if name in now and before[name] != now[name]}
     if breaking := {name: values for name, values in changed.items() if name not in ENDINGS}:
@@ -46,6 +48,13 @@ def told(differences: dict[str, tuple[Any, Any]]) -> str:
     """Some settings that differ, in words."""
     words = [f"{name} is {_shown(new)} and was {_shown(old)}" for name, (old, new) in list(differences.items())[:3]]
     return ", ".join(words) + (f", and {len(differences) - 3} more" if len(differences) > 3 else "")
+
+
+def _with_present_names(flat: dict[str, Any], config: Config) -> dict[str, Any]:
+    """A record by the names that its settings have now."""
+    groups = config.groups | {"dp": config.dp}
+    new = {f"{group}.{old}": f"{group}.{now}" for group, held in groups.items() for old, now in renamed(type(held)).items()}
+    return {new.get(name, name): value for name, value in flat.items()}
 
 
 def _flat(tables: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,64 @@
+"""Defaults: what the papers used, read from the tables beside each algorithm (`algorithms/NAME.toml`).
+
+A file is a list of tables `[[when]]`, read from top to bottom; what a later table sets wins:
+
+    [[when]]                  # no condition: always
+    set.rounds = 300
+
+    [[when]]
+    dataset = ["wikics", "physics"]
+    model = "gat"
+    set.lr = 0.01
+
+A table applies where all its conditions hold. A condition names an argument (`dataset`, `partition`) or a setting; it is compared
+with what the user asked for, or else with what the tables above have set. `like = "fedspray"` starts over with the tables of
+another algorithm, read as if the user had asked for what this table sets: a baseline runs as the paper that it is compared in.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from atoll import algorithms
+
+FALLBACK = "fedavg"  # an algorithm that is a file runs with these defaults
+
+
+def defaults(algorithm: str, asked: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """What the paper used where `asked` is asked for, and the names that decided it.
+
+    A name decides where a table has a condition on it and the table's conditions before it hold. A baseline accepts these names
+    even if they are not its settings: they say which of the other paper's experiments is meant.
+    """
+    chosen: dict[str, Any] = {}
+    deciding: set[str] = set()
+    for table in _tables(algorithm):
+        for name, wanted in table.items():
+            if name in ("set", "like"):
+                continue
+            deciding.add(name)
+            if str(asked.get(name, chosen.get(name, ""))).lower() not in _texts(wanted):
+                break
+        else:
+            values = table.get("set", {})
+            if "like" in table:
+                chosen, deciding = defaults(table["like"], {**values, **asked})
+            chosen |= values
+    return chosen, deciding
+
+
+@cache
+def _tables(algorithm: str) -> list[dict[str, Any]]:
+    name = FALLBACK if algorithm.endswith(".py") else algorithm
+    file = importlib.resources.files(algorithms).joinpath(f"{name}.toml")
+    tables: list[dict[str, Any]] = tomllib.loads(file.read_text(encoding="utf-8"))["when"] if file.is_file() else []
+    return tables
+
+
+def _texts(wanted: Any) -> list[str]:
+    """The values that a condition accepts, as text."""
+    return [str(value).lower() for value in (wanted if isinstance(wanted, list) else [wanted])]
