@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from atoll.runs.config import RunSettings
+from atoll.runs.run_settings import RunSettings
 
 NOT_METRICS = frozenset(  # what a line of a history says beside the metrics
     ("round", "up", "down", "missing", "missing_names", "partial", "dominant", "simulated_seconds", "seconds")
