@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll.errors import AtollError
+from atoll.models import user
 from atoll.models.backbone import Backbone, ModelShape
 from atoll.random import Draws
 from atoll.registry import Registry
@@ -23,6 +24,11 @@ MODELS: Registry[type[Backbone]] = Registry(
         "sgc": "atoll.models.sgc:SGC",
     },
 )
+
+
+def find_model(name: str) -> type[Backbone]:
+    """The backbone of that name: from the registry, or one that the user gave (see `atoll.models.user`)."""
+    return user.find_loaded(name) if user.is_user_model(name) else MODELS.find(name)
 
 
 def build(
@@ -43,7 +49,7 @@ def build(
 
     `settings` are the backbone's own, as an instance of its `settings_type` or a mapping; defaults without.
     """
-    kind = MODELS.find(name)
+    kind = find_model(name)
     if layers < 1 or hidden < 1:
         raise AtollError(f"A model needs at least one layer and one hidden unit, not layers={layers}, hidden={hidden}.")
     if isinstance(settings, Mapping):

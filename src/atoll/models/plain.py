@@ -1,0 +1,220 @@
+"""A user's own `torch.nn.Module` as a backbone: one set of parameters per party, one call of the module per party.
+
+The module is written as for one graph, the way PyG's are:
+
+    class MyGNN(torch.nn.Module):
+        def __init__(self, in_channels, hidden_channels, out_channels, num_layers=2, dropout=0.0): ...
+        def forward(self, x, edge_index): ...  # logits (N, out_channels)
+        def embed(self, x, edge_index): ...    # optional: the last hidden representation (N, hidden_channels)
+
+The constructor names those of these arguments that it takes; its other arguments with a default become settings (model.NAME).
+
+Parties are computed one after the other, not by `torch.func.vmap`: their graphs differ in size, and batched products round
+differently with the number of parties, so that results would depend on which parties share a process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.parameter import UninitializedParameter
+
+from atoll.errors import AtollError
+from atoll.graphs.graph import Graph
+from atoll.models.backbone import Backbone, ModelShape
+from atoll.random import Draws
+from atoll.settings import setting
+
+Factory = Callable[..., nn.Module]  # a subclass of nn.Module, or a function that makes a module
+ARGUMENTS = ("in_channels", "hidden_channels", "out_channels", "num_layers", "dropout", "bias")  # given by name where taken
+
+
+class PlainModule(Backbone):
+    """A module written for one graph, with a set of parameters per party. `plain_backbone` makes subclasses of it."""
+
+    weighted_edges = False
+    factory: ClassVar[Factory]
+    label: ClassVar[str]  # what errors call it
+    module: nn.Module  # the user's, its parameters with a leading party axis
+    initial_buffers: dict[str, Tensor]
+
+    def __init__(self, shape: ModelShape, draws: Draws | None = None, settings: Any = None) -> None:
+        super().__init__(shape, draws, settings)
+        seeds = [0] if draws is None else _seeds(draws)
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            modules = [self._construct(seed) for seed in seeds]
+        module = modules[0]
+        self._check(module)
+        self.__dict__["module"] = module  # not registered: the parameters keep the names that they have in the user's module
+        self.__dict__["initial_buffers"] = {name: value.clone() for name, value in module.named_buffers()}
+        if draws is None:
+            stacked = {name: torch.zeros(shape.parties, *value.shape) for name, value in module.named_parameters()}
+        else:
+            every = [dict(one.named_parameters()) for one in modules]
+            stacked = {name: torch.stack([one[name].detach() for one in every]) for name in every[0]}
+        _replace_parameters(module, stacked)
+        self._modules, self._parameters = module._modules, module._parameters
+
+    def forward(self, graph: Graph, draws: Draws | None = None) -> Tensor:
+        """Logits (N, C)."""
+        logits = self._per_party(None, graph, draws)
+        if logits.shape[1:] != (self.shape.classes,):
+            columns = "×".join(map(str, logits.shape[1:])) or "no"
+            raise AtollError(f"{self.label} gives {columns} columns for each node, but there are {self.shape.classes} classes.")
+        return logits
+
+    def embed(self, graph: Graph, draws: Draws | None = None) -> Tensor:
+        """What the module's own `embed` gives."""
+        if not callable(getattr(type(self.module), "embed", None)):
+            raise AtollError(f"{self.label} has no method embed(x, edge_index), which this needs; add one.")
+        embedded = self._per_party("embed", graph, draws)
+        if embedded.ndim != 2 or embedded.shape[1] != self.shape.hidden:
+            width = "×".join(map(str, embedded.shape[1:]))
+            raise AtollError(f"embed of {self.label} gives {width} columns for each node; it must give hidden_channels.")
+        return embedded
+
+    @classmethod
+    def embedding_width(cls, shape: ModelShape) -> int:
+        """As wide as `embed` must be."""
+        return shape.hidden
+
+    def _per_party(self, method: str | None, graph: Graph, draws: Draws | None) -> Tensor:
+        """The module's output on every party's graph; its randomness is a function of the draws alone.
+
+        It works on copies, and so do its gradients: torch rounds differently where a tensor does not begin at a vector register.
+        """
+        x, edges = _inputs(graph)
+        if draws is not None and self.shape.input_dropout:
+            x = x * draws.keep(1 - self.shape.input_dropout, graph.sizes, x.shape[1])
+        seeds = [0] * graph.parties if draws is None else _seeds(draws)
+        module = _Method(self.module, method) if method else self.module
+        module.train(draws is not None)
+        prefix = "module." if method else ""
+        names = [prefix + name for name, _ in self.named_parameters()]
+        by_party = zip(*(value.unbind() for value in self.parameters()), strict=True)
+        outputs = []
+        with torch.random.fork_rng(devices=[]):
+            for seed, values, rows, edge_index in zip(seeds, by_party, torch.split(x, graph.sizes), edges, strict=True):
+                torch.manual_seed(seed)
+                parameters = {name: value.clone() for name, value in zip(names, values, strict=True)}
+                outputs.append(self._call(module, prefix, parameters, rows.clone(), edge_index))
+                if outputs[-1].requires_grad:
+                    outputs[-1].register_hook(torch.clone)  # type: ignore[no-untyped-call]
+        return torch.cat(outputs)
+
+    def _call(self, module: nn.Module, prefix: str, parameters: dict[str, Tensor], x: Tensor, edge_index: Tensor) -> Tensor:
+        buffers = {prefix + name: value.clone() for name, value in self.initial_buffers.items()}
+        try:
+            output = functional_call(module, parameters | buffers, (x, edge_index))
+        except AtollError:
+            raise
+        except Exception as error:  # whatever the user's module does
+            raise AtollError(f"{self.label} fails on a graph of {len(x)} nodes ({type(error).__name__}: {error}).") from error
+        if not isinstance(output, Tensor) or output.ndim < 1 or len(output) != len(x):
+            found = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+            raise AtollError(f"{self.label} gives {found} for {len(x)} nodes; it must give a tensor with one row per node.")
+        if changed := [name for name, value in buffers.items() if value._version]:
+            raise AtollError(
+                f"{self.label} changes its buffer {changed[0].removeprefix(prefix)!r} in training, which is not part of a "
+                "federated model; use LayerNorm, or batch norm with track_running_stats=False."
+            )
+        return output
+
+    @classmethod
+    def arguments(cls, shape: ModelShape, settings: Any) -> dict[str, Any]:
+        """What the constructor is called with."""
+        offered = dict(
+            zip(ARGUMENTS, (shape.features, shape.hidden, shape.classes, shape.layers, shape.dropout, shape.bias), strict=True)
+        )
+        taken = {name: value for name, value in offered.items() if name in _signature(cls.factory)}
+        return taken | {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+
+    def _construct(self, seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        try:
+            module = type(self).factory(**self.arguments(self.shape, self.settings))
+        except Exception as error:  # whatever the user's constructor does
+            raise AtollError(f"{self.label} cannot be made ({type(error).__name__}: {error}).") from error
+        if not isinstance(module, nn.Module):
+            raise AtollError(f"{self.label} gives a {type(module).__name__}, not a torch.nn.Module.")
+        return module
+
+    def _check(self, module: nn.Module) -> None:
+        parameters = dict(module.named_parameters())
+        if not parameters:
+            raise AtollError(f"{self.label} has no parameters, so there is nothing to train.")
+        for name, value in parameters.items():
+            if isinstance(value, UninitializedParameter):
+                raise AtollError(f"{self.label} does not say the size of {name!r}; use in_channels instead of -1.")
+            if value.dtype != torch.float32 or not value.requires_grad:
+                raise AtollError(f"The parameter {name!r} of {self.label} must be float32 and trainable; make others buffers.")
+        if cached := [name for name, part in module.named_modules() if getattr(part, "cached", False) is True]:
+            raise AtollError(f"{cached[0]!r} of {self.label} caches the graph, but every party has its own; use cached=False.")
+
+
+class _Method(nn.Module):
+    """Calls another method of a module in the place of `forward`."""
+
+    def __init__(self, module: nn.Module, method: str) -> None:
+        super().__init__()
+        self.module, self.method = module, method
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Any:
+        """What the method gives."""
+        return getattr(self.module, self.method)(x, edge_index)
+
+
+def plain_backbone(factory: Factory, label: str) -> type[PlainModule]:
+    """The backbone that a class of modules, or a function that makes one, stands for."""
+    parameters = _signature(factory)
+    options = {name: p for name, p in parameters.items() if name not in ARGUMENTS}
+    if unknown := [name for name, p in options.items() if p.default is p.empty]:
+        raise AtollError(f"{label} needs {unknown[0]!r}, which has no default; atoll gives {', '.join(ARGUMENTS)}.")
+    fields = [
+        (name, type(p.default), setting(p.default, f"{name} of {label}."))
+        for name, p in options.items()
+        if type(p.default) in (int, float, bool, str)
+    ]
+    settings_type = dataclasses.make_dataclass("Settings", fields, frozen=True)
+    names = {"factory": staticmethod(factory), "label": label, "settings_type": settings_type, "__doc__": factory.__doc__}
+    return type("UserModule", (PlainModule,), names)
+
+
+def _replace_parameters(module: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Put other values in the place of a module's parameters; those that it uses in several places stay the same there."""
+    new: dict[int, nn.Parameter] = {}
+    for name, old in list(module.named_parameters(remove_duplicate=False)):
+        if id(old) not in new:
+            new[id(old)] = nn.Parameter(values[name])
+        owner, _, last = name.rpartition(".")
+        module.get_submodule(owner)._parameters[last] = new[id(old)]
+
+
+def _signature(factory: Factory) -> Mapping[str, inspect.Parameter]:
+    """The arguments that can be given by name."""
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name: p for name, p in inspect.signature(factory).parameters.items() if p.kind in by_name}
+
+
+def _seeds(draws: Draws) -> list[int]:
+    """The next seed of every party."""
+    return [int(torch.randint(2**62, (), generator=one, device="cpu")) for one in draws.generators]
+
+
+def _inputs(graph: Graph) -> tuple[Tensor, list[Tensor]]:
+    """Dense features (N, d), and every party's edges with nodes counted from 0; computed once for each graph."""
+    if "dense_features" not in graph.derived:
+        graph.derived["dense_features"] = graph.x if isinstance(graph.x, Tensor) else torch.from_numpy(graph.x.toarray())
+    if "local_edges" not in graph.derived:
+        owner = graph.party[graph.edge_index[1]]
+        order = owner.argsort(stable=True)
+        graph.derived["local_edges"] = (graph.edge_index - graph.ptr[owner])[:, order]
+        graph.derived["edges_per_party"] = torch.bincount(owner, minlength=graph.parties)
+    edges = torch.split(graph.derived["local_edges"], graph.derived["edges_per_party"].tolist(), 1)
+    return graph.derived["dense_features"], list(edges)

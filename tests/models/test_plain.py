@@ -1,0 +1,247 @@
+"""A user's own torch.nn.Module as a backbone: a set of parameters per party, computed party by party."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from atoll.errors import AtollError
+from atoll.graphs.graph import Graph, stack
+from atoll.models.backbone import Backbone, ModelShape
+from atoll.models.losses import cross_entropy
+from atoll.models.optim import Adam, descend
+from atoll.models.parameters import get_parameters, set_parameters
+from atoll.models.plain import plain_backbone
+from atoll.models.registry import build
+from atoll.random import Draws
+
+with warnings.catch_warnings():  # torch deprecates what PyG still uses
+    warnings.simplefilter("ignore")
+    from torch_geometric.nn import GCNConv
+
+FEATURES, CLASSES, HIDDEN = 6, 3, 8
+
+
+class Net(nn.Module):
+    """Two convolutions, as in PyG's introduction."""
+
+    def __init__(
+        self, in_channels: int, hidden_channels: int, out_channels: int, dropout: float = 0.0, act: str = "relu"
+    ) -> None:
+        super().__init__()
+        self.conv1 = GCNConv(in_channels, hidden_channels)
+        self.conv2 = GCNConv(hidden_channels, out_channels)
+        self.dropout, self.act = nn.Dropout(dropout), getattr(torch, act)
+
+    def embed(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """The hidden representation."""
+        return self.act(self.conv1(x, edge_index))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Logits."""
+        return self.conv2(self.dropout(self.embed(x, edge_index)), edge_index)
+
+
+def make_graph(nodes: int, seed: int) -> Graph:
+    """A random graph."""
+    rng = np.random.default_rng(seed)
+    edges = rng.integers(0, nodes, (2, 2 * nodes))
+    edges = edges[:, edges[0] != edges[1]]
+    split = torch.from_numpy(rng.integers(0, 3, nodes))
+    return Graph(
+        x=torch.from_numpy(rng.normal(size=(nodes, FEATURES)).astype(np.float32)),
+        edge_index=torch.from_numpy(np.unique(np.concatenate([edges, edges[::-1]], 1), axis=1)),
+        y=torch.from_numpy(rng.integers(0, CLASSES, nodes)),
+        train=split == 0,
+        val=split == 1,
+        test=split == 2,
+        num_classes=CLASSES,
+        ids=torch.arange(nodes),
+        ptr=torch.tensor([0, nodes]),
+    )
+
+
+GRAPHS = [make_graph(size, seed) for seed, size in enumerate((20, 11, 33))]
+
+
+def make(
+    kind: type[nn.Module], parties: list[int], dropout: float = 0.0, input_dropout: float = 0.0, **settings: Any
+) -> Backbone:
+    """A module as the backbone of some parties."""
+    backbone = plain_backbone(kind, kind.__name__)
+    shape = ModelShape(len(parties), FEATURES, CLASSES, HIDDEN, 2, dropout, input_dropout)
+    return backbone(shape, Draws(0, parties, "first"), backbone.settings_type(**settings))
+
+
+def test_logits_and_gradients_are_the_modules() -> None:
+    """Party p's rows are the module with party p's parameters on party p's graph; so are the gradients."""
+    model, graph = make(Net, [0, 1, 2]), stack(GRAPHS)
+    logits = model(graph)
+    loss = cross_entropy(logits, graph)
+    gradients = dict(zip(get_parameters(model), torch.autograd.grad(loss, list(model.parameters())), strict=True))
+    for party, part in enumerate(GRAPHS):
+        net = Net(FEATURES, HIDDEN, CLASSES)
+        net.load_state_dict({name: value[party] for name, value in get_parameters(model).items()})
+        expected = net(part.x, part.edge_index)
+        torch.testing.assert_close(logits[graph.party == party], expected)
+        cross_entropy(expected, part).backward()
+        for name, parameter in net.named_parameters():
+            torch.testing.assert_close(gradients[name][party], parameter.grad)
+
+
+def test_it_equals_our_gcn() -> None:
+    """The same parameters give the same logits and embeddings as atoll's gcn."""
+    graph, plain = stack(GRAPHS), make(Net, [0, 1, 2])
+    gcn = build("gcn", parties=3, features=FEATURES, classes=CLASSES, hidden=HIDDEN)
+    values = get_parameters(plain)
+    set_parameters(
+        gcn,
+        {f"layers.{i}.weight": values[f"conv{i + 1}.lin.weight"].transpose(1, 2) for i in range(2)}
+        | {f"layers.{i}.bias": values[f"conv{i + 1}.bias"] for i in range(2)},
+    )
+    torch.testing.assert_close(plain(graph), gcn(graph), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(plain.embed(graph), gcn.embed(graph), atol=1e-5, rtol=1e-5)
+
+
+def test_placement_does_not_matter() -> None:
+    """A party trained in a block of three and alone, with dropout, ends with the same parameters, bit for bit."""
+
+    def train(parties: list[int], graph: Graph) -> dict[str, Tensor]:
+        model = make(Net, parties, dropout=0.4, input_dropout=0.2)
+        optimizer, draws = Adam(model, 0.01), Draws(0, parties, "train")
+        for _ in range(3):
+            descend(optimizer, cross_entropy(model(graph, draws), graph))
+        return get_parameters(model)
+
+    together = train([0, 1, 2], stack(GRAPHS))
+    for party, graph in enumerate(GRAPHS):
+        for name, value in train([party], graph).items():
+            assert torch.equal(together[name][party], value[0]), name
+    assert not torch.equal(together["conv1.lin.weight"][0], together["conv1.lin.weight"][1])
+
+
+def test_dropout_is_a_function_of_the_draws() -> None:
+    """The same draws give the same logits, later calls of the same draws others; torch's global generator is left alone."""
+    model, graph = make(Net, [0], dropout=0.5), GRAPHS[0]
+    draws = Draws(0, [0], "a")
+    state = torch.get_rng_state()
+    once, later = model(graph, draws), model(graph, draws)
+    torch.testing.assert_close(torch.get_rng_state(), state)
+    torch.rand(3)
+    assert torch.equal(once, model(graph, Draws(0, [0], "a")))
+    assert not torch.equal(once, later)
+    assert torch.equal(model(graph), model(graph))
+
+
+def test_other_arguments_become_settings() -> None:
+    """An argument of the constructor that atoll does not give is a setting with the constructor's default."""
+    usual, other = make(Net, [0]), make(Net, [0], act="tanh")
+    assert plain_backbone(Net, "Net").settings_type().act == "relu"
+    assert not torch.equal(usual(GRAPHS[0]), other(GRAPHS[0]))
+
+
+def test_without_draws_parameters_are_zero_and_nothing_is_drawn() -> None:
+    """A blank model has the same names and shapes; on the meta device it has no storage."""
+    backbone = plain_backbone(Net, "Net")
+    shape = ModelShape(3, FEATURES, CLASSES, HIDDEN)
+    state = torch.get_rng_state()
+    blank = get_parameters(backbone(shape))
+    with torch.device("meta"):
+        meta = get_parameters(backbone(shape))
+    torch.testing.assert_close(torch.get_rng_state(), state)
+    drawn = get_parameters(make(Net, [0, 1, 2]))
+    assert [(name, value.shape) for name, value in drawn.items()] == [(name, value.shape) for name, value in blank.items()]
+    assert [(name, value.shape) for name, value in drawn.items()] == [(name, value.shape) for name, value in meta.items()]
+    assert not any(value.any() for value in blank.values())
+
+
+class Tied(nn.Module):
+    """Uses one layer twice."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(in_channels, in_channels)
+        self.second = self.first
+        self.head = nn.Linear(in_channels, out_channels)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Logits."""
+        return self.head(self.second(self.first(x)))
+
+
+def test_shared_layers_stay_shared() -> None:
+    """A layer that is used twice has one set of parameters, and both uses count in its gradient."""
+    model = make(Tied, [0, 1])
+    assert set(get_parameters(model)) == {"first.weight", "first.bias", "head.weight", "head.bias"}
+    graph = stack(GRAPHS[:2])
+    layers = [nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, CLASSES)]
+    for name, layer in zip(("first", "head"), layers, strict=True):
+        layer.load_state_dict({key: get_parameters(model)[f"{name}.{key}"][1] for key in ("weight", "bias")})
+    expected = layers[1](layers[0](layers[0](GRAPHS[1].x)))
+    torch.testing.assert_close(model(graph)[graph.party == 1], expected)
+
+
+class Wrong(nn.Module):
+    """Everything a module can do that a federation cannot use, chosen by an argument."""
+
+    def __init__(self, in_channels: int, out_channels: int, how: str = "") -> None:
+        super().__init__()
+        self.how = how
+        if how != "empty":
+            self.linear = nn.LazyLinear(out_channels) if how == "lazy" else nn.Linear(in_channels, out_channels + (how == "wide"))
+        if how == "frozen":
+            self.linear.weight.requires_grad_(False)
+        if how == "cached":
+            self.conv = GCNConv(in_channels, out_channels, cached=True)
+        self.norm = nn.BatchNorm1d(in_channels, affine=how != "empty") if how in ("norm", "empty") else None
+        if how == "broken":
+            raise ValueError("no such luck")
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Any:
+        """Logits, or something else."""
+        if self.how == "tuple":
+            return x, x
+        if self.how == "pooled":
+            return self.linear(x).mean(0, keepdim=True)
+        if self.how == "raises":
+            raise KeyError("edge_weight")
+        return self.linear(x if self.norm is None else self.norm(x))
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("empty", "Wrong has no parameters"),
+        ("lazy", "does not say the size of 'linear.weight'"),
+        ("frozen", "'linear.weight' of Wrong must be float32 and trainable"),
+        ("cached", "'conv' of Wrong caches the graph"),
+        ("norm", "Wrong changes its buffer 'norm.num_batches_tracked' in training"),
+        ("wide", "Wrong gives 4 columns for each node, but there are 3 classes"),
+        ("broken", r"Wrong cannot be made \(ValueError: no such luck\)"),
+        ("tuple", "Wrong gives a tuple for 20 nodes"),
+        ("pooled", r"Wrong gives shape \(1, 3\) for 20 nodes"),
+        ("raises", r"Wrong fails on a graph of 20 nodes \(KeyError: 'edge_weight'\)"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence(how: str, sentence: str) -> None:
+    """Each is refused when the model is made or first used."""
+    with pytest.raises(AtollError, match=sentence):
+        make(Wrong, [0], how=how)(GRAPHS[0], Draws(0, [0], "train"))
+
+
+def test_embed_and_arguments_that_are_missing() -> None:
+    """A module without `embed` cannot embed; an argument without a default cannot be given."""
+    with pytest.raises(AtollError, match=r"Tied has no method embed\(x, edge_index\)"):
+        make(Tied, [0]).embed(GRAPHS[0])
+
+    class Needy(nn.Module):
+        def __init__(self, in_channels: int, edge_dim: int) -> None:
+            super().__init__()
+
+    with pytest.raises(AtollError, match="Needy needs 'edge_dim', which has no default"):
+        plain_backbone(Needy, "Needy")
