@@ -56,7 +56,7 @@ def main() -> list[dict[str, Any]]:
             Folder.create(folder / "first", first)
             federation.run(first, folder / "first", SITES)  # everybody is there
             for label, (size, times) in SIZES.items():
-                seconds = federation.servant.echo([guest.kit.site for guest in federation.guests], size, times)
+                seconds = federation.server.echo([guest.kit.site for guest in federation.sites], size, times)
                 whole = statistics.median(each[0] for each in seconds)
                 own = statistics.median(each[1] for each in seconds)
                 rows.append(

@@ -38,7 +38,7 @@ def soak(rounds: int, every: int, folder: Path, **values: Any) -> dict[str, list
     )
     found: dict[str, list[dict[str, float]]] = {}
     with supervisor.local_federation(SITES, folder, folder / "sites", print) as federation:
-        children = {"server": federation.servant.child, **{str(guest.kit.site): guest.child for guest in federation.guests}}
+        children = {"server": federation.server.child, **{str(guest.kit.site): guest.child for guest in federation.sites}}
 
         def watch(row: dict[str, Any], of: int) -> None:
             if row["round"] % every == 0 and row["round"] // every > len(found.get("server", ())):

@@ -154,8 +154,8 @@ def asks() -> Iterator[dict[str, Callable[[], float]]]:
                 return 1e3 * float(federation.run(chosen, out, SITES).seconds["per_round"])
 
             def echo(size: int, times: int) -> float:
-                names = [str(guest.kit.site) for guest in federation.guests]
-                return 1e3 * statistics.median(each[0] for each in federation.servant.echo(names, size, times))
+                names = [str(guest.kit.site) for guest in federation.sites]
+                return 1e3 * statistics.median(each[0] for each in federation.server.echo(names, size, times))
 
             run()  # everybody is there
             measured: dict[str, Callable[[], float]] = {

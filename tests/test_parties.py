@@ -30,11 +30,11 @@ def test_parties_give_plain_ints() -> None:
 def test_places_are_found_in_any_order_and_strangers_refused() -> None:
     """`places` is the inverse of indexing, whether or not the numbers ascend."""
     for parties in (Parties([1, 4, 9, 12]), Parties([9, 1, 12, 4])):
-        assert [parties[place] for place in parties.places([12, 1])] == [12, 1]
-        assert parties.index(9) == parties.places([9])[0]
+        assert [parties[place] for place in parties.indices([12, 1])] == [12, 1]
+        assert parties.index(9) == parties.indices([9])[0]
         for stranger in (0, 5, 99):
             with pytest.raises(ValueError, match=f"party {stranger}"):
-                parties.places([4, stranger])
+                parties.indices([4, stranger])
 
 
 def test_without_keeps_the_order_and_itself_where_nobody_goes() -> None:

@@ -270,5 +270,5 @@ def test_what_a_site_says_of_its_data_is_on_the_page(tmp_path: Path) -> None:
         ("fedgl", columns | named(overlapping)),
         ("glasu", names | named(vertical)),
     ):
-        config = launch.deployed({"algorithm": algorithm}, "run.toml", ["a", "b"])
+        config = launch.deployment_config({"algorithm": algorithm}, "run.toml", ["a", "b"])
         assert Site(tmp_path, tmp_path)._describe(config).keys() == expected

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def divide(parties: int, sites: int) -> list[range]:
+def divide_evenly(parties: int, sites: int) -> list[range]:
     """The parties of each site where they are spread evenly, in order; one each where there are as many of both."""
     cuts = [round(parties * place / sites) for place in range(sites + 1)]
     return [range(first, end) for first, end in pairwise(cuts)]
@@ -72,7 +72,7 @@ class Parties(Sequence[int]):
             raise ValueError(f"party {party} is not among these")
         return int(found[0]) + start
 
-    def places(self, parties: Sequence[int]) -> NDArray[np.int64]:
+    def indices(self, parties: Sequence[int]) -> NDArray[np.int64]:
         """The places of some of these parties."""
         wanted = np.asarray(parties, dtype=np.int64)
         if len(self) == 0:

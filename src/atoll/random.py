@@ -54,14 +54,14 @@ class Draws:
         """(P, *shape) standard normal numbers."""
         return torch.stack([torch.randn(shape, generator=g) for g in self.generators])
 
-    def parts(self, probability: float, sizes: Sequence[int]) -> tuple[Iterator[NDArray[np.bool_]], float]:
+    def kept_values(self, probability: float, sizes: Sequence[int]) -> tuple[Iterator[NDArray[np.bool_]], float]:
         """What each party keeps of so many values, with this probability to 16 bits; and what scales the mean of ones to 1."""
         threshold = max(1, round(probability * 2**16))
         return (_chosen(bits, size, threshold) for size, bits in zip(sizes, self.bits, strict=True)), 2**16 / threshold
 
     def keep(self, probability: float, sizes: Sequence[int], width: int) -> Tensor:
         """(N, width) dropout masks, kept entries scaled by 1 / probability; the rows of party p are drawn by party p."""
-        kept, scale = self.parts(probability, [size * width for size in sizes])
+        kept, scale = self.kept_values(probability, [size * width for size in sizes])
         return torch.from_numpy(np.concatenate(list(kept)).view(np.uint8)).float().mul_(scale).view(-1, width)
 
 

@@ -79,9 +79,9 @@ def _lists(value: Any) -> Any:
 
 
 def encode(payload: Payload, *, compact: bool = False) -> bytes:
-    """The payload as one safetensors document; `compact` writes rows that are `alike` once, as checkpoints do."""
+    """The payload as one safetensors document; `compact` writes rows that share memory once, as checkpoints do."""
     tensors, scalars = _split(payload)
-    repeated = {name: len(tensor) for name, tensor in tensors.items() if compact and alike(tensor)}
+    repeated = {name: len(tensor) for name, tensor in tensors.items() if compact and rows_are_shared(tensor)}
     tensors |= {name: tensors[name][:1] for name in repeated}
     entries = _entries({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()})
     order = sorted(entries, key=lambda name: entries[name]["data_offsets"])
@@ -89,7 +89,7 @@ def encode(payload: Payload, *, compact: bool = False) -> bytes:
     return b"".join([_header(entries, scalars, repeated), *parts])
 
 
-def alike(value: Any) -> bool:
+def rows_are_shared(value: Any) -> bool:
     """Whether all rows of a tensor are one and the same piece of memory (`expand`): what all parties share is kept once."""
     return type(value) is Tensor and value.ndim > 0 and len(value) > 1 and value.layout == torch.strided and not value.stride(0)
 

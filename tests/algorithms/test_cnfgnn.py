@@ -33,7 +33,7 @@ def test_twenty_rounds_equal_one_object_a_user(values: dict[str, Any]) -> None:
     whole = torch.stack([user.weight.detach() for user in plain.users])
     torch.testing.assert_close(uploaded.description.dense(), whole, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(average(uploaded), whole.mean(0), atol=1e-5, rtol=1e-5)
-    assert wire.alike(cohort.rest)  # kept once for all users
+    assert wire.rows_are_shared(cohort.rest)  # kept once for all users
 
 
 def test_partial_participation_equals_one_object_a_user() -> None:

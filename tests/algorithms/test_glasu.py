@@ -313,7 +313,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, options.values())))
 def test_options_keep_the_promises(options: dict[str, Any]) -> None:
-    """Placement and amnesia change nothing, whatever is chosen."""
+    """PlacementSettings and amnesia change nothing, whatever is chosen."""
     values = {"hidden": 8, "heads": 2, "batch_size": 6, "dropout": 0.3, "rounds": 2, "evaluate_every": 1, **options}
     usual = runner.run(small("glasu", **values))
     for other in ({"placement": "apart"}, {"amnesia": "true"}, {"placement": "apart", "amnesia": "true"}):

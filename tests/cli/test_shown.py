@@ -25,7 +25,7 @@ from atoll.data import load
 from atoll.data.statistics import facts
 from atoll.deploy import launch
 from atoll.deploy.site import Site
-from atoll.engines.remote import opened
+from atoll.engines.remote import read_answer
 from atoll.errors import AtollError, AtollWarning, shown
 from atoll.reports import figures, matplotlib, page, table
 from atoll.runs import runner
@@ -127,7 +127,7 @@ def test_what_a_site_hears_and_says_is_text(capsys: Any) -> None:
 
 def test_reasons_and_logs_are_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A site's reason at the server; a server's words in the site's log."""
-    reply = opened(wire.encode({"atoll": __version__, "status": "failed", "reason": NASTY}))
+    reply = read_answer(wire.encode({"atoll": __version__, "status": "failed", "reason": NASTY}))
     assert isinstance(reply, str)
     assert not DANGEROUS & set(reply)
     with caplog.at_level(logging.WARNING):

@@ -30,7 +30,7 @@ from nvflare.lighter.utils import load_private_key_file, sign_folders
 from nvflare.private.admin_defs import Message as Command
 from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic, new_cell_message
 
-from atoll.deploy.kit import IDENTITY, Kit
+from atoll.deploy.kit import SERVER_IDENTITY, Kit
 from atoll.deploy.site import Site
 
 EVIL = "evil.py"
@@ -115,7 +115,7 @@ class Member:
             root_url=f"https://{kit.host}:{kit.port}",
             secure=True,
             credentials={DriverParams(key).value: str(startup / file) for key, file in files.items()},
-            auth_identity_map={"server": IDENTITY},
+            auth_identity_map={"server": SERVER_IDENTITY},
         )
         self.core = self.cell.core_cell
         self.name = self.core.my_info.fqcn

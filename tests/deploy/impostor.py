@@ -16,7 +16,7 @@ from nvflare.fuel.f3.drivers.driver_params import DriverParams
 from nvflare.fuel.f3.message import Message
 
 from atoll import wire
-from atoll.deploy.carrier import ECHO
+from atoll.deploy.carrier import ECHO_REQUEST
 
 if __name__ == "__main__":
     startup, port = Path(sys.argv[1]) / "startup", sys.argv[2]
@@ -36,7 +36,7 @@ if __name__ == "__main__":
                 channel=CellChannel.AUX_COMMUNICATION,
                 topic="atoll",
                 target=site,
-                request=Message({}, wire.encode(ECHO)),
+                request=Message({}, wire.encode(ECHO_REQUEST)),
                 timeout=1.0,
                 optional=True,
             )

@@ -65,10 +65,10 @@ def record(out: Path) -> None:
 def workspaces(sites: list[str], port: int, folder: Path) -> Path:
     """NVFlare's workspaces of a server and some clients on this machine; the folder they are in."""
     made = kit._certify(sites, "localhost", port, folder)
-    server = made / kit.IDENTITY / "startup" / "fed_server.json"
-    server.write_text(server.read_text().replace(f"{kit.IDENTITY}:{port}", f"localhost:{port}"))
-    for name in (kit.IDENTITY, *sites):
-        resources = _server(made / name) if name == kit.IDENTITY else _client()
+    server = made / kit.SERVER_IDENTITY / "startup" / "fed_server.json"
+    server.write_text(server.read_text().replace(f"{kit.SERVER_IDENTITY}:{port}", f"localhost:{port}"))
+    for name in (kit.SERVER_IDENTITY, *sites):
+        resources = _server(made / name) if name == kit.SERVER_IDENTITY else _client()
         for file, document in (("resources.json", resources), ("comm_config.json", {"allow_adhoc_conns": False})):
             (made / name / "local" / file).write_text(json.dumps(document))
         permissions = {"format_version": "1.0", "permissions": {"project_admin": "none"}}

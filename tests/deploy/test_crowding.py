@@ -36,10 +36,10 @@ from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_T
 from test_lock import cell, chunk, gate_of, headers, made, push
 
 from atoll.deploy import cell as nvflare_cell
-from atoll.deploy import peers, supervisor
-from atoll.deploy.carrier import Auxiliary
-from atoll.deploy.kit import IDENTITY, Kit
-from atoll.deploy.peers import MAX_CONNECTIONS, PEER_CN
+from atoll.deploy import connections, supervisor
+from atoll.deploy.carrier import NVFlareCarrier
+from atoll.deploy.connections import MAX_CONNECTIONS, PEER_CN
+from atoll.deploy.kit import SERVER_IDENTITY, Kit
 
 __all__ = ["cell", "made"]  # fixtures
 PATIENCE = 60.0  # seconds on a busy machine for what takes none
@@ -79,7 +79,7 @@ def within(done: Callable[[], Any], over: threading.Event) -> Any:
 def test_connecting_again_and_again_keeps_nobody_waiting() -> None:
     """A site is greeted when it connects; one that does not answer takes one thread, however often it comes."""
     over = threading.Event()
-    carrier = Auxiliary(standing(silent(over), "mallory", "bank-a"))
+    carrier = NVFlareCarrier(standing(silent(over), "mallory", "bank-a"))
     for _ in range(200):
         carrier.welcome(SimpleNamespace(get_fqcn=lambda: "mallory"))
     assert within(lambda: carrier.send({"bank-a": b"?"}, 600.0), over) == {"bank-a": b"here"}
@@ -88,9 +88,9 @@ def test_connecting_again_and_again_keeps_nobody_waiting() -> None:
 def test_a_drip_does_not_hold_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """NVFlare waits for as long as a reply moves; here a byte now and then is not enough."""
     over = threading.Event()
-    carrier = Auxiliary(standing(silent(over), "mallory", "bank-a"))
+    carrier = NVFlareCarrier(standing(silent(over), "mallory", "bank-a"))
     monkeypatch.setitem(RxTask.rx_task_map, ("mallory", 1), SimpleNamespace(received_offset=100, headers={}))
-    monkeypatch.setattr("atoll.deploy.streams.give_up", lambda *anything: None)
+    monkeypatch.setattr("atoll.deploy.streams.drop_unawaited", lambda *anything: None)
     replies = within(lambda: carrier.send({"mallory": b"?", "bank-a": b"?"}, 0.1), over)
     assert replies == {"mallory": "timed out after 0.1 seconds", "bank-a": b"here"}
 
@@ -105,8 +105,8 @@ def test_a_large_reply_has_the_time_it_needs(monkeypatch: pytest.MonkeyPatch) ->
         return make_reply(ReturnCode.TIMEOUT) if abort_signal.triggered else Message({}, b"large")
 
     monkeypatch.setitem(RxTask.rx_task_map, ("bank-a", 1), SimpleNamespace(received_offset=10**9, headers={}))
-    monkeypatch.setattr("atoll.deploy.streams.give_up", lambda *anything: None)
-    carrier = Auxiliary(standing(send_request, "bank-a"))
+    monkeypatch.setattr("atoll.deploy.streams.drop_unawaited", lambda *anything: None)
+    carrier = NVFlareCarrier(standing(send_request, "bank-a"))
     carrier.session = lambda site: looked.release() or "CN1"  # type: ignore[method-assign, func-returns-value]
     assert carrier.send({"bank-a": b"?"}, 0.01) == {"bank-a": b"large"}
 
@@ -114,7 +114,7 @@ def test_a_large_reply_has_the_time_it_needs(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_reply_that_is_begun_and_not_ended_is_let_go(first: int, cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its beginning it would keep a thread of those that read replies, without it its parts, for ever."""
-    gate, carrier = gate_of(cell), Auxiliary(cell)
+    gate, carrier = gate_of(cell), NVFlareCarrier(cell)
     carrier.session = lambda site: "CN1"  # type: ignore[method-assign]
     number = iter(range(100))
     seen = []
@@ -204,7 +204,7 @@ def test_frames_that_nobody_can_look_at_do_not_pile_up(cell: Cell, monkeypatch: 
     assert brought(manager, 60, junk)[0] == []  # what an honest site has on its way
     assert brought(manager, 60, junk)[0] == []  # they have been looked at
     assert brought(manager, 64, junk)[0] == ["bank-b"]
-    monkeypatch.setattr(peers, "MAX_WAITING", 10 * peers.OVERHEAD)
+    monkeypatch.setattr(connections, "MAX_QUEUED_BYTES", 10 * connections.FRAME_OVERHEAD)
     assert brought(manager, 10, b"")[0] == []  # empty ones cost as well
     assert brought(manager, 11, b"")[0] == ["bank-b"]
 
@@ -212,7 +212,7 @@ def test_frames_that_nobody_can_look_at_do_not_pile_up(cell: Cell, monkeypatch: 
 def test_pings_are_answered_one_a_second(cell: Cell) -> None:
     """An answer that the peer does not fetch stays in memory, so a flood of pings gets few."""
     ping = bytearray(PREFIX_LEN)
-    Prefix(length=PREFIX_LEN, type=Types.PING).to_buffer(ping, 0)
+    Prefix(length=PREFIX_LEN, type=Types.ECHO_SECONDS).to_buffer(ping, 0)
     closed, sent = brought(cell.core_cell.communicator.conn_manager, 1000, bytes(ping))
     assert closed == []
     assert 1 <= len(sent) < 100
@@ -220,7 +220,7 @@ def test_pings_are_answered_one_a_second(cell: Cell) -> None:
 
 def test_a_flood_leaves_the_rest_of_the_log() -> None:
     """What strangers bring about has so many lines a minute for each of them; what atoll says of a run is all written."""
-    sparse = nvflare_cell.Sparse()
+    sparse = nvflare_cell.LogRateLimit()
 
     def written(name: str, minute: int) -> int:
         records = [logging.LogRecord(name, logging.WARNING, "", 0, "text", None, None) for _ in range(1000)]
@@ -228,7 +228,7 @@ def test_a_flood_leaves_the_rest_of_the_log() -> None:
             record.created = 60.0 * minute
         return sum(map(sparse.filter, records))
 
-    lines = nvflare_cell.MAX_LINES
+    lines = nvflare_cell.MAX_LOG_LINES_PER_MINUTE
     assert [written("nvflare.fuel.f3.sfm", 1), written("atoll.lock.mallory", 1), written("atoll.lock.bank-a", 1)] == [lines] * 3
     assert written("atoll.server", 1) == 1000
     assert written("nvflare.fuel.f3.sfm", 1) == 0
@@ -295,7 +295,7 @@ def test_a_member_is_no_authority(made: Path, tmp_path: Path) -> None:
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
     forged = (
         x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, IDENTITY)]))
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, SERVER_IDENTITY)]))
         .issuer_name(member.subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())

@@ -20,12 +20,12 @@ pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install 'at
 from atoll import wire
 from atoll.data import files
 from atoll.data.federated import federate
-from atoll.deploy import form, launch, server
+from atoll.deploy import description, launch, server
 from atoll.deploy import kit as kits
-from atoll.deploy.agreement import Disagreement, agreed
-from atoll.deploy.server import Run
+from atoll.deploy.compatibility import IncompatibleSites, check_compatible
+from atoll.deploy.server import ServerRun
 from atoll.deploy.site import Site
-from atoll.engines.remote import RemoteEngine, opened
+from atoll.engines.remote import RemoteEngine, read_answer
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.runs import runner
@@ -66,7 +66,7 @@ class Bank:
     wire: Wire
     said: dict[str, list[str]]
     warned: list[str]
-    run: Run
+    run: ServerRun
 
 
 def graphs(config: Config) -> list[Graph]:
@@ -81,7 +81,7 @@ def bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bank]
 
     def make(parts: Sequence[Graph], algorithm: str = "fedavg", form: str = "npz", resume: bool = False, **document: Any) -> Bank:
         small_config = small(algorithm)
-        deployed = launch.deployed({"algorithm": algorithm, "seed": 3, **document}, "run.toml", SITES)
+        deployed = launch.deployment_config({"algorithm": algorithm, "seed": 3, **document}, "run.toml", SITES)
         deployed = replace(deployed, settings=small_config.settings, run=small_config.run)
         said: dict[str, list[str]] = {site: [] for site in SITES}
         sites = {}
@@ -96,7 +96,7 @@ def bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bank]
         roster = {site: (place, place + 1) for place, site in enumerate(SITES)}
         order = {"config": deployed.to_dict(), "roster": roster, "simulated": False, "patience": 1.0}
         order |= {"out": str(tmp_path / "run"), "resume": resume}
-        return Bank(deployed, carrier, said, warned, Run(carrier, order))  # type: ignore[arg-type]
+        return Bank(deployed, carrier, said, warned, ServerRun(carrier, order))  # type: ignore[arg-type]
 
     return make
 
@@ -145,7 +145,7 @@ def test_without_putting_in_order_the_numbers_are_others(bank: Callable[..., Ban
     """What happened before: columns were mixed up and nobody said so."""
     parts = graphs(small("fedavg"))
     right = rounds(bank(parts))
-    monkeypatch.setattr("atoll.deploy.site.form.arrange", lambda graph, *rest: graph)
+    monkeypatch.setattr("atoll.deploy.site.description.reorder", lambda graph, *rest: graph)
     wrong = rounds(bank([parts[0], shuffled(parts[1], 1), shuffled(parts[2], 2)]))
     assert wrong.last["val_loss"] != right.last["val_loss"]
 
@@ -156,8 +156,8 @@ def test_arrange_is_undone_by_naming(sparse: bool) -> None:
     graph = graphs(small("fedavg"))[0]
     graph = replace(graph, x=sp.csr_array(graph.x.numpy())) if sparse else graph  # type: ignore[union-attr]
     other = shuffled(graph, 5)
-    order = {"columns": form.digests(COLUMNS, "column", KEY), "names": form.digests(CLASSES, "class", KEY)}
-    back = form.arrange(other, order, KEY, pytest.fail)
+    order = {"columns": description.digests(COLUMNS, "column", KEY), "names": description.digests(CLASSES, "class", KEY)}
+    back = description.reorder(other, order, KEY, pytest.fail)
     for one, same in ((back.nonzero_features, graph.nonzero_features), (back.y, graph.y)):
         assert (abs(one - same).max()) == 0
     assert back.feature_names == COLUMNS
@@ -209,24 +209,24 @@ def test_names_never_leave_the_site(bank: Callable[..., Bank]) -> None:
     rounds(banks)
     assert banks.wire.bytes
     assert not any(b"secret" in data for data in banks.wire.bytes)
-    one, other = form.digests(COLUMNS, "column", KEY), form.digests(COLUMNS, "column", b"x" * 32)
+    one, other = description.digests(COLUMNS, "column", KEY), description.digests(COLUMNS, "column", b"x" * 32)
     assert not torch.isin(one, other).any()
-    assert not torch.isin(one, form.digests(COLUMNS, "class", KEY)).any()
+    assert not torch.isin(one, description.digests(COLUMNS, "class", KEY)).any()
 
 
 def test_the_server_cannot_look_names_up(tmp_path: Path) -> None:
     """The attack: the server digests a list of likely names. The key is in every site's kit, the same, and not in its own."""
     kits.provision(["bank-a", "bank-b"], "localhost", tmp_path)
-    keys = [form.key_of(tmp_path / site) for site in ("bank-a", "bank-b")]
+    keys = [description.digest_key(tmp_path / site) for site in ("bank-a", "bank-b")]
     assert keys[0] == keys[1]
     assert len(keys[0]) == 32
     with pytest.raises(AtollError, match=r"names\.secret"):
-        form.key_of(tmp_path / "server")
+        description.digest_key(tmp_path / "server")
     held = [path.read_bytes() for path in (tmp_path / "server").rglob("*") if path.is_file()]
     assert not any(keys[0].hex().encode() in data or keys[0] in data for data in held)
     assert (tmp_path / "bank-a" / kits.NAMES_KEY).stat().st_mode & 0o077 == 0
-    told = form.digests(["income"], "column", keys[0])
-    guesses = [form.digests(["age", "income"], "column", key) for key in (b"", b"income", *(data[:64] for data in held))]
+    told = description.digests(["income"], "column", keys[0])
+    guesses = [description.digests(["age", "income"], "column", key) for key in (b"", b"income", *(data[:64] for data in held))]
     assert not any(torch.isin(told, guess).any() for guess in guesses)
 
 
@@ -319,9 +319,14 @@ def test_the_order_outlives_the_first_site(bank: Callable[..., Bank]) -> None:
     engine.round = 1
     saved = wire.decode(wire.encode(engine.state()))
     later = {site: parties for site, parties in banks.run.roster.items() if site != "bank-a"}
-    alone = form.describe(shuffled(parts[1], 1), "horizontal", KEY)
+    alone = description.describe(shuffled(parts[1], 1), "horizontal", KEY)
     other = RemoteEngine(
-        banks.wire, later, banks.config.to_dict(), schema, timeout=5.0, order=agreed({"bank-b": alone}, "horizontal").order
+        banks.wire,
+        later,
+        banks.config.to_dict(),
+        schema,
+        timeout=5.0,
+        order=check_compatible({"bank-b": alone}, "horizontal").order,
     )
     assert not torch.equal(other.order["columns"], engine.order["columns"])
     other.restore(saved)
@@ -360,19 +365,19 @@ CLAIMS = {"true": "it says that it has True features, of at most ", "negative": 
 @pytest.mark.parametrize("kind", NONSENSE)
 def test_nonsense_is_the_fault_of_its_site(kind: str) -> None:
     """Whatever a site says of its graph: it is named, in one sentence; a number that cannot be is named too."""
-    good = form.describe(graphs(small("fedavg"))[0], "horizontal", KEY)
+    good = description.describe(graphs(small("fedavg"))[0], "horizontal", KEY)
     sentence = CLAIMS.get(kind, "its description of its graph could not be read.")
     with pytest.raises(AtollError, match="^The site bank-b cannot take part: " + re.escape(sentence)):
-        agreed({"bank-a": good, "bank-b": {**good, **NONSENSE[kind]}}, "horizontal")
+        check_compatible({"bank-a": good, "bank-b": {**good, **NONSENSE[kind]}}, "horizontal")
 
 
 def test_a_name_twice_is_a_disagreement() -> None:
     """Digests of the same set, one of them twice."""
-    good = form.describe(graphs(small("fedavg"))[0], "horizontal", KEY)
+    good = description.describe(graphs(small("fedavg"))[0], "horizontal", KEY)
     twice = good["columns"].clone()
     twice[0] = twice[1]
-    with pytest.raises(Disagreement, match="the features of bank-a and bank-b differ"):
-        agreed({"bank-a": good, "bank-b": {**good, "columns": twice}}, "horizontal")
+    with pytest.raises(IncompatibleSites, match="the features of bank-a and bank-b differ"):
+        check_compatible({"bank-a": good, "bank-b": {**good, "columns": twice}}, "horizontal")
 
 
 @pytest.mark.parametrize(
@@ -381,7 +386,7 @@ def test_a_name_twice_is_a_disagreement() -> None:
 def test_a_site_takes_no_nonsense_for_an_order(order: dict[str, Any]) -> None:
     """The server's order must be one of the site's own columns, each once."""
     with pytest.raises(AtollError):
-        form.arrange(graphs(small("fedavg"))[0], order, KEY, lambda text: None)
+        description.reorder(graphs(small("fedavg"))[0], order, KEY, lambda text: None)
 
 
 def test_the_message_that_tells_of_a_difference_tells_nothing_back(bank: Callable[..., Bank]) -> None:
@@ -389,10 +394,12 @@ def test_the_message_that_tells_of_a_difference_tells_nothing_back(bank: Callabl
     banks = bank(graphs(small("fedavg")))
     site = banks.wire.sites["bank-b"]
     request = {"atoll": form_version(), "run": "", "kind": "differ", "config": [banks.config.to_dict()], "field": "columns"}
-    reply = site.handle(wire.encode({**request, "site": "bank-a\x1b[31m", "digests": form.digests(COLUMNS[:1], "column", KEY)}))
-    assert opened(reply) == {}
+    reply = site.handle(
+        wire.encode({**request, "site": "bank-a\x1b[31m", "digests": description.digests(COLUMNS[:1], "column", KEY)})
+    )
+    assert read_answer(reply) == {}
     assert banks.said["bank-b"][0].startswith("columns here and not at bank-a??31m: 'secret-column-1'")
-    assert "refused" in str(opened(site.handle(wire.encode({**request, "site": "x"}))))
+    assert "refused" in str(read_answer(site.handle(wire.encode({**request, "site": "x"}))))
 
 
 def form_version() -> str:
@@ -443,7 +450,7 @@ def test_what_is_odd_in_a_sites_data_is_said_there(tmp_path: Path, monkeypatch: 
     told = "".join(said)
     for words in ("`target` is named like a label", "weight is ignored", "1 edge from a node to itself", "1 repeated edge"):
         assert told.count(words) == 1
-    config = launch.deployed({"algorithm": "fedavg"}, "run.toml", ["bank-a"])
+    config = launch.deployment_config({"algorithm": "fedavg"}, "run.toml", ["bank-a"])
     about = Site(tmp_path / "runs", folder, kit=tmp_path / "kits" / "bank-a")._describe(config)
     assert b"secret" not in wire.encode(about)
 

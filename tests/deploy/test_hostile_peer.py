@@ -43,9 +43,9 @@ from atoll.data.federated import federate
 from atoll.deploy import kit as kits
 from atoll.deploy import launch, supervisor
 from atoll.deploy.kit import Kit
-from atoll.deploy.terms import Terms
+from atoll.deploy.policy import SitePolicy
 from atoll.engines import remote
-from atoll.engines.remote import opened
+from atoll.engines.remote import read_answer
 from atoll.errors import AtollError
 
 pytestmark = [pytest.mark.xdist_group("hostile"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # NVFlare's own
@@ -71,17 +71,17 @@ class Federation:
                 patch.setattr(
                     supervisor, "_command", lambda end, kit: [*program, end, str(kit.path), *([kit.site] if kit.site else [])]
                 )
-            self.servant = supervisor.ServerProcess(self.kit, self.said.append, self.said.append)
-            terms = {"ATOLL_SITE_TERMS": Terms(only=("fedavg",)).to_json()}
+            self.server = supervisor.ServerProcess(self.kit, self.said.append, self.said.append)
+            policy = {"ATOLL_SITE_POLICY": SitePolicy(only=("fedavg",)).to_json()}
             self.guest = supervisor.SiteProcess(
-                self.victim, folder / "saves", folder / "data", self.said.append, self.said.append, terms
+                self.victim, folder / "saves", folder / "data", self.said.append, self.said.append, policy
             )
         until(self.joined, "the honest site")
         self.member = Member(self.hostile)
 
     def joined(self) -> bool:
         """Whether the honest site is there."""
-        self.guest.mind()
+        self.guest.poll()
         return self.guest.joined
 
     def ready(self) -> Federation:
@@ -92,14 +92,14 @@ class Federation:
     def stop(self) -> None:
         """End everybody."""
         self.member.stop()
-        for child in (self.servant.child, self.guest.child):
-            child.let_go()
-        self.servant.stop()
+        for child in (self.server.child, self.guest.child):
+            child.close_stdin()
+        self.server.stop()
         self.guest.stop()
 
     def settle(self) -> None:
         """Let the server finish with everything it was sent: it asks both members, and both answer."""
-        self.servant.echo([VICTIM, str(self.hostile.site)], 10, 3)
+        self.server.echo([VICTIM, str(self.hostile.site)], 10, 3)
 
     def log(self, kit: Kit) -> str:
         """What stands in an end's log."""
@@ -108,7 +108,7 @@ class Federation:
     def document(self, algorithm: str) -> dict[str, Any]:
         """A configuration as the server would send it."""
         sites = list(self.kit.sites)
-        return launch.deployed({"algorithm": "fedavg"}, "run.toml", sites).to_dict() | {"algorithm": algorithm}
+        return launch.deployment_config({"algorithm": "fedavg"}, "run.toml", sites).to_dict() | {"algorithm": algorithm}
 
     def begin(self, algorithm: str, run: str) -> bytes:
         """The message with which a run begins."""
@@ -164,7 +164,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]
     plain_nvflare.add_component(made / HOSTILE, "hostile.Component")
     loot = folder / "loot.json"
     processes = [
-        plain_nvflare.start("server", made / kits.IDENTITY, folder / "server.txt"),
+        plain_nvflare.start("server", made / kits.SERVER_IDENTITY, folder / "server.txt"),
         plain_nvflare.start("client", made / VICTIM, folder / "client.txt"),
         plain_nvflare.start("client", made / HOSTILE, folder / "hostile.txt", VICTIM=VICTIM, LOOT=str(loot)),
     ]
@@ -290,7 +290,7 @@ def test_an_update_of_a_single_party(kind: str, request: pytest.FixtureRequest) 
     asked = [federation.begin("fedavg", "mine"), federation.fit("mine")]
     replies = [member.request(VICTIM, data, 2.0 if kind == "locked" else 60.0) for data in asked]
     if kind == "unlocked":
-        update = opened(replies[1])
+        update = read_answer(replies[1])
         assert isinstance(update, dict)
         assert "model" in update
     else:
@@ -344,7 +344,7 @@ def test_ending_the_message_to_another(kind: str, request: pytest.FixtureRequest
     thread = threading.Thread(target=spoil)
     thread.start()
     try:
-        federation.servant.echo([VICTIM], 30_000_000, 4)
+        federation.server.echo([VICTIM], 30_000_000, 4)
         spoiled = ""
     except AtollError as error:
         spoiled = str(error)
@@ -382,7 +382,7 @@ def test_in_the_place_of_the_server(locked: Federation) -> None:
     try:
         sentence = f"authenticated as '{HOSTILE}' but claimed endpoint 'server'"
         until(lambda: sentence in locked.log(kit), sentence)
-        site.mind()
+        site.poll()
         assert not site.joined
     finally:
         site.stop()
@@ -412,12 +412,12 @@ def test_leave(locked: Federation, unlocked: Federation) -> None:
     for origin in (HOSTILE, "server", VICTIM):
         locked.member.stream(VICTIM, *ATOLL, origin=origin, payload=b"leave")
     locked.settle()
-    locked.guest.mind()
+    locked.guest.poll()
     assert not locked.guest.left
     unlocked.member.stream(VICTIM, *ATOLL, payload=b"leave")
 
     def gone() -> bool:
-        unlocked.guest.mind()
+        unlocked.guest.poll()
         return unlocked.guest.left
 
     until(gone, "the site that was sent away")

@@ -23,7 +23,7 @@ from atoll.deploy import audit
 from atoll.deploy import kit as kits
 from atoll.deploy.journal import MAX_FIELDS, MAX_TEXT, Journal
 from atoll.deploy.site import Site
-from atoll.engines.remote import RemoteEngine, opened
+from atoll.engines.remote import RemoteEngine, read_answer
 from atoll.runs import runner
 from atoll.runs.config import Config
 from atoll.version import __version__
@@ -139,7 +139,7 @@ def test_a_full_disk_keeps_the_answer_here(tmp_path: Path) -> None:
     assert site.handle(question()) == b""
     assert site.handle(b"garbage") == b""
     assert said[0] == "/dev/full cannot be written (No space left on device); nothing is answered until it can"
-    assert "sent an empty answer" in str(opened(b""))
+    assert "sent an empty answer" in str(read_answer(b""))
 
 
 @pytest.mark.parametrize("how", ["short", "write", "sync"])

@@ -35,13 +35,13 @@ from nvflare.fuel.f3.streaming.stream_const import (
 
 from atoll import wire
 from atoll.deploy import cell as nvflare_cell
-from atoll.deploy import kit, launch, lock, site_process, supervisor
-from atoll.deploy.kit import IDENTITY, Kit
-from atoll.deploy.lock import Gate
-from atoll.deploy.peers import PEER_CN, Peers
+from atoll.deploy import firewall, kit, launch, site_process, supervisor
+from atoll.deploy.connections import PEER_CN, PeerNames
+from atoll.deploy.firewall import MessageFilter
+from atoll.deploy.kit import SERVER_IDENTITY, Kit
+from atoll.deploy.policy import SitePolicy
 from atoll.deploy.site import Site
-from atoll.deploy.terms import Terms
-from atoll.engines.remote import LARGEST, __version__, opened
+from atoll.engines.remote import MAX_MESSAGE_BYTES, __version__, read_answer
 from atoll.errors import AtollError
 from atoll.runs import runner
 from atoll.runs.config import resolve
@@ -79,7 +79,7 @@ def cell(made: Path, request: pytest.FixtureRequest) -> Iterator[Cell]:
         yield nvflare_cell.open_cell(Kit.open(made / name, server=name == "server"))
 
 
-def push(gate: Gate, peer: str | None, name: str, headers: dict[str, Any]) -> dict[str, Any] | None:
+def push(gate: MessageFilter, peer: str | None, name: str, headers: dict[str, Any]) -> dict[str, Any] | None:
     """The headers with which a message gets through a gate, or None; by a connection with a certificate, under a name."""
     passed: list[Message] = []
     gate.receiver = SimpleNamespace(process_message=lambda endpoint, connection, app_id, message: passed.append(message))
@@ -88,10 +88,10 @@ def push(gate: Gate, peer: str | None, name: str, headers: dict[str, Any]) -> di
     return passed[0].headers if passed else None
 
 
-def gate_of(cell: Cell) -> Gate:
+def gate_of(cell: Cell) -> MessageFilter:
     """The gate that stands before a cell."""
     gate = cell.core_cell.communicator.conn_manager.receivers[CoreCell.APP_ID]
-    assert isinstance(gate, Gate)
+    assert isinstance(gate, MessageFilter)
     return gate
 
 
@@ -127,7 +127,7 @@ def chunk(channel: str, topic: str, request: Any = "r", **more: Any) -> dict[str
 def test_what_gets_through_is_a_short_list(cell: Cell) -> None:
     """All certificates, names, destinations, kinds, channels and topics against the list of what is allowed, written out."""
     gate, me = gate_of(cell), cell.core_cell.my_info.fqcn
-    peers, names = (IDENTITY, "bank-a", "bank-b", "stranger", None), ("server", "bank-a", "bank-b", "bank-b.child")
+    peers, names = (SERVER_IDENTITY, "bank-a", "bank-b", "stranger", None), ("server", "bank-a", "bank-b", "bank-b.child")
     outer = [(STREAM_CHANNEL, topic) for topic in (STREAM_DATA_TOPIC, STREAM_ACK_TOPIC, STREAM_ERROR_TOPIC, "other")]
     outer += [("admin", "sys.shell"), ("task", "register"), ("aux_communication", "atoll"), ("return_only", "*")]
     inner = (("aux_communication", "atoll"), ("return_only", "aux_communication:atoll"), ("aux_communication", "fed.event"))
@@ -149,7 +149,15 @@ def test_what_gets_through_is_a_short_list(cell: Cell) -> None:
         allowed |= {("bank-b", "bank-b", "bank-b", "server", "req", STREAM_DATA_TOPIC, "return_only")}  # it alone was asked
     else:
         allowed = {
-            (IDENTITY, "server", "server", "bank-a", "req", topic, "aux_communication" if topic == STREAM_DATA_TOPIC else "")
+            (
+                SERVER_IDENTITY,
+                "server",
+                "server",
+                "bank-a",
+                "req",
+                topic,
+                "aux_communication" if topic == STREAM_DATA_TOPIC else "",
+            )
             for topic in (STREAM_DATA_TOPIC, STREAM_ACK_TOPIC, STREAM_ERROR_TOPIC)
         }
     assert taken == allowed
@@ -167,7 +175,7 @@ def test_a_reply_is_its_own_sites_and_one(cell: Cell) -> None:
         )
 
     assert not try_reply("bank-b")
-    assert not try_reply("bank-a", **{StreamHeaderKey.SIZE: LARGEST + 1})
+    assert not try_reply("bank-a", **{StreamHeaderKey.SIZE: MAX_MESSAGE_BYTES + 1})
     assert not try_reply("bank-a", **{StreamHeaderKey.SIZE: -1})
     assert not try_reply("bank-a", **{StreamHeaderKey.STREAM_ID: "7"})
     assert not try_reply("bank-a", **{StreamHeaderKey.PAYLOAD_ENCODING: Encoding.FOBS})
@@ -195,7 +203,7 @@ def test_headers_that_switch_something_on_are_left_out(cell: Cell) -> None:
     }
     good = headers("server", "bank-a", STREAM_CHANNEL, STREAM_DATA_TOPIC, **chunk("aux_communication", "atoll"))
     extra = {key: 1 for key in keys - good.keys() if key != MessageHeaderKey.REPLY_EXPECTED and key != StreamHeaderKey.ERROR_TYPE}
-    passed = push(gate_of(cell), IDENTITY, "server", {**extra, **good})
+    passed = push(gate_of(cell), SERVER_IDENTITY, "server", {**extra, **good})
     assert passed is not None
     assert passed.keys() - good.keys() <= {StreamHeaderKey.DATA_TYPE, StreamHeaderKey.OFFSET, StreamHeaderKey.ERROR_MSG}
     assert {key: passed[key] for key in good} == good
@@ -217,17 +225,17 @@ def test_a_flood_does_not_fill_the_log(cell: Cell, caplog: pytest.LogCaptureFixt
     for _ in range(5000):
         push(gate_of(cell), "bank-b", "bank-b", {})
     push(gate_of(cell), "bank-a", "bank-a", {})
-    assert len(caplog.records) == lock.MAX_NAMED + 8 + 1  # 32, 64, ..., 4096
+    assert len(caplog.records) == firewall.MAX_LOGGED_REFUSALS + 8 + 1  # 32, 64, ..., 4096
     assert "(4096 in all)" in caplog.records[-2].getMessage()
 
 
 def test_a_name_belongs_to_its_certificate() -> None:
     """Nobody connects under another name, nor under one of no member."""
-    peers = Peers({"bank-a": "bank-a", "server": IDENTITY})
-    peers.require_match("server", IDENTITY, "connection")
+    peers = PeerNames({"bank-a": "bank-a", "server": SERVER_IDENTITY})
+    peers.require_match("server", SERVER_IDENTITY, "connection")
     for name, certificate in (
         ("server", "bank-a"),
-        ("bank-a", IDENTITY),
+        ("bank-a", SERVER_IDENTITY),
         ("bank-a.x", "bank-a"),
         ("x", "x"),
         ("x", ""),
@@ -239,7 +247,7 @@ def test_a_name_belongs_to_its_certificate() -> None:
 
 def test_only_streams_can_be_asked_for(cell: Cell) -> None:
     """A locked cell keeps the callbacks of streams; one for atoll's own is added at a site."""
-    assert cell.core_cell.req_reg.reg.keys() == lock.NEEDED.keys()
+    assert cell.core_cell.req_reg.reg.keys() == firewall.ALLOWED_TOPICS.keys()
     assert cell.byte_receiver.registry.reg.keys() == {"return_only:*"}
     assert cell.core_cell.ext_listeners == {}
     assert not cell.core_cell.connector_manager.adhoc_allowed
@@ -257,12 +265,24 @@ def deaf(init: Any) -> Any:
 
 BROKEN: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     "version": (lambda patch: patch.setattr(nvflare, "__version__", "2.9.1"), "the version is 2.9.1, not 2.9.0"),
-    "stranger": (lambda patch: patch.setattr(Gate, "_stranger", lambda *anything: ""), "under a false name was taken"),
-    "unlisted": (lambda patch: patch.setattr(Gate, "_unlisted", lambda *anything: ""), "an admin command was taken"),
-    "unasked": (lambda patch: patch.setattr(Gate, "_unasked", lambda *anything: ""), "another auxiliary request was taken"),
-    "deaf": (lambda patch: patch.setattr(Gate, "_unlisted", lambda *anything: "no"), "an acknowledgement was not taken"),
+    "stranger": (
+        lambda patch: patch.setattr(MessageFilter, "_wrong_sender", lambda *anything: ""),
+        "under a false name was taken",
+    ),
+    "unlisted": (lambda patch: patch.setattr(MessageFilter, "_wrong_topic", lambda *anything: ""), "an admin command was taken"),
+    "unasked": (
+        lambda patch: patch.setattr(MessageFilter, "_wrong_stream", lambda *anything: ""),
+        "another auxiliary request was taken",
+    ),
+    "deaf": (
+        lambda patch: patch.setattr(MessageFilter, "_wrong_topic", lambda *anything: "no"),
+        "an acknowledgement was not taken",
+    ),
     "receiver": (lambda patch: patch.setattr(Cell, "__init__", deaf(Cell.__init__)), "a cell's messages come in another way"),
-    "streams": (lambda patch: patch.setattr(lock, "NEEDED", {"new:topic": ""}), "streams are received in another way"),
+    "streams": (
+        lambda patch: patch.setattr(firewall, "ALLOWED_TOPICS", {"new:topic": ""}),
+        "streams are received in another way",
+    ),
 }
 
 
@@ -297,11 +317,11 @@ def test_a_dead_connection_is_given_up() -> None:
     """One that never said a word gets as long as one that fell silent; whoever speaks, or is asked for it anew, stays."""
     mute, talker = SimpleNamespace(last_activity=0), SimpleNamespace(last_activity=1000.0)
     seen: dict[str, float] = {}
-    assert nvflare_cell.silent({"a": mute, "b": talker}, seen, 1000.0) == []
-    assert nvflare_cell.silent({"a": mute, "b": talker}, seen, 1000.0 + nvflare_cell.SILENCE) == []
+    assert nvflare_cell.silent_connections({"a": mute, "b": talker}, seen, 1000.0) == []
+    assert nvflare_cell.silent_connections({"a": mute, "b": talker}, seen, 1000.0 + nvflare_cell.MAX_SILENT_SECONDS) == []
     talker.last_activity = 1050.0
-    assert nvflare_cell.silent({"a": mute, "b": talker}, seen, 1001.0 + nvflare_cell.SILENCE) == [mute]
-    assert nvflare_cell.silent({"b": talker}, seen, 1051.0 + nvflare_cell.SILENCE) == [talker]
+    assert nvflare_cell.silent_connections({"a": mute, "b": talker}, seen, 1001.0 + nvflare_cell.MAX_SILENT_SECONDS) == [mute]
+    assert nvflare_cell.silent_connections({"b": talker}, seen, 1051.0 + nvflare_cell.MAX_SILENT_SECONDS) == [talker]
     assert seen.keys() == {"b"}
 
 
@@ -309,9 +329,9 @@ def test_only_the_parent_process_makes_a_site_a_simulated_one(tmp_path: Path) ->
     """Without data of its own a site loads what the server names: only where its own machine's user started it so."""
     given = {"ATOLL_SITE_FOLDER": str(tmp_path), "ATOLL_SITE_JOURNAL": str(tmp_path / "j"), "ATOLL_SITE_SERVER": "server"}
     with pytest.raises(AtollError, match="A site needs data of its own"):
-        site_process.site_from(given)
-    assert site_process.site_from(given | {"ATOLL_SITE_TERMS": Terms(simulated=True).to_json()}).data is None
-    assert site_process.site_from(given | {"ATOLL_SITE_DATA": str(tmp_path)}).data == tmp_path
+        site_process.site_from_environment(given)
+    assert site_process.site_from_environment(given | {"ATOLL_SITE_POLICY": SitePolicy(simulated=True).to_json()}).data is None
+    assert site_process.site_from_environment(given | {"ATOLL_SITE_DATA": str(tmp_path)}).data == tmp_path
 
 
 def ask(document: Any) -> bytes:
@@ -335,12 +355,12 @@ def test_a_site_looks_nothing_up_that_it_did_not_agree_to(
     """Names of algorithms and data are checked as they came, before anything is resolved, imported or read."""
     evil, mark = tmp_path / "evil.py", tmp_path / "mark"
     evil.write_text(f"open({str(mark)!r}, 'w').close()\n")
-    document = launch.deployed({"algorithm": "fedavg"}, "run.toml", ["a"]).to_dict()
+    document = launch.deployment_config({"algorithm": "fedavg"}, "run.toml", ["a"]).to_dict()
     for name, value in change.items():
         document[name] = value.format(evil=evil, folder=tmp_path) if isinstance(value, str) else value
     only = ("fedavg", str(evil)) if "evil" in str(change) else ("fedavg",)
     monkeypatch.setattr("atoll.deploy.site.configuration.from_dict", lambda *anything: pytest.fail("the algorithm was resolved"))
-    told = str(opened(Site(tmp_path / "saves", tmp_path, terms=Terms(only=only)).handle(ask(document))))
+    told = str(read_answer(Site(tmp_path / "saves", tmp_path, policy=SitePolicy(only=only)).handle(ask(document))))
     assert sentence in told
     assert not mark.exists()
 
@@ -356,5 +376,5 @@ def test_an_own_algorithm_of_a_simulation(tmp_path: Path) -> None:
     here = runner.run(resolve(str(own), dataset="csbm", partition="random", parties=2, seed=1, values={"rounds": 1, "nodes": 60}))
     assert launch.launch(config).metrics == here.metrics
     document = config.to_dict()
-    assert "none is taken from the server" in str(opened(Site(tmp_path / "a").handle(ask(document))))
-    assert "none is taken" in str(opened(Site(tmp_path / "b", terms=Terms(files=(str(own),))).handle(ask(document))))
+    assert "none is taken from the server" in str(read_answer(Site(tmp_path / "a").handle(ask(document))))
+    assert "none is taken" in str(read_answer(Site(tmp_path / "b", policy=SitePolicy(files=(str(own),))).handle(ask(document))))

@@ -17,7 +17,7 @@ from atoll.data import files
 from atoll.data.federated import federate
 from atoll.data.statistics import facts
 from atoll.deploy import launch
-from atoll.deploy.server import Run
+from atoll.deploy.server import ServerRun
 from atoll.deploy.site import Site
 from atoll.engines.remote import RemoteEngine
 from atoll.errors import AtollError
@@ -60,7 +60,7 @@ def banks(folder: Path, **run: Any) -> tuple[Config, dict[str, Site]]:
     parts = federate(config, None, ("horizontal",)).parts
     for party, bank in enumerate(BANKS):
         files.save(parts.select([party]), folder / "data" / bank)
-    deployed = launch.deployed({"algorithm": "fedavg", "seed": 3, "run": {"rounds": 3, **run}}, "run.toml", BANKS)
+    deployed = launch.deployment_config({"algorithm": "fedavg", "seed": 3, "run": {"rounds": 3, **run}}, "run.toml", BANKS)
     deployed = dataclasses.replace(deployed, settings=config.settings)
     return deployed, {bank: Site(folder / "sites" / bank, folder / "data" / bank) for bank in BANKS}
 
@@ -70,7 +70,7 @@ def served(folder: Path, silent: Mapping[str, int], **run: Any) -> Path:
     config, sites = banks(folder, **run)
     out = Folder.create(folder / "out", config).path
     order = {"config": config.to_dict(), "roster": {bank: (place, place + 1) for place, bank in enumerate(BANKS)}}
-    Run(Wire(sites, silent), order | {"simulated": False, "patience": 1.0, "out": str(out), "resume": False}).go()  # type: ignore[arg-type]
+    ServerRun(Wire(sites, silent), order | {"simulated": False, "patience": 1.0, "out": str(out), "resume": False}).go()  # type: ignore[arg-type]
     return out
 
 

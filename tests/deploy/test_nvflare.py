@@ -35,13 +35,13 @@ from atoll.data import files
 from atoll.data.federated import federate
 from atoll.deploy import audit, launch, site, supervisor
 from atoll.deploy import kit as kits
-from atoll.deploy.agreement import Agreement, agreed
-from atoll.deploy.carrier import Auxiliary
-from atoll.deploy.server import Run
+from atoll.deploy.carrier import NVFlareCarrier
+from atoll.deploy.compatibility import CommonForm, check_compatible
+from atoll.deploy.policy import SitePolicy
+from atoll.deploy.server import ServerRun
 from atoll.deploy.site import Site
-from atoll.deploy.terms import Terms
 from atoll.engines import remote
-from atoll.engines.remote import RemoteEngine, misfit, opened
+from atoll.engines.remote import RemoteEngine, invalid_fields, read_answer
 from atoll.errors import AtollError
 from atoll.federation.cohort import Message, Schema
 from atoll.federation.federation import Answer, Failure
@@ -147,11 +147,11 @@ def test_a_bad_answer_is_a_failure_of_its_party(kind: str, tmp_path: Path) -> No
 
 def test_an_oversize_message_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A message beyond the limit is not even opened, at either end."""
-    monkeypatch.setattr(remote, "LARGEST", 10)
-    assert "more than the 10 that are taken" in str(opened(answer({})))
+    monkeypatch.setattr(remote, "MAX_MESSAGE_BYTES", 10)
+    assert "more than the 10 that are taken" in str(read_answer(answer({})))
     monkeypatch.undo()
-    monkeypatch.setattr(site, "LARGEST", 10)
-    assert "refused: the message has 11 bytes, more than the 10" in str(opened(Site(tmp_path).handle(b"x" * 11)))
+    monkeypatch.setattr(site, "MAX_MESSAGE_BYTES", 10)
+    assert "refused: the message has 11 bytes, more than the 10" in str(read_answer(Site(tmp_path).handle(b"x" * 11)))
 
 
 def test_an_answer_that_breaks_nvflare_is_a_failure_of_its_site(caplog: pytest.LogCaptureFixture) -> None:
@@ -169,7 +169,7 @@ def test_an_answer_that_breaks_nvflare_is_a_failure_of_its_site(caplog: pytest.L
         requests_dict={},
         core_cell=SimpleNamespace(communicator=SimpleNamespace(conn_manager=manager)),
     )
-    assert Auxiliary(cell).send({"site-0": b"", "site-1": b""}, 1.0) == {
+    assert NVFlareCarrier(cell).send({"site-0": b"", "site-1": b""}, 1.0) == {
         "site-0": "could not be reached (ValueError)",
         "site-1": "is not connected",
     }
@@ -193,20 +193,20 @@ def test_answers_come_in_the_order_of_asking() -> None:
         requests_dict={},
         core_cell=SimpleNamespace(communicator=SimpleNamespace(conn_manager=manager)),
     )
-    replies = Auxiliary(cell).send({"site-0": b"", "site-1": b"", "site-2": b""}, 1.0)
+    replies = NVFlareCarrier(cell).send({"site-0": b"", "site-1": b"", "site-2": b""}, 1.0)
     assert list(replies.items()) == [("site-0", b"site-0"), ("site-1", "is not connected"), ("site-2", b"site-2")]
 
 
-def run_of(config: Config, folder: Path, carrier: Any = None, *, simulated: bool = True, resume: bool = False) -> Run:
+def run_of(config: Config, folder: Path, carrier: Any = None, *, simulated: bool = True, resume: bool = False) -> ServerRun:
     """The server's side of a run of three sites."""
     order = {"config": config.to_dict(), "roster": {f"site-{place}": (place, place + 1) for place in range(3)}}
-    return Run(carrier, order | {"simulated": simulated, "patience": 1.0, "out": str(folder), "resume": resume})
+    return ServerRun(carrier, order | {"simulated": simulated, "patience": 1.0, "out": str(folder), "resume": resume})
 
 
 def test_the_log_tells_who_was_left_out_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What a site sent and the server would not take stands in its log, once; the round is passed on."""
     bad = {"1": "field 'model/w' is not finite", "2": "site-2 timed out after 5 seconds"}
-    run_of(small("fedavg"), tmp_path)._tell({"round": 4, "missing": bad}, 9)
+    run_of(small("fedavg"), tmp_path)._report_round({"round": 4, "missing": bad}, 9)
     assert [record.getMessage() for record in caplog.records] == ["round 4: left out site-1: field 'model/w' is not finite"]
 
 
@@ -223,7 +223,7 @@ def test_a_run_that_is_taken_up_goes_on_without_a_site_that_hangs(tmp_path: Path
     config = small("fedavg")
     carrier = Silent(own(tmp_path, config))
     carrier.instead["site-2"] = lambda data: "timed out after 5 seconds"
-    deployed = launch.deployed({"algorithm": "fedavg"}, "run.toml", ["a", "b", "c"])
+    deployed = launch.deployment_config({"algorithm": "fedavg"}, "run.toml", ["a", "b", "c"])
     assert run_of(deployed, tmp_path, carrier, simulated=False, resume=True)._schema(None) == Schema(12, 3, 3)
     with pytest.raises(AtollError, match="The site site-2 cannot take part: it timed out"):
         run_of(deployed, tmp_path, carrier, simulated=False)._schema(None)
@@ -231,8 +231,8 @@ def test_a_run_that_is_taken_up_goes_on_without_a_site_that_hangs(tmp_path: Path
 
 def test_a_field_of_the_right_form_fits() -> None:
     """Nested fields, rows and ragged lists of one tensor a party are fine."""
-    assert misfit({"a": {"b": torch.zeros(2, 3)}, "c": [torch.zeros(1), torch.zeros(2)]}, 2) == ""
-    assert misfit({"a": torch.tensor(3.0)}, 1)
+    assert invalid_fields({"a": {"b": torch.zeros(2, 3)}, "c": [torch.zeros(1), torch.zeros(2)]}, 2) == ""
+    assert invalid_fields({"a": torch.tensor(3.0)}, 1)
 
 
 def test_not_a_number_is_refused_by_name(tmp_path: Path) -> None:
@@ -257,25 +257,27 @@ def test_a_site_never_raises_and_never_tells_why_it_broke(tmp_path: Path, monkey
     """Garbage, other versions, unknown kinds, verbs and runs, foreign parties: an answer with a reason, and no data in it."""
     config = small("fedavg")
     host = Site(tmp_path)
-    assert "could not be read" in str(opened(host.handle(b"garbage")))
-    assert "this site runs" in str(opened(host.handle(wire.encode({"atoll": "9.9", "kind": "ask"}))))
+    assert "could not be read" in str(read_answer(host.handle(b"garbage")))
+    assert "this site runs" in str(read_answer(host.handle(wire.encode({"atoll": "9.9", "kind": "ask"}))))
     version = remote.__version__
-    assert opened(host.handle(wire.encode({"atoll": version, "kind": "ask", "run": "x"}))) == "does not know the run"
+    assert read_answer(host.handle(wire.encode({"atoll": version, "kind": "ask", "run": "x"}))) == "does not know the run"
     carrier = Wire({"site-0": host, "site-1": Site(tmp_path / "1"), "site-2": Site(tmp_path / "2")})
     server = engine(config, carrier)
     server.deliver(question(model=model(config)))
     about = {"atoll": version, "run": server.run}
     ask = {**about, "kind": "ask", "verb": "fit", "round": 1, "call": 0, "training": True}
-    assert "no message 'shell'" in str(opened(host.handle(wire.encode({**about, "kind": "shell"}))))
-    assert "no verb 'recall'" in str(opened(host.handle(wire.encode({**ask, "verb": "recall", "parties": torch.tensor([0])}))))
-    assert "do not live here" in str(opened(host.handle(wire.encode({**ask, "parties": torch.tensor([1])}))))
+    assert "no message 'shell'" in str(read_answer(host.handle(wire.encode({**about, "kind": "shell"}))))
+    assert "no verb 'recall'" in str(
+        read_answer(host.handle(wire.encode({**ask, "verb": "recall", "parties": torch.tensor([0])})))
+    )
+    assert "do not live here" in str(read_answer(host.handle(wire.encode({**ask, "parties": torch.tensor([1])}))))
     asked = wire.encode({**ask, "parties": torch.tensor([0]), "common": {"model": model(config)}})
 
     def fail(model: Any) -> None:
         raise TypeError("secret-7")
 
     monkeypatch.setattr(host.cohort, "train", fail)
-    broken = str(opened(host.handle(asked)))
+    broken = str(read_answer(host.handle(asked)))
     assert "failed (TypeError; its log says more)" in broken
     assert "secret" not in broken
 
@@ -372,7 +374,7 @@ def test_a_run_without_its_model_is_not_over(tmp_path: Path, monkeypatch: pytest
     """`serve` killed between the result and the models is started again: it takes the run up, so that the sites write theirs."""
     kits.provision(["bank-a"], "localhost", tmp_path / "kits", port=supervisor.free_port())
     kit = kits.Kit.open(tmp_path / "kits" / "server", server=True)
-    config = launch.deployed({"algorithm": "fedavg"}, "run.toml", kit.sites)
+    config = launch.deployment_config({"algorithm": "fedavg"}, "run.toml", kit.sites)
     (Folder.create(tmp_path / "out", config).path / "result.json").write_text("{}")
     told: list[Any] = []
 
@@ -412,7 +414,7 @@ def test_own_folders_give_the_numbers_of_the_simulation(tmp_path: Path) -> None:
     config = small("fedavg")
     sites = own(tmp_path, config)
     names = {"algorithm": "fedavg", "seed": 3, "run": {"rounds": 3}}
-    deployed = launch.deployed(names, "run.toml", ["a", "b", "c"])
+    deployed = launch.deployment_config(names, "run.toml", ["a", "b", "c"])
     deployed = dataclasses.replace(deployed, settings=config.settings, run=config.run)
     experiment = runner.build_experiment(deployed, engine(deployed, Wire(sites)), Schema(12, 3, 3), None, "horizontal")
     assert_same(runner.run(config), runner.rounds(experiment), 0.0)
@@ -421,18 +423,18 @@ def test_own_folders_give_the_numbers_of_the_simulation(tmp_path: Path) -> None:
 def test_sites_must_agree_on_the_form_of_the_data(tmp_path: Path) -> None:
     """What sites say of their graphs, and the sentence that says who differs in what."""
     sites = own(tmp_path, small("fedavg"))
-    deployed = launch.deployed({"algorithm": "fedavg"}, "run.toml", ["a", "b", "c"])
+    deployed = launch.deployment_config({"algorithm": "fedavg"}, "run.toml", ["a", "b", "c"])
     ask = wire.encode({"atoll": remote.__version__, "run": "", "kind": "describe", "config": [deployed.to_dict()]})
-    about = {site: opened(host.handle(ask)) for site, host in sites.items()}
-    assert agreed(about, "horizontal") == Agreement(12, 3)
+    about = {site: read_answer(host.handle(ask)) for site, host in sites.items()}
+    assert check_compatible(about, "horizontal") == CommonForm(12, 3)
     wider = about | {"site-1": {**about["site-1"], "features": 13}}  # type: ignore[dict-item]
     with pytest.raises(AtollError, match="site-0 has 12 features and site-1 has 13"):
-        agreed(wider, "horizontal")
+        check_compatible(wider, "horizontal")
     with pytest.raises(AtollError, match="site-2 names its classes and site-0 does not"):
-        agreed(about | {"site-2": {**about["site-2"], "names": torch.tensor([7, 8, 9])}}, "horizontal")  # type: ignore[dict-item]
+        check_compatible(about | {"site-2": {**about["site-2"], "names": torch.tensor([7, 8, 9])}}, "horizontal")  # type: ignore[dict-item]
     with pytest.raises(AtollError, match="site site-1 cannot take part: it timed out"):
-        agreed(about | {"site-1": "timed out"}, "horizontal")
-    assert "no data of its own" in str(opened(Site(tmp_path).handle(ask)))
+        check_compatible(about | {"site-1": "timed out"}, "horizontal")
+    assert "no data of its own" in str(read_answer(Site(tmp_path).handle(ask)))
 
 
 def test_what_is_wrong_with_a_sites_data_stays_there(tmp_path: Path) -> None:
@@ -441,9 +443,9 @@ def test_what_is_wrong_with_a_sites_data_stays_there(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "nodes.csv").write_text("id,age,label\n0,1.5,fraud\n1,secret-7,fine\n")
     (folder / "edges.csv").write_text("source,target\n0,1\n")
-    deployed = launch.deployed({"algorithm": "fedavg"}, "run.toml", ["a"])
+    deployed = launch.deployment_config({"algorithm": "fedavg"}, "run.toml", ["a"])
     ask = wire.encode({"atoll": remote.__version__, "run": "", "kind": "describe", "config": [deployed.to_dict()]})
-    told = str(opened(Site(tmp_path, folder, said.append).handle(ask)))
+    told = str(read_answer(Site(tmp_path, folder, said.append).handle(ask)))
     assert told == "refused: its graph could not be read; its log says why."
     assert "nodes.csv" in said[0]
 
@@ -453,9 +455,9 @@ def test_a_site_refuses_noise_that_the_server_can_foresee(tmp_path: Path) -> Non
     sites = own(tmp_path, small("fedavg"))
     for source, fine in (("seed", False), ("system", True)):
         about = {"algorithm": "fedavg", "dp": {"verb": "fit", "source": source}}
-        deployed = launch.deployed(about, "run.toml", ["a", "b", "c"])
+        deployed = launch.deployment_config(about, "run.toml", ["a", "b", "c"])
         ask = wire.encode({"atoll": remote.__version__, "run": "", "kind": "describe", "config": [deployed.to_dict()]})
-        told = opened(sites["site-0"].handle(ask))
+        told = read_answer(sites["site-0"].handle(ask))
         assert isinstance(told, dict) if fine else "set dp.source to system" in str(told)
 
 
@@ -463,8 +465,8 @@ def test_a_site_may_insist(tmp_path: Path) -> None:
     """A site takes part only in what its owner agreed to."""
     config = small("fedavg")
     for host, reason in (
-        (Site(tmp_path, terms=Terms(only=("fedspray",))), "takes part in fedspray only, not in fedavg"),
-        (Site(tmp_path, terms=Terms(secure=True)), "insists on secure aggregation"),
+        (Site(tmp_path, policy=SitePolicy(only=("fedspray",))), "takes part in fedspray only, not in fedavg"),
+        (Site(tmp_path, policy=SitePolicy(secure=True)), "insists on secure aggregation"),
     ):
         carrier = Wire(hosts(tmp_path) | {"site-1": host})
         results = engine(config, carrier).deliver(question(model=model(config)))
@@ -483,13 +485,13 @@ def test_vertical_parties_with_folders_of_their_own(tmp_path: Path) -> None:
         narrow = graph.x[:, :width] if isinstance(graph.x, torch.Tensor) else graph.x.tocsc()[:, :width].tocsr()
         files.save(dataclasses.replace(graph, x=narrow, widths=None), tmp_path / f"data-{party}")
     sites = {f"site-{party}": Site(tmp_path / f"site-{party}", tmp_path / f"data-{party}") for party in range(3)}
-    deployed = launch.deployed({"algorithm": "standalone", "seed": 3}, "run.toml", ["a", "b", "c"])
+    deployed = launch.deployment_config({"algorithm": "standalone", "seed": 3}, "run.toml", ["a", "b", "c"])
     deployed = dataclasses.replace(deployed, settings=config.settings, run=config.run)
     ask = wire.encode({"atoll": remote.__version__, "run": "", "kind": "describe", "config": [deployed.to_dict()]})
-    about = {site: opened(host.handle(ask)) for site, host in sites.items()}
-    assert agreed(about, "vertical") == Agreement(max(parts.widths), 3, nodes=60)
+    about = {site: read_answer(host.handle(ask)) for site, host in sites.items()}
+    assert check_compatible(about, "vertical") == CommonForm(max(parts.widths), 3, nodes=60)
     with pytest.raises(AtollError, match="site-0 has 60 nodes and site-1 has 61"):
-        agreed(about | {"site-1": {**about["site-1"], "nodes": 61}}, "vertical")  # type: ignore[dict-item]
+        check_compatible(about | {"site-1": {**about["site-1"], "nodes": 61}}, "vertical")  # type: ignore[dict-item]
     schema = Schema(max(parts.widths), 3, 3)
     roster = {f"site-{place}": [place] for place in range(3)}
     there = RemoteEngine(Wire(sites), roster, deployed.to_dict(), schema, timeout=5.0)
@@ -498,16 +500,16 @@ def test_vertical_parties_with_folders_of_their_own(tmp_path: Path) -> None:
 
 def test_configurations_for_deployment() -> None:
     """The sites bring data and are the parties; what a site's own graph cannot be is refused."""
-    chosen = launch.deployed({"algorithm": "fedavg"}, "run.toml", ["a", "b"])
+    chosen = launch.deployment_config({"algorithm": "fedavg"}, "run.toml", ["a", "b"])
     assert (chosen.dataset, chosen.partition, chosen.parties, chosen.engine) == ("given", "horizontal", 2, "nvflare")
     with pytest.raises(AtollError, match="dataset = 'cora', but the sites bring their own data"):
-        launch.deployed({"algorithm": "fedavg", "dataset": "cora"}, "run.toml", ["a", "b"])
+        launch.deployment_config({"algorithm": "fedavg", "dataset": "cora"}, "run.toml", ["a", "b"])
     with pytest.raises(AtollError, match="the kit's 2 sites are the parties"):
-        launch.deployed({"algorithm": "fedavg", "parties": 3}, "run.toml", ["a", "b"])
+        launch.deployment_config({"algorithm": "fedavg", "parties": 3}, "run.toml", ["a", "b"])
     with pytest.raises(AtollError, match="fedavg is for horizontal or overlapping parties"):
-        launch.deployed({"algorithm": "fedavg", "partition": "vertical"}, "run.toml", ["a", "b"])
+        launch.deployment_config({"algorithm": "fedavg", "partition": "vertical"}, "run.toml", ["a", "b"])
     with pytest.raises(AtollError, match="cannot be run across sites"):
-        launch.deployed({"algorithm": "centralized"}, "run.toml", ["a", "b"])
+        launch.deployment_config({"algorithm": "centralized"}, "run.toml", ["a", "b"])
 
 
 def test_kits(tmp_path: Path) -> None:
@@ -565,9 +567,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[supervisor.
     folder = tmp_path_factory.mktemp("federation")
     with supervisor.local_federation(3, folder, folder / "sites", print) as standing:
         yield standing
-    assert all(
-        child.poll() is not None for child in [standing.servant.child.process, *(g.child.process for g in standing.guests)]
-    )
+    assert all(child.poll() is not None for child in [standing.server.child.process, *(g.child.process for g in standing.sites)])
 
 
 def across(federation: supervisor.LocalFederation, config: Config, folder: Path, watch: Any = None) -> Result:
@@ -611,7 +611,7 @@ def test_killed_and_taken_up_again(end: str, federation: supervisor.LocalFederat
     """SIGKILL to a site or to the server in the middle: the run goes on from the last checkpoint and ends with the same bits."""
     config = small("fedspray", rounds=60, checkpoint_every=3, missing="stop")
     whole = runner.run(config)
-    child = federation.guests[1] if end == "site" else federation.servant
+    child = federation.sites[1] if end == "site" else federation.server
     before = child.child.process.pid
     result = across(federation, config, tmp_path / "run", killing(4, lambda: child.child.process))
     assert child.child.process.pid != before
@@ -623,9 +623,9 @@ def test_killed_and_taken_up_again(end: str, federation: supervisor.LocalFederat
 def test_every_site_keeps_its_journal_in_its_kit(federation: supervisor.LocalFederation, tmp_path: Path) -> None:
     """After a run whose site is killed in the middle: every chain is whole, and what the server counted is in the journals."""
     config = small("fedavg", rounds=30, checkpoint_every=3, missing="stop")
-    result = across(federation, config, tmp_path / "run", killing(4, lambda: federation.guests[1].child.process))
+    result = across(federation, config, tmp_path / "run", killing(4, lambda: federation.sites[1].child.process))
     run = result.memory["run"]
-    for guest in federation.guests:
+    for guest in federation.sites:
         path = guest.kit.path / "journal.jsonl"
         assert audit.verify(path).broken == ()
         lines = [line.entry for line in audit.read(path) if line.entry and line.entry["run"] == run]
@@ -638,7 +638,7 @@ def test_every_site_keeps_its_journal_in_its_kit(federation: supervisor.LocalFed
 def test_the_others_go_on_and_the_lost_site_comes_back(federation: supervisor.LocalFederation, tmp_path: Path) -> None:
     """With missing=continue a killed site is named and the rounds go on without it; in the next run it is there again."""
     config = small("fedavg", rounds=40)
-    result = across(federation, config, tmp_path / "run", killing(3, lambda: federation.guests[2].child.process))
+    result = across(federation, config, tmp_path / "run", killing(3, lambda: federation.sites[2].child.process))
     missing = [row["missing"] for row in result.rows if "missing" in row]
     assert missing
     assert all(who.keys() == {"2"} and who["2"].startswith("site-2 ") for who in missing)
@@ -655,7 +655,7 @@ def test_a_site_that_does_not_answer_is_named(federation: supervisor.LocalFedera
 
     def watch(row: dict[str, Any], rounds: int) -> None:
         if not stopped:
-            stopped.append(federation.guests[0].child.process.pid)
+            stopped.append(federation.sites[0].child.process.pid)
             os.kill(stopped[0], signal.SIGSTOP)
         elif "missing" in row:
             os.kill(stopped[0], signal.SIGCONT)
@@ -672,11 +672,11 @@ def test_a_site_that_does_not_answer_is_named(federation: supervisor.LocalFedera
 @shared
 def test_strangers_are_refused(federation: supervisor.LocalFederation, tmp_path: Path) -> None:
     """A known certificate under another name, another authority's, none at all: refused, and the federation goes on."""
-    place, known = federation.servant.kit, federation.guests[0].kit
+    place, known = federation.server.kit, federation.sites[0].kit
     shutil.copytree(known.path, tmp_path / "renamed")
     renamed = dataclasses.replace(known, path=tmp_path / "renamed", site="site-9")
-    terms = {"ATOLL_SITE_TERMS": Terms(simulated=True).to_json()}
-    stranger = supervisor.SiteProcess(renamed, tmp_path / "saves", None, print, print, terms)
+    policy = {"ATOLL_SITE_POLICY": SitePolicy(simulated=True).to_json()}
+    stranger = supervisor.SiteProcess(renamed, tmp_path / "saves", None, print, print, policy)
     try:
         config = small("fedavg", rounds=2)
         assert_same(runner.run(config), across(federation, config, tmp_path / "run"), 1e-5)
@@ -689,7 +689,7 @@ def test_strangers_are_refused(federation: supervisor.LocalFederation, tmp_path:
         assert "refused a connection from 127.0.0.1: PEER_DID_NOT_RETURN_A_CERTIFICATE" in told
         sentence = "authenticated as 'site-0' but claimed endpoint 'site-9'"
         wait_for(lambda: sentence in (place.path / "log.txt").read_text(), "the renamed site to be refused")
-        stranger.mind()
+        stranger.poll()
         assert not stranger.joined
     finally:
         stranger.stop()
@@ -745,7 +745,9 @@ def test_the_tutorial_and_a_server_that_is_killed(tmp_path: Path) -> None:
         for process in (first, *banks):
             process.kill()
             process.wait()
-    chosen = launch.deployed({"algorithm": "fedspray", "seed": 3, "run": {"rounds": 60}}, "run.toml", ["bank-a", "bank-b"])
+    chosen = launch.deployment_config(
+        {"algorithm": "fedspray", "seed": 3, "run": {"rounds": 60}}, "run.toml", ["bank-a", "bank-b"]
+    )
     here = RemoteEngine(
         Wire({f"bank-{x}": Site(tmp_path / "here" / x, tmp_path / f"bank-{x}") for x in "ab"}),
         {"bank-a": [0], "bank-b": [1]},

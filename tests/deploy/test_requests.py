@@ -13,9 +13,9 @@ import torch
 from atoll import wire
 from atoll.data.federated import federate
 from atoll.deploy import requests
-from atoll.deploy.agreement import agreed
+from atoll.deploy.compatibility import check_compatible
 from atoll.deploy.site import Site
-from atoll.engines.remote import RemoteEngine, opened
+from atoll.engines.remote import RemoteEngine, read_answer
 from atoll.errors import AtollError
 from atoll.federation.cohort import Schema
 from atoll.runs import runner
@@ -56,7 +56,7 @@ class Doubting:
             if (word == "missing" and (request["verb"], path) in MAY_BE_MISSING) or (word, path) == ("negative", "share"):
                 continue  # GLASU's share is of a gradient
             self.told += 1
-            answer = opened(self.sites[site].handle(wire.encode({**request, group: fields})))
+            answer = read_answer(self.sites[site].handle(wire.encode({**request, group: fields})))
             named = path.split("/")[0]
             if not isinstance(answer, str) or not answer.startswith("refused") or named not in answer:
                 self.wrong.append(f"{request['verb']} {group} {path} {word}: {answer}")
@@ -120,7 +120,7 @@ def begun(tmp_path: Path, algorithm: str = "fedavg") -> tuple[Site, dict[str, An
 
 def refusal(site: Site, request: dict[str, Any]) -> str:
     """Why a site refuses."""
-    answer = opened(site.handle(wire.encode(request)))
+    answer = read_answer(site.handle(wire.encode(request)))
     assert isinstance(answer, str), answer
     return answer
 
@@ -146,7 +146,7 @@ def test_a_configuration_cannot_exhaust_a_site(attack: str, tmp_path: Path) -> N
     reason = refusal(site, lied)
     assert expected in reason
     assert len(reason) <= 300
-    assert isinstance(opened(site.handle(wire.encode(begin))), dict)  # an honest one is still taken
+    assert isinstance(read_answer(site.handle(wire.encode(begin))), dict)  # an honest one is still taken
 
 
 @pytest.mark.parametrize("attack", ["epochs", "local_steps", "iterations", "types", "walks", "proxy_dim", "heads", "neighbours"])
@@ -238,10 +238,10 @@ def test_a_reply_that_would_not_fit_into_a_message_is_not_begun(tmp_path: Path) 
 def test_room_is_counted_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters and representations against this machine's memory; what fits is never refused."""
     config = small("fedavg", hidden=1000, layers=3)
-    requests.check_room(config.settings, Schema(12, 3, 3), 60, 3)
-    monkeypatch.setattr(requests, "memory", lambda: 10**6)
+    requests.check_memory(config.settings, Schema(12, 3, 3), 60, 3)
+    monkeypatch.setattr(requests, "machine_memory", lambda: 10**6)
     with pytest.raises(AtollError, match="and this site has 0; lower hidden or layers"):
-        requests.check_room(config.settings, Schema(12, 3, 3), 60, 3)
+        requests.check_memory(config.settings, Schema(12, 3, 3), 60, 3)
 
 
 def test_what_a_site_says_of_its_data_is_bounded() -> None:
@@ -249,4 +249,4 @@ def test_what_a_site_says_of_its_data_is_bounded() -> None:
     honest = {"features": 12, "classes": 3, "names": torch.zeros(0, dtype=torch.int64), "nodes": 60, "ids": "x"}
     for field, value in (("features", 10**12), ("features", -1), ("classes", 0), ("nodes", True), ("nodes", 10**18)):
         with pytest.raises(AtollError, match=rf"The site b cannot take part: it says that it has .* {field}"):
-            agreed({"a": honest, "b": {**honest, field: value}}, "vertical")
+            check_compatible({"a": honest, "b": {**honest, field: value}}, "vertical")

@@ -16,8 +16,8 @@ from atoll.data import files
 from atoll.data.federated import federate
 from atoll.deploy import kit, launch
 from atoll.deploy.child import Child
-from atoll.deploy.saves import Saves
 from atoll.deploy.site import Site
+from atoll.deploy.site_checkpoints import SiteCheckpoints
 from atoll.engines.remote import RemoteEngine
 from atoll.errors import AtollError
 from atoll.federation.cohort import Schema
@@ -142,8 +142,8 @@ def test_the_server_steps_back_by_itself(tmp_path: Path, monkeypatch: pytest.Mon
     order["roster"] = {name: (place, place + 1) for place, name in enumerate(SITES)}
     reports: list[dict[str, Any]] = []
     monkeypatch.setattr(server, "report", lambda **fields: reports.append(fields))
-    monkeypatch.setattr(server.Run, "_missing", lambda self: [])
-    server.Run(Wire(tmp_path / "sites"), order).go()
+    monkeypatch.setattr(server.ServerRun, "_missing", lambda self: [])
+    server.ServerRun(Wire(tmp_path / "sites"), order).go()
     told = "Gone back to the checkpoint before the last: site-1 refused: the save of round 4 is damaged."
     assert {"warn": told} in reports
     written = json.loads(folder.result.read_text())
@@ -161,9 +161,9 @@ def test_the_server_says_that_its_own_checkpoint_is_damaged(tmp_path: Path, monk
     order["roster"] = {name: (place, place + 1) for place, name in enumerate(SITES)}
     reports: list[dict[str, Any]] = []
     monkeypatch.setattr(server, "report", lambda **fields: reports.append(fields))
-    monkeypatch.setattr(server.Run, "_missing", lambda self: [])
+    monkeypatch.setattr(server.ServerRun, "_missing", lambda self: [])
     with pytest.warns(match="is damaged"):
-        server.Run(Wire(tmp_path / "sites"), order).go()
+        server.ServerRun(Wire(tmp_path / "sites"), order).go()
     (told,) = [each["warn"] for each in reports if "warn" in each]
     assert "going on from the checkpoint before it, of round 3" in told
     assert json.loads(folder.result.read_text())["metrics"] == whole.metrics
@@ -192,7 +192,7 @@ def test_a_site_without_room_stops_nobody_and_is_named(tmp_path: Path, monkeypat
 
 def test_saves_are_bounded_and_old_ones_go(tmp_path: Path) -> None:
     """Three, none of a later round, and no partial files."""
-    saves = Saves(tmp_path / "run", lambda text: None)
+    saves = SiteCheckpoints(tmp_path / "run", lambda text: None)
     for round in (1, 2, 3, 4, 9, 5):
         saves.write(round, {"n": round})
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["3.safetensors", "4.safetensors", "5.safetensors"]
@@ -221,7 +221,7 @@ def graphs(tmp_path: Path) -> Callable[[str], Path]:
 
 def test_a_site_does_not_come_back_with_other_data(tmp_path: Path, graphs: Callable[..., Path]) -> None:
     """The same data goes on, from wherever; other data is refused, to the server by a word and at the site by its path."""
-    config = launch.deployed({"algorithm": "fedavg"}, "run.toml", SITES)
+    config = launch.deployment_config({"algorithm": "fedavg"}, "run.toml", SITES)
     first, copy, other = graphs("first"), graphs("copy"), graphs("other", 7)
     said: list[str] = []
 
@@ -243,7 +243,7 @@ def test_a_kit_in_use_is_refused(tmp_path: Path, graphs: Callable[..., Path]) ->
     pytest.importorskip("nvflare")
     kit.provision(["bank-a"], "localhost", tmp_path / "kits", port=8102)
     bank, server = tmp_path / "kits" / "bank-a", kit.Kit.open(tmp_path / "kits" / "server", server=True)
-    config = launch.deployed({"algorithm": "fedavg"}, "run.toml", server.sites)
+    config = launch.deployment_config({"algorithm": "fedavg"}, "run.toml", server.sites)
     before = sorted(tmp_path.rglob("*"))
     with storage.Lock(bank, "It"), pytest.raises(AtollError, match=rf"The kit \S+bank-a is in use by process {os.getpid()} on"):
         launch.join(bank, graphs("data"))

@@ -47,7 +47,7 @@ class Wire:
 @pytest.fixture
 def streamer() -> BlobStreamer:
     """What sends blobs over a wire, with the bounds in place."""
-    streams.bound()
+    streams.install()
     return BlobStreamer(ByteStreamer(Wire()), None)
 
 
@@ -125,7 +125,7 @@ def streamer_threads_are_idle() -> None:
 
 def test_what_failed_is_released_too() -> None:
     """A stream that could not be sent tells so, and goes."""
-    streams.bound()
+    streams.install()
     broken = BlobStreamer(ByteStreamer(Wire("unreachable")), None)
     future, task = send(broken, b"some bytes")
     with pytest.raises(StreamError):
@@ -139,7 +139,7 @@ def test_what_failed_is_released_too() -> None:
 
 def test_the_names_of_headers_are_interned_for_good() -> None:
     """A message that arrives brings no new string but its values."""
-    streams.bound()
+    streams.install()
     names = [name for keys in (MessageHeaderKey, StreamHeaderKey) for key, name in vars(keys).items() if not key.startswith("__")]
     for name in names:
         (arrived,) = msgpack.unpackb(msgpack.packb({name: 1}))
@@ -148,9 +148,9 @@ def test_the_names_of_headers_are_interned_for_good() -> None:
 
 def test_few_streams_are_remembered(streamer: BlobStreamer) -> None:
     """However many were sent."""
-    for _ in range(streams.MAX_SENT + 100):
+    for _ in range(streams.MAX_SENT_STREAMS + 100):
         send(streamer, b"x")[0].result(timeout=60)
-    assert len(ByteStreamer.error_context_map) <= streams.MAX_SENT
+    assert len(ByteStreamer.error_context_map) <= streams.MAX_SENT_STREAMS
 
 
 @pytest.mark.full

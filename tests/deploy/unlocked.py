@@ -11,21 +11,21 @@ from typing import Any
 
 from nvflare.fuel.f3.message import Message
 
-from atoll.deploy import lock, server, site_process
+from atoll.deploy import firewall, server, site_process
 from atoll.deploy.child import report
 from atoll.deploy.kit import Kit
+from atoll.deploy.policy import SitePolicy
 from atoll.deploy.site import Site
-from atoll.deploy.terms import Terms
 from atoll.engines.remote import TOPIC
 
 
-class OpenDoor(site_process.Door):
+class OpenDoor(site_process.RequestHandler):
     """Answers whoever asked, as NVFlare's own requests are answered."""
 
     def __init__(self, cell: Any, site: Site) -> None:
         self.site = site
         self.joined = False
-        cell.register_request_cb(channel=lock.CHANNEL, topic=TOPIC, cb=self.handle)
+        cell.register_request_cb(channel=firewall.CHANNEL, topic=TOPIC, cb=self.handle)
 
     def handle(self, request: Message) -> Message:
         """What NVFlare calls with each request."""
@@ -39,9 +39,9 @@ class OpenDoor(site_process.Door):
 
 
 if __name__ == "__main__":
-    lock.install = lambda cell, peers: None  # type: ignore[assignment, return-value]
-    Terms.admit = lambda self, document, own_data: None  # type: ignore[method-assign]
-    site_process.Door = OpenDoor  # type: ignore[misc]
+    firewall.install = lambda cell, peers: None  # type: ignore[assignment, return-value]
+    SitePolicy.check_document = lambda self, document, own_data: None  # type: ignore[method-assign]
+    site_process.RequestHandler = OpenDoor  # type: ignore[misc]
     if sys.argv[1] == "server":
         server.main(Kit.open(sys.argv[2], server=True))
     else:

@@ -347,7 +347,7 @@ def test_models_without_bias() -> None:
 
 
 def test_bad_models_are_errors_with_advice() -> None:
-    """A mistyped name gets a suggestion; heads must divide the hidden width."""
+    """A mistyped name gets a suggestion; heads must divide_evenly the hidden width."""
     with pytest.raises(AtollError, match="did you mean 'sage'"):
         build("sagee", parties=1, features=2, classes=2)
     with pytest.raises(AtollError, match=r"hidden \(20\) to be a multiple of model.heads \(8\)"):

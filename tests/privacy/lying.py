@@ -23,8 +23,8 @@ from atoll.graphs.graph import Graph
 from atoll.privacy import masking
 from atoll.privacy.identities import Identities
 from atoll.privacy.masking import MASKS, SELF, Advert, Call
+from atoll.privacy.opened_totals import OpenedTotals
 from atoll.privacy.secrets import Secrets
-from atoll.privacy.settled import Settled
 
 PRIME = 2**61 - 1  # linear algebra modulo a large prime is exact for our small numbers
 FIELD = "int64/secret"
@@ -87,7 +87,7 @@ class World:
     def __init__(self, parties: int, folder: Path | None = None, least: int = 3, secrets: type[Secrets] = Secrets) -> None:
         self.count, self.least, self.folder, self.kind = parties, least, folder, secrets
         self.keys = [Ed25519PrivateKey.generate() for _ in range(parties)]
-        self.records = [Settled(folder / f"{party}.jsonl" if folder else None) for party in range(parties)]
+        self.records = [OpenedTotals(folder / f"{party}.jsonl" if folder else None) for party in range(parties)]
         self.hosts: list[Cohort] = []
         self.sent: list[tuple[int, Message]] = []
         self.replies: list[Masked] = []
@@ -113,7 +113,7 @@ class World:
     def crash(self, party: int) -> None:
         """The party's process is lost and started again: what it knows is what stands on its disk."""
         if self.folder is not None:
-            self.records[party] = Settled(self.folder / f"{party}.jsonl")
+            self.records[party] = OpenedTotals(self.folder / f"{party}.jsonl")
         self.hosts[party] = self._host(party)
 
     def send(self, party: int, name: str, call: Call, common: dict[str, Any], each: dict[str, Any] | None = None) -> Any:

@@ -15,14 +15,14 @@ from scipy import optimize, stats
 
 from atoll import wire
 from atoll.data.federated import federate
+from atoll.deploy.policy import SitePolicy
 from atoll.deploy.site import Site
-from atoll.deploy.terms import Terms
 from atoll.engines.remote import RemoteEngine
 from atoll.errors import AtollError
 from atoll.federation.cohort import Message, Schema, first_model
 from atoll.parties import Parties
 from atoll.privacy.noise import Noise, NoiseSettings
-from atoll.privacy.releases import FILE, Releases, epsilon_of
+from atoll.privacy.releases import RELEASES_FILE, Releases, epsilon_of
 from atoll.random import Draws
 from atoll.runs import runner
 from atoll.runs.folder import Folder
@@ -63,15 +63,15 @@ class Hostile:
 @pytest.mark.parametrize("parties", [[0, 0], [0, 0, 0, 0], []])
 def test_a_party_that_is_named_twice_does_not_answer_twice(parties: list[int], tmp_path: Path) -> None:
     """Each answer has noise of its own: many for the price of one would average it away."""
-    server = Hostile(Site(tmp_path, terms=Terms(dp_epsilon=8.0)))
+    server = Hostile(Site(tmp_path, policy=SitePolicy(dp_epsilon=8.0)))
     assert server.begin([0])["status"] == "ok"
     reply = server.fit([0])
     assert len(reply["fields"]["n"]) == 1
-    before = (tmp_path / FILE).read_bytes()
+    before = (tmp_path / RELEASES_FILE).read_bytes()
     reply = server.fit(parties)
     assert reply["status"] == "failed"
     assert "for no party, or for one more than once" in reply["reason"]
-    assert (tmp_path / FILE).read_bytes() == before
+    assert (tmp_path / RELEASES_FILE).read_bytes() == before
     assert server.fit([0])["status"] == "ok"
 
 
@@ -100,7 +100,7 @@ def test_a_model_sent_in_another_shape_makes_no_more_replies(shape: tuple[int, .
 @pytest.mark.parametrize("split", ["per_class", "stratified"])
 def test_the_number_of_training_nodes_does_not_tell_the_classes(split: str, tmp_path: Path) -> None:
     """With k nodes of each class to train on, it is Σ min(k, size of the class): a few cheap runs would tell every size."""
-    reply = Hostile(Site(tmp_path, terms=Terms(dp_epsilon=8.0)), split=split).begin([0])
+    reply = Hostile(Site(tmp_path, policy=SitePolicy(dp_epsilon=8.0)), split=split).begin([0])
     assert "insists on differential privacy: split must be auto, public or random" in reply["reason"]
 
 
@@ -168,7 +168,7 @@ def broken_run(folder: Path) -> Path:
 
     with pytest.raises(BrokenError):
         runner.run(small("fedavg", rounds=4, checkpoint_every=1, **DP), out=folder, watch=watch)
-    return folder / FILE
+    return folder / RELEASES_FILE
 
 
 def replaced(old: str, new: str) -> Callable[[Path], None]:
@@ -213,7 +213,7 @@ def test_a_count_that_was_lost_or_changed_is_told(damage: Callable[[Path], None]
 
 def test_two_processes_do_not_share_a_budget(tmp_path: Path) -> None:
     """Each would spend all of it: who comes second is refused, and what was counted stays."""
-    path = tmp_path / FILE
+    path = tmp_path / RELEASES_FILE
     one, other = Releases(path, "one"), Releases(path, "other")
     one.spend(Parties([0]), 0.5)
     with pytest.raises(AtollError, match="was changed by somebody else"):
@@ -257,7 +257,7 @@ def test_a_site_that_is_away_after_a_resume_still_counts(tmp_path: Path) -> None
     with pytest.raises(BrokenError):
         over(sites, watch, None)
     for place in (1, 2):  # as if these had begun only now
-        (tmp_path / f"site-{place}" / FILE).unlink()
+        (tmp_path / f"site-{place}" / RELEASES_FILE).unlink()
     left = {name: Site(tmp_path / name) for name in ("site-1", "site-2")}
     resumed = over(left, None, folder.load())
     assert resumed.rows[-1]["epsilon"] >= resumed.rows[1]["epsilon"] == pytest.approx(epsilon_of(2 * 0.125, 1e-5))

@@ -15,8 +15,8 @@ import torch
 from atoll import wire
 from atoll.cli import deploy
 from atoll.data.federated import federate
+from atoll.deploy.policy import SitePolicy
 from atoll.deploy.site import Site
-from atoll.deploy.terms import Terms
 from atoll.engines.remote import RemoteEngine
 from atoll.errors import AtollError
 from atoll.federation.cohort import Message, Schema
@@ -24,7 +24,7 @@ from atoll.federation.federation import Answer, Failure
 from atoll.parties import Parties
 from atoll.privacy import noise
 from atoll.privacy.noise import NoiseSettings, epsilon
-from atoll.privacy.releases import FILE, Budget, Releases, epsilon_of
+from atoll.privacy.releases import RELEASES_FILE, Budget, Releases, epsilon_of
 from atoll.runs import runner
 from atoll.runs.config import Config
 from atoll.runs.folder import Folder
@@ -41,7 +41,7 @@ class BrokenError(Exception):
 
 def test_costs_add_up_by_party_and_run(tmp_path: Path) -> None:
     """In memory as in a file; another run's count towards the budget, not towards this run's ε."""
-    path = tmp_path / "runs" / FILE
+    path = tmp_path / "runs" / RELEASES_FILE
     for releases in (Releases(), Releases(path, "a")):
         releases.spend(Parties([0, 1, 2, 5]), 0.5)
         releases.spend(Parties([1, 5]), 0.25)
@@ -57,7 +57,7 @@ def test_costs_add_up_by_party_and_run(tmp_path: Path) -> None:
 
 def test_a_line_that_a_crash_cut_off_does_not_count(tmp_path: Path) -> None:
     """Its reply never left; but any other damage is told: nobody knows what was released."""
-    path = tmp_path / FILE
+    path = tmp_path / RELEASES_FILE
     Releases(path).spend(Parties([0]), 0.5)
     with path.open("a") as file:
         file.write('{"run": "", "rho"')
@@ -72,7 +72,7 @@ def test_a_line_that_a_crash_cut_off_does_not_count(tmp_path: Path) -> None:
 
 def test_a_budget_ends_it_before_anything_is_written(tmp_path: Path) -> None:
     """The release that would pass ε is refused, and does not count."""
-    path = tmp_path / FILE
+    path = tmp_path / RELEASES_FILE
     releases = Releases(path, budget=Budget(epsilon_of(1.2, 1e-6), 1e-6))
     releases.spend(Parties([0]), 0.5)
     releases.spend(Parties([0]), 0.5)
@@ -150,9 +150,9 @@ class Direct:
         return answers
 
 
-def sites(folder: Path, terms: Terms | None = None) -> dict[str, Site]:
+def sites(folder: Path, policy: SitePolicy | None = None) -> dict[str, Site]:
     """Three simulated sites."""
-    return {f"site-{place}": Site(folder / f"site-{place}", terms=terms) for place in range(3)}
+    return {f"site-{place}": Site(folder / f"site-{place}", policy=policy) for place in range(3)}
 
 
 def over(config: Config, carrier: Direct, folder: Folder | None = None, checkpoint: Any = None) -> Result:
@@ -180,7 +180,7 @@ def test_sites_count_for_themselves(tmp_path: Path, secure: bool) -> None:
     assert [row["epsilon"] for row in folder.rows()] == pytest.approx([epsilon(SETTINGS, 1), epsilon(SETTINGS, 2)])
     resumed = over(config, Direct(sites(tmp_path)), folder, folder.load())
     assert resumed.rows[-1]["epsilon"] == pytest.approx(epsilon(SETTINGS, 4))
-    lines = (tmp_path / "site-0" / FILE).read_text().splitlines()
+    lines = (tmp_path / "site-0" / RELEASES_FILE).read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 3]
     journal = [json.loads(line) for line in (tmp_path / "site-0" / "journal.jsonl").read_text().splitlines()]
     assert journal[-1]["epsilon"] == pytest.approx(epsilon(SETTINGS, 4))
@@ -214,7 +214,7 @@ ENOUGH: dict[str, Any] = {**DP, "dp.evaluation": 50.0}
 def test_a_site_that_insists_refuses_what_is_not_private(values: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     """Before the first round; nothing of its data has left."""
     with pytest.raises(AtollError, match=f"site-0 refused: this site insists on differential privacy: {sentence}"):
-        over(small("fedavg", **values), Direct(sites(tmp_path, Terms(dp_epsilon=100.0))))
+        over(small("fedavg", **values), Direct(sites(tmp_path, SitePolicy(dp_epsilon=100.0))))
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_site_that_insists_refuses_what_is_not_private(values: dict[str, Any],
 def test_a_site_that_insists_lets_nothing_out_without_noise(algorithm: str, verb: str, sentence: str, tmp_path: Path) -> None:
     """Algorithms that need other replies, or other fields beside the weight, are refused by the verb's name."""
     config = small(algorithm, rounds=1, **{**ENOUGH, "dp.verb": verb})
-    carrier = Direct(sites(tmp_path, Terms(dp_epsilon=100.0)))
+    carrier = Direct(sites(tmp_path, SitePolicy(dp_epsilon=100.0)))
     if sentence:
         with pytest.raises(AtollError, match=f"this site lets nothing leave without noise, and {sentence}"):
             over(config, carrier)
@@ -239,7 +239,7 @@ def test_a_site_that_insists_lets_nothing_out_without_noise(algorithm: str, verb
 
 
 def test_fields_in_clear_beside_noised_ones_are_refused() -> None:
-    """Under the terms of a site that insists: whole numbers other than the weight."""
+    """Under the policy of a site that insists: whole numbers other than the weight."""
     guard = noise.Noise(NoiseSettings(verb="fit"), strict=True)
     message = Message("fit", 1, 1, True, Parties([0]), {}, {})
     draws = runner.prepare(small("fedavg")).engine.cohorts[0].draws()  # type: ignore[attr-defined]
@@ -252,23 +252,23 @@ def test_fields_in_clear_beside_noised_ones_are_refused() -> None:
 def test_a_site_stops_at_its_epsilon_over_all_runs(tmp_path: Path) -> None:
     """It answers as long as its ε allows, and not in the next run with the same kit either."""
     each = NoiseSettings(noise=4.0).cost + noise._cost(50.0)
-    terms = Terms(dp_epsilon=epsilon_of(3.5 * each, 1e-6), dp_delta=1e-6)
+    policy = SitePolicy(dp_epsilon=epsilon_of(3.5 * each, 1e-6), dp_delta=1e-6)
     config = small("fedavg", rounds=10, **ENOUGH)
     with pytest.raises(AtollError, match=r"Round 4: no party answered 'fit' .*site-0 refused: this site insists on ε ≤"):
-        over(config, Direct(sites(tmp_path, terms)))
-    spent = Releases(tmp_path / "site-0" / FILE)
-    assert epsilon_of(spent.total, 1e-6) <= terms.dp_epsilon
+        over(config, Direct(sites(tmp_path, policy)))
+    spent = Releases(tmp_path / "site-0" / RELEASES_FILE)
+    assert epsilon_of(spent.total, 1e-6) <= policy.dp_epsilon
     assert spent.total == pytest.approx(3 * each)
     with pytest.raises(AtollError, match=r"Round 1: no party answered 'fit' .*over all its runs"):
-        over(config, Direct(sites(tmp_path, terms)))
+        over(config, Direct(sites(tmp_path, policy)))
 
 
 def test_terms_travel_as_text() -> None:
     """From `atoll join` to the site's process."""
-    terms = Terms(("fedavg",), secure=True, dp_epsilon=2.0, dp_delta=1e-6)
-    assert Terms.from_json(terms.to_json()) == terms
-    assert terms.budget == Budget(2.0, 1e-6)
-    assert Terms().budget is None
+    policy = SitePolicy(("fedavg",), secure=True, dp_epsilon=2.0, dp_delta=1e-6)
+    assert SitePolicy.from_json(policy.to_json()) == policy
+    assert policy.budget == Budget(2.0, 1e-6)
+    assert SitePolicy().budget is None
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from atoll import algorithms, wire
-from atoll.engines.inprocess import InProcess
+from atoll.engines.inprocess import InProcessEngine
 from atoll.errors import AtollError
 from atoll.federation.cohort import Cohort, Message, Schema, verb
 from atoll.federation.federation import Answer, Failure, Federation
 from atoll.graphs.graph import Graph
-from atoll.privacy.identities import simulated
+from atoll.privacy.identities import simulated_identities
 from atoll.privacy.masking import threshold
 from atoll.privacy.secrets import Secrets
 from atoll.runs import runner
@@ -50,9 +50,9 @@ def federation(sites: list[list[int]] | None = None, wrap: Any = None, secure: b
     """Six giving parties."""
     whole = graph(PARTIES)
     schema = Schema(1, 1, PARTIES)
-    known = simulated(PARTIES)
+    known = simulated_identities(PARTIES)
     secrets = Secrets(known, least=3) if secure else None
-    engine: Any = InProcess(
+    engine: Any = InProcessEngine(
         lambda parties, blank: Giving(whole.select(parties), None, schema, 0, parties, secrets=secrets, blank=blank),
         sites or [list(range(PARTIES))],
         amnesia=amnesia,

@@ -21,15 +21,15 @@ from atoll.data import files
 from atoll.data.federated import federate
 from atoll.deploy import kit as kits
 from atoll.deploy import launch
+from atoll.deploy.policy import SitePolicy
 from atoll.deploy.signing import FOLDER, KEY, Signing
-from atoll.deploy.site import TOTALS, Site
-from atoll.deploy.terms import Terms
-from atoll.engines.remote import RemoteEngine, opened
+from atoll.deploy.site import TOTALS_FILE, Site
+from atoll.engines.remote import RemoteEngine, read_answer
 from atoll.errors import AtollError
 from atoll.federation.cohort import Schema
-from atoll.parties import divide
+from atoll.parties import divide_evenly
 from atoll.privacy.masking import Call
-from atoll.privacy.settled import Settled
+from atoll.privacy.opened_totals import OpenedTotals
 from atoll.runs import runner
 from atoll.runs.config import Config
 from atoll.runs.folder import Folder
@@ -62,7 +62,7 @@ def test_a_site_signs_for_its_own_parties_alone(made: Path) -> None:
             assert [end.identities(3).signed(party, signature, b"statement") for party in range(3)] == [
                 party == place for party in range(3)
             ]
-    assert [list(seat) for seat in divide(5, 3)] == [[0, 1], [2], [3, 4]]
+    assert [list(seat) for seat in divide_evenly(5, 3)] == [[0, 1], [2], [3, 4]]
     assert sorted(ends["bank-c"].identities(5).private) == [3, 4]
     with pytest.raises(AtollError, match="party 0 does not live here"):
         ends["bank-c"].identities(5).sign(0, b"statement")
@@ -96,7 +96,7 @@ def begin(site: Site, config: Config, party: int, parties: int) -> str:
     """What a site says to `begin`."""
     request: dict[str, Any] = {"kind": "begin", "config": [config.to_dict()], "token": -1, "exact": False, "run": "run"}
     request |= {"schema": vars(Schema(12, 3, parties)), "parties": wire.torch.tensor([party])}
-    said = opened(site.handle(wire.encode({"atoll": __version__, **request})))
+    said = read_answer(site.handle(wire.encode({"atoll": __version__, **request})))
     return said if isinstance(said, str) else ""
 
 
@@ -109,26 +109,26 @@ def test_a_site_decides_how_few_parties_are_too_few(made: Path, tmp_path: Path) 
         return Site(tmp_path / "site", tmp_path / "data", print, **values)
 
     document = {"algorithm": "fedavg", "run": {"secure": True}}
-    two, three = (launch.deployed(document, "run.toml", BANKS[:count]) for count in (2, 3))
+    two, three = (launch.deployment_config(document, "run.toml", BANKS[:count]) for count in (2, 3))
     sentence = "secure totals of at least 3 parties, and the federation has 2; `atoll join --secure-min 2` lowers that"
     assert sentence in begin(site(), two, 0, 2)
-    assert begin(site(terms=Terms(secure_min=2)), two, 0, 2) == ""
+    assert begin(site(policy=SitePolicy(secure_min=2)), two, 0, 2) == ""
     kit = made / "kits" / "bank-b"
     assert begin(site(kit=kit), three, 1, 3) == ""
     for party, parties in ((0, 3), (1, 4), (1, 6)):
         assert "numbers the parties otherwise than this site's kit" in begin(site(kit=kit), three, party, parties)
-    again = site(kit=kit, terms=Terms(secure_min=5))
+    again = site(kit=kit, policy=SitePolicy(secure_min=5))
     assert "at least 5 parties" in begin(again, three, 1, 3)
 
 
 def test_join_says_at_once_what_would_be_refused_later(made: Path, tmp_path: Path) -> None:
     """A site that insists on secure totals looks into its kit before it joins."""
     with pytest.raises(AtollError, match="at least 4 parties, and the federation has 3; `atoll join --secure-min 3` lowers that"):
-        launch.join(made / "kits" / "bank-a", tmp_path, Terms(secure=True, secure_min=4))
+        launch.join(made / "kits" / "bank-a", tmp_path, SitePolicy(secure=True, secure_min=4))
     shutil.copytree(made / "kits" / "bank-a", tmp_path / "kit")
     shutil.rmtree(tmp_path / "kit" / FOLDER)
     with pytest.raises(AtollError, match="signing keys cannot be read; make new kits"):
-        launch.join(tmp_path / "kit", tmp_path, Terms(secure=True))
+        launch.join(tmp_path / "kit", tmp_path, SitePolicy(secure=True))
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_the_record_is_on_the_disk_before_a_share_leaves(tmp_path: Path) -> None
     """A site that dies right after its answer knows what it opened; of a line that was cut off it never answered."""
     config = config_of(4)
     crashed(tmp_path, config, 3)
-    (path,) = (tmp_path / "sites" / "site-1").glob(f"*/{TOTALS}")
+    (path,) = (tmp_path / "sites" / "site-1").glob(f"*/{TOTALS_FILE}")
     _, *lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["round"], line["verb"], line["answered"]) for line in lines] == [
         (1, "fit", [0, 1, 2, 3]),
@@ -232,20 +232,20 @@ def test_the_record_is_on_the_disk_before_a_share_leaves(tmp_path: Path) -> None
         (2, "fit", [0, 1, 2]),
     ]
     assert (
-        not list((tmp_path / "sites" / "site-3").glob(f"*/{TOTALS}"))
-        or '"round":2' not in next((tmp_path / "sites" / "site-3").glob(f"*/{TOTALS}")).read_text()
+        not list((tmp_path / "sites" / "site-3").glob(f"*/{TOTALS_FILE}"))
+        or '"round":2' not in next((tmp_path / "sites" / "site-3").glob(f"*/{TOTALS_FILE}")).read_text()
     )
     call = Call(2, lines[-1]["call"], "fit")
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"round":3,"ca')
-    record = Settled(path)
+    record = OpenedTotals(path)
     assert record.find(1, call) == (0, 1, 2)
     assert record.find(0, call) is None
     record.add([1], Call(3, 1, "fit"), (0, 1, 2))
-    assert Settled(path).find(1, Call(3, 1, "fit")) == (0, 1, 2)
+    assert OpenedTotals(path).find(1, Call(3, 1, "fit")) == (0, 1, 2)
     path.write_bytes(whole.replace(b'"answered"', b'"answer'))
     with pytest.raises(AtollError, match=r"totals\.jsonl, cannot be read: without it, totals of this run could be opened twice"):
-        Settled(path)
+        OpenedTotals(path)
 
 
 def test_no_secret_of_a_session_is_saved(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_a_storm_of_kills(secure: bool, tmp_path: Path) -> None:
 
         def watch(row: dict[str, Any], rounds: int) -> None:
             if len(killed) < KILLS and row["round"] >= 5 + 6 * len(killed):
-                child = [*federation.guests, federation.servant][len(killed) % 4]
+                child = [*federation.sites, federation.server][len(killed) % 4]
                 killed.append(child.child.process.pid)
                 os.kill(killed[-1], signal.SIGKILL)
 

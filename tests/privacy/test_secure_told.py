@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from atoll import wire
-from atoll.deploy.site import TOTALS
+from atoll.deploy.site import TOTALS_FILE
 from atoll.errors import AtollError
 from atoll.federation.cohort import Message
 from atoll.federation.federation import Answer, Failure
 from atoll.privacy.masking import Call, threshold
-from atoll.privacy.settled import Settled
+from atoll.privacy.opened_totals import OpenedTotals
 from atoll.runs import runner
 from privacy.lying import Talk, World, value
 from privacy.test_secure import BASE, EXTRA, PARTIES, assert_sum, federation, total
@@ -145,7 +145,7 @@ def test_a_run_does_not_go_on_without_its_record(tmp_path: Path, harm: str) -> N
     """Whatever became of the file: totals could be opened twice."""
     config = config_of(4)
     folder = crashed(tmp_path, config, None)
-    for path in (tmp_path / "sites").glob(f"*/*/{TOTALS}"):
+    for path in (tmp_path / "sites").glob(f"*/*/{TOTALS_FILE}"):
         lines = path.read_text().splitlines(keepends=True)
         if harm == "deleted":
             path.unlink()
@@ -158,23 +158,23 @@ def test_a_run_does_not_go_on_without_its_record(tmp_path: Path, harm: str) -> N
 
 def test_a_flipped_bit_in_the_record_never_passes(tmp_path: Path) -> None:
     """All bits of all whole lines."""
-    path, call = tmp_path / TOTALS, Call(1, 1, "fit")
-    Settled(path).add([0], call, (0, 1, 2))
+    path, call = tmp_path / TOTALS_FILE, Call(1, 1, "fit")
+    OpenedTotals(path).add([0], call, (0, 1, 2))
     whole = path.read_bytes()
-    assert Settled(path, known=True).find(0, call) == (0, 1, 2)
+    assert OpenedTotals(path, known=True).find(0, call) == (0, 1, 2)
     for place in range(8 * (len(whole) - 1)):  # without its end, a last line was never acted on
         path.write_bytes(whole[: place // 8] + bytes([whole[place // 8] ^ 1 << place % 8]) + whole[place // 8 + 1 :])
         with pytest.raises(AtollError, match="cannot be read"):
-            Settled(path, known=True)
+            OpenedTotals(path, known=True)
 
 
 def test_a_record_that_was_cut_off_as_it_began_is_begun_again(tmp_path: Path) -> None:
     """A crash in the very first line: nothing was opened yet."""
-    path = tmp_path / TOTALS
+    path = tmp_path / TOTALS_FILE
     path.write_text('{"form')
-    Settled(path).add([0], Call(1, 1, "fit"), (0, 1, 2))
+    OpenedTotals(path).add([0], Call(1, 1, "fit"), (0, 1, 2))
     assert sorted(json.loads(path.read_text().partition("\n")[0])) == ["check", "format"]
-    assert Settled(path, known=True).find(0, Call(1, 1, "fit")) == (0, 1, 2)
+    assert OpenedTotals(path, known=True).find(0, Call(1, 1, "fit")) == (0, 1, 2)
 
 
 # Parties that lie about others

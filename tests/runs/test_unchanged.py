@@ -136,7 +136,7 @@ def test_serve_names_what_differs(tmp_path: Path) -> None:
     pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install 'atoll[deploy]'")
     kits.provision(["bank-a"], "localhost", tmp_path / "kits")
     kit = kits.Kit.open(tmp_path / "kits" / "server", server=True)
-    one, other = (launch.deployed({"algorithm": "fedavg", "run": {"rounds": n}}, "run.toml", kit.sites) for n in (3, 4))
+    one, other = (launch.deployment_config({"algorithm": "fedavg", "run": {"rounds": n}}, "run.toml", kit.sites) for n in (3, 4))
     Folder.create(tmp_path / "out", one)
     with pytest.raises(AtollError, match=r"out holds a run with another configuration \(run.rounds is 4 and was 3\); give"):
         launch.serve(kit, other, tmp_path / "out")

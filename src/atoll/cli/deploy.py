@@ -47,7 +47,7 @@ def serve(
     from atoll.deploy.kit import Kit
 
     opened = Kit.open(kit, server=True)
-    chosen, target = launch.deployed(main._read_toml(config), str(config), opened.sites), out or opened.path / "result"
+    chosen, target = launch.deployment_config(main._read_toml(config), str(config), opened.sites), out or opened.path / "result"
     with main._watch(chosen.algorithm, quiet) as watch:
         result = launch.serve(opened, chosen, target, watch=watch)
     main._tell(result, target)
@@ -68,7 +68,7 @@ def join(
     """Be a site of a federation, until the run is over. Started again, it goes on from what it saved."""
     _threads(threads)
     from atoll.deploy import launch
-    from atoll.deploy.terms import Terms
+    from atoll.deploy.policy import SitePolicy
 
     names = tuple(name.strip() for name in only.split(",") if name.strip())
     if secure_min < 2:
@@ -77,8 +77,8 @@ def join(
         raise AtollError(f"--dp-epsilon is {dp_epsilon:g} but must be a number above 0, or 0 to insist on none.")
     if not 0 < dp_delta < 1:
         raise AtollError(f"--dp-delta is {dp_delta:g} but must be above 0 and below 1.")
-    terms = Terms(only=names, secure=secure, secure_min=secure_min, dp_epsilon=dp_epsilon, dp_delta=dp_delta)
-    launch.join(kit, data, terms)
+    policy = SitePolicy(only=names, secure=secure, secure_min=secure_min, dp_epsilon=dp_epsilon, dp_delta=dp_delta)
+    launch.join(kit, data, policy)
 
 
 def check_threads(threads: int) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from atoll.deploy.audit import Summary
+    from atoll.deploy.audit import RunSummary
 
 MAX_SHOWN = 6  # fields of a message in the summary
 
@@ -66,18 +66,18 @@ def journal(
 
 def _path(kit: Path) -> Path:
     """The journal of a site's kit, or the file itself."""
-    from atoll.deploy.journal import FILE
+    from atoll.deploy.journal import JOURNAL_FILE
 
     if kit.is_file():
         return kit
     if not (kit / "atoll.toml").is_file():
-        raise AtollError(f"{kit} is not a kit: it holds no atoll.toml; give a site's kit or a copy of its {FILE}.")
+        raise AtollError(f"{kit} is not a kit: it holds no atoll.toml; give a site's kit or a copy of its {JOURNAL_FILE}.")
     from atoll.deploy.kit import Kit
 
     opened = Kit.open(kit, server=not _is_site(kit))
     if opened.site is None:
         raise AtollError(f"{kit} is the server's kit, and only sites keep a journal; give a site's kit.")
-    return opened.path / FILE
+    return opened.path / JOURNAL_FILE
 
 
 def _is_site(kit: Path) -> bool:
@@ -133,7 +133,7 @@ def _verify(path: Path, head: str) -> None:
     console.print("Note the head somewhere else: with --head it shows later whether the journal was cut or rewritten.")
 
 
-def _table(summary: Summary) -> Table:
+def _table(summary: RunSummary) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -157,7 +157,7 @@ def _table(summary: Summary) -> Table:
     return table
 
 
-def _footer(summary: Summary) -> str:
+def _footer(summary: RunSummary) -> str:
     times = sum(kind.times for kind in summary.kinds.values())
     spent = f"; ε so far {shown(summary.epsilon)}" if summary.epsilon else ""
     to = ", ".join(sorted(shown(name) for name in summary.to))

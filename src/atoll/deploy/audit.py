@@ -29,7 +29,7 @@ NEEDED: Mapping[str, type | tuple[type, ...]] = {
 
 
 @dataclass(frozen=True)
-class Line:
+class JournalLine:
     """A line as it stands in a journal: what it says or, where that cannot be read, what is wrong with it."""
 
     number: int
@@ -38,7 +38,7 @@ class Line:
     problem: str = ""
 
 
-def read(path: Path) -> Iterator[Line]:
+def read(path: Path) -> Iterator[JournalLine]:
     """The lines of a journal, also while its site writes; the end of a line that is being written is passed over."""
     try:
         with path.open("rb") as file:
@@ -49,28 +49,28 @@ def read(path: Path) -> Iterator[Line]:
         raise AtollError(f"{path} cannot be read ({error.strerror}); check the path and the rights to it.") from error
 
 
-def _line(number: int, raw: bytes) -> Line:
+def _line(number: int, raw: bytes) -> JournalLine:
     digest = hashlib.sha256(raw).hexdigest()
     try:
         entry = json.loads(raw)
     except (ValueError, RecursionError):
-        return Line(number, digest, None, "is not JSON: cut off by a crash, or overwritten")
+        return JournalLine(number, digest, None, "is not JSON: cut off by a crash, or overwritten")
     if not isinstance(entry, dict):
-        return Line(number, digest, None, "is not a JSON object")
+        return JournalLine(number, digest, None, "is not a JSON object")
     wrong = [
         name
         for name, kind in NEEDED.items()
         if not isinstance(entry.get(name), kind) or isinstance(entry[name], bool) != (kind is bool)
     ]
     if wrong:
-        return Line(number, digest, None, f"says nothing readable of {', '.join(wrong)}")
+        return JournalLine(number, digest, None, f"says nothing readable of {', '.join(wrong)}")
     if not all(isinstance(field, dict) and isinstance(field.get("name"), str) for field in entry["fields"]):
-        return Line(number, digest, None, "lists fields that cannot be read")
-    return Line(number, digest, entry)
+        return JournalLine(number, digest, None, "lists fields that cannot be read")
+    return JournalLine(number, digest, entry)
 
 
 @dataclass(frozen=True)
-class Chain:
+class ChainCheck:
     """What `verify` found: the number of lines, the SHA-256 of the last one, breaks of the chain and damaged lines."""
 
     lines: int
@@ -79,7 +79,7 @@ class Chain:
     damaged: tuple[str, ...]  # within a whole chain these were cut off by a crash, before their answer could leave
 
 
-def verify(path: Path, head: str = "") -> Chain:
+def verify(path: Path, head: str = "") -> ChainCheck:
     """Follow the chain; where `head` is given, that of an earlier look must still be part of it."""
     before, lines, known = "", 0, not head
     broken: list[str] = []
@@ -102,7 +102,7 @@ def verify(path: Path, head: str = "") -> Chain:
         broken.append(f"{damaged.pop()}, and no line after it confirms it")
     if not known:
         broken.append(f"no line has the head {head}: the journal was cut or rewritten since")
-    return Chain(lines, before, tuple(broken), tuple(damaged))
+    return ChainCheck(lines, before, tuple(broken), tuple(damaged))
 
 
 def _ends_whole(path: Path) -> bool:
@@ -113,7 +113,7 @@ def _ends_whole(path: Path) -> bool:
 
 
 @dataclass
-class Kind:
+class AnswerGroup:
     """The answers of one kind in one run: same message, purpose, outcome and fields."""
 
     what: str  # a verb, or a message that is not one
@@ -135,7 +135,7 @@ class Kind:
 
 
 @dataclass
-class Summary:
+class RunSummary:
     """What left in one run."""
 
     run: str
@@ -143,7 +143,7 @@ class Summary:
     last: str
     to: set[str] = field(default_factory=set)
     epsilon: str = ""  # so far; empty without noise
-    kinds: dict[tuple[Any, ...], Kind] = field(default_factory=dict)
+    kinds: dict[tuple[Any, ...], AnswerGroup] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -151,18 +151,18 @@ class Summary:
         return sum(kind.bytes for kind in self.kinds.values())
 
 
-def summaries(entries: Iterable[Mapping[str, Any]]) -> list[Summary]:
+def summaries(entries: Iterable[Mapping[str, Any]]) -> list[RunSummary]:
     """One summary per run, in the order in which they began."""
-    found: dict[str, Summary] = {}
+    found: dict[str, RunSummary] = {}
     for entry in entries:
-        summary = found.setdefault(entry["run"], Summary(entry["run"], entry["time"], entry["time"]))
+        summary = found.setdefault(entry["run"], RunSummary(entry["run"], entry["time"], entry["time"]))
         summary.last = entry["time"]
         summary.to.add(entry["to"])
         summary.epsilon = epsilon_of(entry) or summary.epsilon
         what, purpose = str(entry.get("verb") or entry["kind"]), str(entry.get("purpose") or "")
         outcome = "ok" if entry["status"] == "ok" else str(entry.get("reason", entry["status"]))
         key = (what, purpose, outcome, shapes(entry), entry["masked"], tuple(map(str, entry["noised"])))
-        summary.kinds.setdefault(key, Kind(*key)).add(entry)
+        summary.kinds.setdefault(key, AnswerGroup(*key)).add(entry)
     return list(found.values())
 
 

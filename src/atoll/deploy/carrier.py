@@ -15,36 +15,36 @@ from nvflare.fuel.f3.message import Message
 
 from atoll import wire
 from atoll.deploy import streams
-from atoll.deploy.cell import connection
-from atoll.deploy.lock import CHANNEL
+from atoll.deploy.cell import connection_name
+from atoll.deploy.firewall import CHANNEL
 from atoll.engines.remote import TOPIC
 from atoll.version import __version__
 
 log = logging.getLogger("atoll.server")
-TICK = 0.2  # seconds between looks at the connections
-PING = 30.0  # seconds for a site to say that it is there
-SLOWEST = 64_000  # bytes a second that a line carries: a site that is slower runs out of time
+POLL_SECONDS = 0.2  # seconds between looks at the connections
+ECHO_SECONDS = 30.0  # seconds for a site to say that it is there
+MIN_BYTES_PER_SECOND = 64_000  # bytes a second that a line carries: a site that is slower runs out of time
 LOST_CONNECTION = "lost the connection"
-ECHO = {"atoll": __version__, "run": "", "kind": "echo"}
+ECHO_REQUEST = {"atoll": __version__, "run": "", "kind": "echo"}
 
 
-class Question(Signal):  # type: ignore[misc]
+class PendingRequest(Signal):  # type: ignore[misc]
     """Ends the wait for an answer when it is triggered, with the reason."""
 
     began = math.inf  # when it was asked; not yet
 
 
-class Auxiliary:
+class NVFlareCarrier:
     """Bytes to the sites as requests of NVFlare's auxiliary channel, and back."""
 
     def __init__(self, cell: Any) -> None:
         self.cell = cell
         self.threads = concurrent.futures.ThreadPoolExecutor(max_workers=64, thread_name_prefix="atoll")
-        self.welcomes: dict[str, tuple[concurrent.futures.Executor, Question]] = {}
+        self.welcomes: dict[str, tuple[concurrent.futures.Executor, PendingRequest]] = {}
 
     def session(self, site: str) -> str | None:
         """The name of a site's present connection; None where there is none."""
-        return connection(self.cell, site)
+        return connection_name(self.cell, site)
 
     def welcome(self, agent: Any) -> None:
         """Say a first word to a site that has connected: by it the site knows that it was let in.
@@ -52,15 +52,18 @@ class Auxiliary:
         Each site has one thread for it, and a new connection ends the wait on the one before: a site that connects again and
         again without a word does not keep the others waiting.
         """
-        site, question = agent.get_fqcn(), Question()
-        thread, before = self.welcomes.get(site) or (concurrent.futures.ThreadPoolExecutor(1, f"welcome-{site}"), Question())
+        site, question = agent.get_fqcn(), PendingRequest()
+        thread, before = self.welcomes.get(site) or (
+            concurrent.futures.ThreadPoolExecutor(1, f"welcome-{site}"),
+            PendingRequest(),
+        )
         self.welcomes[site] = thread, question
         before.trigger(LOST_CONNECTION)
         thread.submit(self._welcome, site, question)
 
-    def _welcome(self, site: str, question: Question) -> None:
+    def _welcome(self, site: str, question: PendingRequest) -> None:
         if not question.triggered:
-            self._send(site, wire.encode(ECHO), PING, question)
+            self._send(site, wire.encode(ECHO_REQUEST), ECHO_SECONDS, question)
 
     def send(self, requests: Mapping[str, bytes], timeout: float) -> dict[str, bytes | str]:
         """Every site's answer, or why there is none.
@@ -69,26 +72,26 @@ class Auxiliary:
         needs for what was sent: NVFlare itself waits for as long as a byte comes now and then.
         """
         replies: dict[str, bytes | str] = {}
-        waiting: dict[concurrent.futures.Future[bytes | str], tuple[str, str, Question]] = {}
+        waiting: dict[concurrent.futures.Future[bytes | str], tuple[str, str, PendingRequest]] = {}
         for site, data in requests.items():
-            session, question = self.session(site), Question()
+            session, question = self.session(site), PendingRequest()
             if session is None:
                 replies[site] = "is not connected"
             else:
                 waiting[self.threads.submit(self._send, site, data, timeout, question)] = (site, session, question)
         while waiting:
-            done, _ = concurrent.futures.wait(waiting, TICK, concurrent.futures.FIRST_COMPLETED)
+            done, _ = concurrent.futures.wait(waiting, POLL_SECONDS, concurrent.futures.FIRST_COMPLETED)
             for future in done:
                 replies[waiting.pop(future)[0]] = future.result()
             for site, session, question in waiting.values():
-                carried = len(requests[site]) + streams.received(site)
+                carried = len(requests[site]) + streams.received_bytes(site)
                 if self.session(site) != session:
                     question.trigger(LOST_CONNECTION)
-                elif time.monotonic() - question.began > timeout + carried / SLOWEST:
+                elif time.monotonic() - question.began > timeout + carried / MIN_BYTES_PER_SECOND:
                     question.trigger(f"timed out after {timeout:g} seconds")
         return {site: replies[site] for site in requests}  # in the order they were asked in, whoever answered first
 
-    def _send(self, site: str, data: bytes, timeout: float, question: Question) -> bytes | str:
+    def _send(self, site: str, data: bytes, timeout: float, question: PendingRequest) -> bytes | str:
         question.began = time.monotonic()
         try:
             reply = self.cell.send_request(
@@ -104,7 +107,7 @@ class Auxiliary:
             log.exception("%s could not be asked", site)
             return f"could not be reached ({type(error).__name__})"
         finally:
-            streams.give_up(site, self.cell.requests_dict)
+            streams.drop_unawaited(site, self.cell.requests_dict)
         code = reply.get_header(MessageHeaderKey.RETURN_CODE)  # of this end: the gate takes none from a site
         if code is None:
             return bytes(reply.payload or b"")

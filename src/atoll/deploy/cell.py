@@ -17,30 +17,30 @@ from nvflare.fuel.f3.drivers.driver_params import DriverParams
 from nvflare.fuel.f3.endpoint import EndpointState
 from nvflare.fuel.utils.config_service import ConfigService
 
-from atoll.deploy import lock, streams, tls
-from atoll.deploy.kit import IDENTITY, LOOPBACK, Kit
-from atoll.deploy.lock import SERVER
-from atoll.engines.remote import LARGEST
+from atoll.deploy import firewall, streams, tls
+from atoll.deploy.firewall import SERVER
+from atoll.deploy.kit import LOOPBACK, SERVER_IDENTITY, Kit
+from atoll.engines.remote import MAX_MESSAGE_BYTES
 from atoll.errors import AtollError
 
-PING = 5  # seconds without a word after which a connection is asked whether it is there
-SILENCE = 60.0  # seconds without a word after which a connection is given up
-MAX_LINES = 100  # of a part of NVFlare, or about one peer, in the log in a minute
-FRAME = 4 << 20  # bytes of the largest frame that the server takes; a chunk of a stream has a quarter of them
+HEARTBEAT_SECONDS = 5  # seconds without a word after which a connection is asked whether it is there
+MAX_SILENT_SECONDS = 60.0  # seconds without a word after which a connection is given up
+MAX_LOG_LINES_PER_MINUTE = 100  # of a part of NVFlare, or about one peer, in the log in a minute
+MAX_FRAME_BYTES = 4 << 20  # bytes of the largest frame that the server takes; a chunk of a stream has a quarter of them
 # NVFlare would take these from a file of the kit or from the environment; here they are part of the program.
-SETTINGS = {
+NVFLARE_SETTINGS = {
     VarName.ALLOW_ADHOC_CONNS: False,
     VarName.COMM_DRIVER_PATH: "",
-    VarName.STREAMING_MAX_BLOB_SIZE: LARGEST,
+    VarName.STREAMING_MAX_BLOB_SIZE: MAX_MESSAGE_BYTES,
     VarName.STREAMING_RELIABLE: False,  # the connection is: what a stream would repeat is lost with it, and asked again
-    VarName.HEARTBEAT_INTERVAL: PING,
+    VarName.HEARTBEAT_INTERVAL: HEARTBEAT_SECONDS,
 }
 
 
 def open_cell(kit: Kit) -> Cell:
     """The cell of an end, locked and not yet started."""
     _settings()
-    streams.bound()
+    streams.install()
     tls.install()
     end, startup = "server" if kit.site is None else "client", kit.path / "startup"
     files = {"ca_cert": startup / "rootCA.pem", f"{end}_cert": startup / f"{end}.crt", f"{end}_key": startup / f"{end}.key"}
@@ -49,31 +49,31 @@ def open_cell(kit: Kit) -> Cell:
     except (OSError, ssl.SSLError) as error:
         raise AtollError(f"{startup} holds no usable key and certificates ({error}); bring the kit again.") from error
     host = kit.host if kit.site is not None or kit.host in LOOPBACK else "0"  # NVFlare's word for all addresses of this machine
-    peers = {site: site for site in kit.sites} if kit.site is None else {SERVER: IDENTITY}
+    peers = {site: site for site in kit.sites} if kit.site is None else {SERVER: SERVER_IDENTITY}
     cell = Cell(
         fqcn=kit.site or SERVER,
         root_url=f"https://{host}:{kit.port}",
         secure=True,
         credentials={DriverParams(name).value: str(path) for name, path in files.items()},
         create_internal_listener=False,
-        auth_identity=IDENTITY if kit.site is None else kit.site,
-        auth_identity_map={SERVER: IDENTITY},
+        auth_identity=SERVER_IDENTITY if kit.site is None else kit.site,
+        auth_identity_map={SERVER: SERVER_IDENTITY},
     )
-    lock.install(cell, peers)
+    firewall.install(cell, peers)
     return cell
 
 
 def _settings() -> None:
-    CommConfigurator._configuration = dict(SETTINGS)
+    CommConfigurator._configuration = dict(NVFLARE_SETTINGS)
     CommConfigurator._config_loaded = True
-    ConfigService._var_values.update(SETTINGS)  # NVFlare looks here first
-    aio_http_driver.MAX_FRAME_SIZE = FRAME
+    ConfigService._var_values.update(NVFLARE_SETTINGS)  # NVFlare looks here first
+    aio_http_driver.MAX_FRAME_SIZE = MAX_FRAME_BYTES
     configured = CommConfigurator()
-    if configured.get_streaming_max_blob_size() != LARGEST or configured.allow_adhoc_connections(True):
-        raise AtollError(f"NVFlare does not take its settings from atoll; install nvflare=={lock.VERSION}.")
+    if configured.get_streaming_max_blob_size() != MAX_MESSAGE_BYTES or configured.allow_adhoc_connections(True):
+        raise AtollError(f"NVFlare does not take its settings from atoll; install nvflare=={firewall.NVFLARE_VERSION}.")
 
 
-def connection(cell: Cell, peer: str) -> str | None:
+def connection_name(cell: Cell, peer: str) -> str | None:
     """The name of a peer's present connection; None where there is none."""
     endpoint = cell.core_cell.communicator.conn_manager.sfm_endpoints.get(peer)
     if endpoint is None or endpoint.endpoint.state != EndpointState.READY:
@@ -82,29 +82,33 @@ def connection(cell: Cell, peer: str) -> str | None:
     return str(names[-1]) if names else None
 
 
-def watch(cell: Cell) -> None:
+def close_silent_connections(cell: Cell) -> None:
     """Give up connections that are dead without having been closed: a cable that was pulled, a machine that froze."""
     connections: dict[str, Any] = cell.core_cell.communicator.conn_manager.sfm_conns
     seen: dict[str, float] = {}
 
     def look() -> None:
         while True:
-            time.sleep(PING)
-            for each in silent(dict(connections), seen, time.time()):
-                logging.getLogger("atoll.cell").warning("%s said nothing for %g seconds; closed", each.conn, SILENCE)
+            time.sleep(HEARTBEAT_SECONDS)
+            for each in silent_connections(dict(connections), seen, time.time()):
+                logging.getLogger("atoll.cell").warning("%s said nothing for %g seconds; closed", each.conn, MAX_SILENT_SECONDS)
                 each.conn.close()
 
     threading.Thread(target=look, daemon=True).start()
 
 
-def silent(connections: Mapping[str, Any], seen: dict[str, float], now: float) -> list[Any]:
+def silent_connections(connections: Mapping[str, Any], seen: dict[str, float], now: float) -> list[Any]:
     """The connections without a word for too long; `seen` keeps when each was looked at first."""
     for name in seen.keys() - connections.keys():
         del seen[name]
-    return [each for name, each in connections.items() if now - max(each.last_activity, seen.setdefault(name, now)) > SILENCE]
+    return [
+        each
+        for name, each in connections.items()
+        if now - max(each.last_activity, seen.setdefault(name, now)) > MAX_SILENT_SECONDS
+    ]
 
 
-class Sparse(logging.Filter):
+class LogRateLimit(logging.Filter):
     """Lets what strangers bring about have so many lines a minute: nobody pushes the rest out of the log."""
 
     def __init__(self) -> None:
@@ -114,22 +118,22 @@ class Sparse(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a line is written."""
-        if record.name.startswith("atoll.") and not record.name.startswith(lock.log.name):
+        if record.name.startswith("atoll.") and not record.name.startswith(firewall.log.name):
             return True
         if (minute := int(record.created // 60)) != self.minute:
             self.minute = minute
             self.written.clear()
         self.written[record.name] += 1
-        return self.written[record.name] <= MAX_LINES
+        return self.written[record.name] <= MAX_LOG_LINES_PER_MINUTE
 
 
-def write_log(kit: Kit) -> None:
+def configure_logging(kit: Kit) -> None:
     """One log file, `log.txt` in the kit."""
     logging.config.dictConfig(
         {
             "version": 1,
             "disable_existing_loggers": False,
-            "filters": {"sparse": {"()": Sparse}},
+            "filters": {"sparse": {"()": LogRateLimit}},
             "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
             "handlers": {
                 "file": {

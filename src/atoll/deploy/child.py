@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-MARK = "\x1eatoll "
+REPORT_PREFIX = "\x1eatoll "
 
 
 class Child:
     """A process of ours; `heard` is called, in a thread of its own, with each report, and with {"exit": code} at the end."""
 
     def __init__(
-        self, command: Sequence[str], log: Path, heard: Callable[[dict[str, Any]], None], env: Mapping[str, str] | None = None
+        self, command: Sequence[str], log: Path, on_report: Callable[[dict[str, Any]], None], env: Mapping[str, str] | None = None
     ) -> None:
         """What the child prints beside its reports goes to the file `log`."""
         self.log = log
-        self.heard = heard
+        self.on_report = on_report
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -40,14 +40,14 @@ class Child:
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
-    def tell(self, order: Mapping[str, Any]) -> None:
-        """Send an order; a child that is gone does not hear it."""
+    def send(self, command: Mapping[str, Any]) -> None:
+        """Send an command; a child that is gone does not hear it."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
-            self.process.stdin.write(json.dumps(order) + "\n")
+            self.process.stdin.write(json.dumps(command) + "\n")
             self.process.stdin.flush()
 
-    def let_go(self) -> None:
+    def close_stdin(self) -> None:
         """Cut the lifeline: the child leaves as soon as it notices."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
@@ -55,7 +55,7 @@ class Child:
 
     def stop(self, patience: float = 3.0) -> None:
         """Let go of the lifeline, wait a little, then end the process."""
-        self.let_go()
+        self.close_stdin()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(patience)
         if self.process.poll() is None:
@@ -67,31 +67,31 @@ class Child:
         assert self.process.stdout is not None
         with self.log.open("ab", buffering=0) as file, self.process.stdout as lines:
             for line in lines:
-                if line.startswith(MARK):
-                    self.heard(json.loads(line.removeprefix(MARK)))
+                if line.startswith(REPORT_PREFIX):
+                    self.on_report(json.loads(line.removeprefix(REPORT_PREFIX)))
                 else:
                     with contextlib.suppress(OSError):  # a full disk must not keep the child from talking
                         file.write(line.encode())
         code = self.process.wait()
-        self.let_go()
-        self.heard({"exit": code})
+        self.close_stdin()
+        self.on_report({"exit": code})
 
 
 def report(**fields: Any) -> None:
     """Tell the parent something (in the child)."""
     with _printing:
-        sys.stdout.write(MARK + json.dumps(fields) + "\n")
+        sys.stdout.write(REPORT_PREFIX + json.dumps(fields) + "\n")
         sys.stdout.flush()
 
 
-def orders() -> Iterator[dict[str, Any]]:
+def commands() -> Iterator[dict[str, Any]]:
     """What the parent tells us, until it lets go: then this process ends (in the child)."""
     for line in sys.stdin:
         yield json.loads(line)
-    leave(0)
+    exit_now(0)
 
 
-def leave(code: int) -> None:
+def exit_now(code: int) -> None:
     """End this process at once, whatever its other threads do; files are written whole, so nothing is lost (in the child)."""
     sys.stdout.flush()
     os._exit(code)

@@ -27,10 +27,10 @@ from atoll.federation.cohort import Fields, Guard, Message
 from atoll.random import Draws
 from atoll.storage import sync_folder
 
-FILE = "journal.jsonl"
+JOURNAL_FILE = "journal.jsonl"
 MAX_TEXT = 200  # characters of a text that the server chose
 MAX_FIELDS = 1000  # fields listed one by one; of the others only their number and bytes
-CHUNK = 1 << 20  # bytes read at once
+READ_BYTES = 1 << 20  # bytes read at once
 
 
 class Journal:
@@ -61,7 +61,7 @@ class Journal:
         When this returns, the line outlives a crash of the process and, where the answer holds anything of the site, a loss of
         power: the file is synchronised. An echo, or that a run has begun or was saved, is synchronised with the next line.
         """
-        fields, left_out = described(answer.get("fields", {}))
+        fields, left_out = describe_fields(answer.get("fields", {}))
         asked = request.get("kind") == "ask"
         training = request.get("training")
         entry = {
@@ -69,8 +69,8 @@ class Journal:
             "run": _text(request.get("run", "")),
             "kind": _text(request.get("kind", "unreadable")),
             "verb": _text(request.get("verb")) if asked else None,
-            "round": _whole(request.get("round")),
-            "call": _whole(request.get("call")),
+            "round": _integer(request.get("round")),
+            "call": _integer(request.get("call")),
             "purpose": ("training" if training else "evaluation") if isinstance(training, bool) else None,
             "status": _text(answer.get("status")),
             "reason": _text(answer["reason"]) if "reason" in answer else None,
@@ -143,7 +143,7 @@ class Journal:
         if self.end == 0:
             self.lines, self.digest, self.rest = 0, "", b""
         pieces = [self.rest]
-        while data := os.pread(file, CHUNK, self.end):
+        while data := os.pread(file, READ_BYTES, self.end):
             self.end += len(data)
             *whole, last = data.split(b"\n")
             for part in whole:
@@ -163,7 +163,7 @@ class Journal:
             self.close()
 
 
-class Watched:
+class RecordingGuard:
     """A guard and the names of the fields that it changed in its last call: those are noised."""
 
     def __init__(self, guard: Guard) -> None:
@@ -178,7 +178,7 @@ class Watched:
         return guarded
 
 
-def described(fields: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, int] | None]:
+def describe_fields(fields: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, int] | None]:
     """Name, type, shape and bytes of every field of a payload, and how many of them with how many bytes are not listed."""
     listed: dict[str, dict[str, Any]] = {}
     left_out = {"fields": 0, "bytes": 0}
@@ -216,5 +216,5 @@ def _text(value: Any) -> str:
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 
 
-def _whole(value: Any) -> int | None:
+def _integer(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None

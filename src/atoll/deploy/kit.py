@@ -1,7 +1,7 @@
 """Kits: what the server and every site of a federation need to know each other, made once by `atoll provision`.
 
 A kit holds a private key, a certificate and that of the federation's own authority (`startup`), and who takes part
-(`atoll.toml`). What an end allows is not in it but in the program (`deploy/lock`). The authority's private key is
+(`atoll.toml`). What an end allows is not in it but in the program (`deploy/firewall`). The authority's private key is
 thrown away when the kits are made.
 """
 
@@ -29,7 +29,7 @@ from atoll.version import __version__
 
 PROJECT = "atoll"
 SERVER = "server"  # the folder of the server's kit
-IDENTITY = "atoll-server"  # the name in the server's certificate
+SERVER_IDENTITY = "atoll-server"  # the name in the server's certificate
 PORT = 8102
 LOOPBACK = ("localhost", "127.0.0.1")
 ROOT = "rootCA.pem"  # the certificate of the federation's authority
@@ -73,7 +73,7 @@ class Kit:
         return kit
 
 
-def need_nvflare() -> None:
+def require_nvflare() -> None:
     """Say what to install where NVFlare is not."""
     if importlib.util.find_spec("nvflare") is None:
         raise AtollError("NVFlare is not installed; install it with `pip install 'atoll[deploy]'`.")
@@ -81,7 +81,7 @@ def need_nvflare() -> None:
 
 def provision(sites: Sequence[str], host: str, out: str | Path, *, port: int = PORT) -> list[Path]:
     """Make one kit a site and one for the server under `out`; the folders made, the server's first."""
-    need_nvflare()
+    require_nvflare()
     _check(sites, host, port)
     folder = Path(out)
     for name in (SERVER, *sites):
@@ -94,7 +94,7 @@ def provision(sites: Sequence[str], host: str, out: str | Path, *, port: int = P
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name in (SERVER, *sites):
-                shutil.copytree(made / (IDENTITY if name == SERVER else name), folder / name)
+                shutil.copytree(made / (SERVER_IDENTITY if name == SERVER else name), folder / name)
                 signing.write(folder / name, None if name == SERVER else name, signing_keys)
                 _furnish(folder / name, None if name == SERVER else name, sites, host, port)
                 if name != SERVER:  # so that the server cannot look up what the sites' columns are called
@@ -107,7 +107,7 @@ def provision(sites: Sequence[str], host: str, out: str | Path, *, port: int = P
 
 def _check(sites: Sequence[str], host: str, port: int) -> None:
     for name in sites:
-        if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?", name) or name in (SERVER, IDENTITY):
+        if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?", name) or name in (SERVER, SERVER_IDENTITY):
             raise AtollError(
                 f"{name!r} cannot be the name of a party; use small letters, digits and hyphens, for instance bank-a."
             )
@@ -127,7 +127,14 @@ def _certify(sites: Sequence[str], host: str, port: int, scratch: Path) -> Path:
     from nvflare.lighter.provisioner import Provisioner
 
     ends = [
-        {"name": IDENTITY, "type": "server", "org": PROJECT, "fed_learn_port": port, "admin_port": port, "default_host": host}
+        {
+            "name": SERVER_IDENTITY,
+            "type": "server",
+            "org": PROJECT,
+            "fed_learn_port": port,
+            "admin_port": port,
+            "default_host": host,
+        }
     ]
     ends += [{"name": name, "type": "client", "org": PROJECT} for name in sites]
     project = {
@@ -150,7 +157,7 @@ def _certify(sites: Sequence[str], host: str, port: int, scratch: Path) -> Path:
     finally:
         logging.disable(level)
     made = scratch / PROJECT / "prod_00"
-    if not all((made / name / "startup").is_dir() for name in (IDENTITY, *sites)):
+    if not all((made / name / "startup").is_dir() for name in (SERVER_IDENTITY, *sites)):
         raise AtollError(f"NVFlare could not make the kits: {said.getvalue().strip() or 'it gave no reason'}.")
     return made
 

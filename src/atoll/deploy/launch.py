@@ -19,10 +19,10 @@ from atoll import algorithms, storage
 from atoll.data import files
 from atoll.data.federated import federate
 from atoll.data.partition import SCENARIO_OF
-from atoll.deploy.kit import Kit, need_nvflare
+from atoll.deploy.kit import Kit, require_nvflare
+from atoll.deploy.policy import SitePolicy
 from atoll.deploy.signing import Signing
-from atoll.deploy.supervisor import ServerProcess, SiteProcess, local_federation, named
-from atoll.deploy.terms import Terms
+from atoll.deploy.supervisor import ServerProcess, SiteProcess, local_federation, with_prefix
 from atoll.errors import AtollError, shown
 from atoll.graphs.graph import Graph
 from atoll.runs import config as configuration
@@ -33,8 +33,8 @@ from atoll.runs.loop import Watch
 from atoll.runs.reader import read
 from atoll.runs.result import Result
 
-PUZZLED = 20.0  # seconds after which a site that could not join says so
-RELEASE = 5.0  # seconds for the server of a killed `serve` to let go of its port
+JOIN_HINT_SECONDS = 20.0  # seconds after which a site that could not join says so
+PORT_RELEASE_SECONDS = 5.0  # seconds for the server of a killed `serve` to let go of its port
 DEPLOYABLE = ("horizontal", "overlapping", "vertical")  # settings in which a site's own graph is its party
 
 
@@ -42,7 +42,7 @@ def launch(
     config: Config, graph: Graph | None = None, *, out: str | Path | None = None, watch: Watch | None = None, resume: bool = False
 ) -> Result:
     """A run with each site in a process of its own on this machine; the same numbers as in one process."""
-    need_nvflare()
+    require_nvflare()
     if graph is not None:
         raise AtollError(
             "The engine nvflare cannot take a graph as an object; save it with atoll.data.files.save and name the folder."
@@ -63,7 +63,7 @@ def launch(
 
 def serve(kit: Kit, config: Config, target: Path, *, watch: Watch | None = None) -> Result:
     """Be the server of a federation for one run; a run that the folder holds already is taken up."""
-    need_nvflare()
+    require_nvflare()
     resume = (target / "config.toml").exists()
     if resume and (differences := unchanged.differing(Folder.open(target)[1].to_dict(), config.to_dict())):
         raise AtollError(
@@ -74,18 +74,18 @@ def serve(kit: Kit, config: Config, target: Path, *, watch: Watch | None = None)
         with Folder(target).in_use():
             return read(target, config)
     with _in_use(kit):
-        if not port_is_free(kit.port, RELEASE):
+        if not port_is_free(kit.port, PORT_RELEASE_SECONDS):
             raise AtollError(
                 f"Port {kit.port} of this machine is taken; end the process that listens there (perhaps another `atoll serve`)."
             )
         roster = {site: (place, place + 1) for place, site in enumerate(kit.sites)}
         with _using(target, config, resume):
-            servant = ServerProcess(kit, _warn, _warn)
+            server = ServerProcess(kit, _warn, _warn)
             try:
-                result = servant.run(config, target, roster, simulated=False, resume=resume, patience=math.inf, watch=watch)
-                servant.part(kit.sites)
+                result = server.run(config, target, roster, simulated=False, resume=resume, patience=math.inf, watch=watch)
+                server.dismiss(kit.sites)
             finally:
-                servant.stop()
+                server.stop()
         return result
 
 
@@ -100,7 +100,7 @@ def _using(target: Path, config: Config, resume: bool) -> Iterator[None]:
         yield
 
 
-def deployed(document: Mapping[str, Any], where: str, sites: Sequence[str]) -> Config:
+def deployment_config(document: Mapping[str, Any], where: str, sites: Sequence[str]) -> Config:
     """The configuration of a run over sites that bring their own data."""
     why = {"dataset": "the sites bring their own data", "parties": f"the kit's {len(sites)} sites are the parties"}
     for name in why.keys() & document.keys():
@@ -123,35 +123,35 @@ def deployed(document: Mapping[str, Any], where: str, sites: Sequence[str]) -> C
     return replace(config, partition=setting, parties=len(sites), engine="nvflare")
 
 
-def join(kit_path: str | Path, data: Path, terms: Terms | None = None) -> None:
-    """Be a site of a federation, until the server says that it is over; `terms` are what the site insists on."""
-    need_nvflare()
-    terms = terms or Terms()
-    for name in terms.only:
+def join(kit_path: str | Path, data: Path, policy: SitePolicy | None = None) -> None:
+    """Be a site of a federation, until the server says that it is over; `policy` are what the site insists on."""
+    require_nvflare()
+    policy = policy or SitePolicy()
+    for name in policy.only:
         algorithms.find(name)
     kit = Kit.open(kit_path, server=False)
-    if terms.secure:  # what would be refused later is said here and now
+    if policy.secure:  # what would be refused later is said here and now
         Signing.open(kit.path)
-        terms.least(len(kit.sites))
+        policy.min_total_parties(len(kit.sites))
     with _in_use(kit):
-        _join(kit, data, terms)
+        _join(kit, data, policy)
 
 
-def _join(kit: Kit, data: Path, terms: Terms) -> None:
-    say = named(str(kit.site), _warn)
+def _join(kit: Kit, data: Path, policy: SitePolicy) -> None:
+    say = with_prefix(str(kit.site), _warn)
     graph = files.read(data)  # what is wrong with it is said here and now
     place = f"{kit.host}:{kit.port}"
     say(f"{graph.num_nodes} nodes, {graph.num_features} features, {graph.num_classes} classes; joining {place}")
-    env = {"ATOLL_SITE_TERMS": terms.to_json()}
-    guest, began, told = SiteProcess(kit, kit.path / "runs", data, say, say, env), time.monotonic(), False
+    env = {"ATOLL_SITE_POLICY": policy.to_json()}
+    site, began, told = SiteProcess(kit, kit.path / "runs", data, say, say, env), time.monotonic(), False
     try:
-        while not guest.left:
-            guest.mind(0.5)
-            if not guest.joined and not told and time.monotonic() - began > PUZZLED:
+        while not site.left:
+            site.poll(0.5)
+            if not site.joined and not told and time.monotonic() - began > JOIN_HINT_SECONDS:
                 say(f"not joined yet: is `atoll serve` running at {place}? {kit.path / 'log.txt'} says more; still trying")
                 told = True
     finally:
-        guest.stop()
+        site.stop()
     say("the federation is over")
 
 

@@ -16,13 +16,13 @@ from atoll.graphs.graph import Graph
 from atoll.parties import Parties
 from atoll.runs.config import Config
 
-MOST = {"features": 10**7, "classes": 10**5, "parties": 10**7, "nodes": 10**9}  # that a schema may name
-LEAST = {"features": 0, "classes": 1, "parties": 1, "nodes": 0}
+MAX_SCHEMA = {"features": 10**7, "classes": 10**5, "parties": 10**7, "nodes": 10**9}  # that a schema may name
+MIN_SCHEMA = {"features": 0, "classes": 1, "parties": 1, "nodes": 0}
 MAX_ROUND = 10**12
 MAX_PARAMETERS = 1 << 28  # of a model: it would not fit into a message
 
 
-def whole(request: Mapping[str, Any], name: str, low: int = 0, high: int = MAX_ROUND) -> int:
+def integer(request: Mapping[str, Any], name: str, low: int = 0, high: int = MAX_ROUND) -> int:
     """A whole number of a request."""
     value = request.get(name)
     if type(value) is not int or not low <= value <= high:
@@ -30,7 +30,7 @@ def whole(request: Mapping[str, Any], name: str, low: int = 0, high: int = MAX_R
     return value
 
 
-def truth(request: Mapping[str, Any], name: str) -> bool:
+def boolean(request: Mapping[str, Any], name: str) -> bool:
     """True or false, as the request says."""
     value = request.get(name)
     if not isinstance(value, bool):
@@ -54,8 +54,8 @@ def parties(request: Mapping[str, Any]) -> Parties:
     found = numbers.numpy()
     if len(np.unique(found)) < max(len(found), 1) or int(found.min()) < 0:  # a party named twice would answer twice
         raise AtollError("the message is for no party, or for one more than once.")
-    if int(found.max()) >= MOST["parties"]:
-        raise AtollError(f"the message is for party {int(found.max())}, of at most {MOST['parties']}.")
+    if int(found.max()) >= MAX_SCHEMA["parties"]:
+        raise AtollError(f"the message is for party {int(found.max())}, of at most {MAX_SCHEMA['parties']}.")
     return Parties(found)
 
 
@@ -66,9 +66,9 @@ def message(request: Mapping[str, Any]) -> Message:
         raise AtollError("the message names no verb.")
     return Message(
         verb,
-        whole(request, "round"),
-        whole(request, "call"),
-        truth(request, "training"),
+        integer(request, "round"),
+        integer(request, "call"),
+        boolean(request, "training"),
         parties(request),
         table(request, "common"),
         table(request, "each"),
@@ -78,22 +78,22 @@ def message(request: Mapping[str, Any]) -> Message:
 def schema(request: Mapping[str, Any]) -> Schema:
     """What everybody knows of the data."""
     numbers = table(request, "schema")
-    if unknown := sorted(numbers.keys() - MOST.keys()):
+    if unknown := sorted(numbers.keys() - MAX_SCHEMA.keys()):
         raise AtollError(f"the schema holds {short(unknown[0])!r}, which no schema does.")
     given = {"nodes": 0, **numbers}
-    return Schema(**{name: whole(given, name, LEAST[name], most) for name, most in MOST.items()})
+    return Schema(**{name: integer(given, name, MIN_SCHEMA[name], most) for name, most in MAX_SCHEMA.items()})
 
 
-def described(about: Mapping[str, Any]) -> str:
+def invalid_description(about: Mapping[str, Any]) -> str:
     """What is wrong with the numbers in a site's description of its data; empty where nothing is."""
     for name in ("features", "classes", "nodes"):
-        value = about.get(name, LEAST[name])
-        if type(value) is not int or not LEAST[name] <= value <= MOST[name]:
-            return f"says that it has {short(repr(value), 50)} {name}, of at most {MOST[name]}"
+        value = about.get(name, MIN_SCHEMA[name])
+        if type(value) is not int or not MIN_SCHEMA[name] <= value <= MAX_SCHEMA[name]:
+            return f"says that it has {short(repr(value), 50)} {name}, of at most {MAX_SCHEMA[name]}"
     return ""
 
 
-def check_fit(given: Schema, graph: Graph, config: Config, addressed: Parties) -> None:
+def check_schema(given: Schema, graph: Graph, config: Config, addressed: Parties) -> None:
     """Refuse a schema that is not that of the site's own data, or settings that the site has no room for."""
     vertical = config.partition == "vertical"
     same = {"classes": graph.num_classes} | ({} if vertical else {"features": graph.num_features})
@@ -105,24 +105,24 @@ def check_fit(given: Schema, graph: Graph, config: Config, addressed: Parties) -
         raise AtollError(f"the server speaks of {given.features} features, but this site's data has {graph.num_features}.")
     if int(addressed.numbers.max()) >= given.parties:
         raise AtollError(f"the server calls this site party {int(addressed.numbers.max())} of {given.parties}.")
-    check_room(config.settings, given, graph.num_nodes, len(addressed), dense=vertical)
+    check_memory(config.settings, given, graph.num_nodes, len(addressed), dense=vertical)
 
 
-def check_room(settings: Any, given: Schema, nodes: int, count: int, *, dense: bool = False) -> None:
+def check_memory(settings: Any, given: Schema, nodes: int, count: int, *, dense: bool = False) -> None:
     """Refuse settings under which the models, or the nodes' representations, cannot fit, before any of it is allocated."""
-    parameters, numbers = demand(settings, given, nodes)
+    parameters, numbers = estimated_size(settings, given, nodes)
     if parameters > MAX_PARAMETERS:
         raise AtollError(
             f"the settings ask for some {parameters:.1e} parameters, of at most {MAX_PARAMETERS:.1e}; lower hidden or layers."
         )
     needed = 4 * (4 * parameters * count + numbers + (nodes * given.features if dense else 0))
-    if needed > memory():
+    if needed > (available := machine_memory()):
         raise AtollError(
-            f"the settings need some {needed / 2**30:.0f} GB, and this site has {memory() / 2**30:.0f}; lower hidden or layers."
+            f"the settings need some {needed / 2**30:.0f} GB, and this site has {available / 2**30:.0f}; lower hidden or layers."
         )
 
 
-def demand(settings: Any, given: Schema, nodes: int) -> tuple[int, int]:
+def estimated_size(settings: Any, given: Schema, nodes: int) -> tuple[int, int]:
     """About how many parameters a party's model has, and how many numbers its nodes' representations are, at the least."""
 
     def number(name: str, default: int) -> int:
@@ -136,7 +136,7 @@ def demand(settings: Any, given: Schema, nodes: int) -> tuple[int, int]:
     return parameters, nodes * types * layers * width
 
 
-def memory() -> int:
+def machine_memory() -> int:
     """Bytes of memory this machine has; without end where it does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -22,13 +22,13 @@ import torch
 
 from atoll import algorithms, wire
 from atoll.data.federated import FederatedData, federate
-from atoll.deploy.agreement import Disagreement, agreed
-from atoll.deploy.carrier import ECHO, PING, TICK, Auxiliary
-from atoll.deploy.cell import open_cell, watch, write_log
-from atoll.deploy.child import leave, orders, report
+from atoll.deploy.carrier import ECHO_REQUEST, ECHO_SECONDS, POLL_SECONDS, NVFlareCarrier
+from atoll.deploy.cell import close_silent_connections, configure_logging, open_cell
+from atoll.deploy.child import commands, exit_now, report
+from atoll.deploy.compatibility import IncompatibleSites, check_compatible
 from atoll.deploy.kit import Kit
 from atoll.deploy.signing import Signing
-from atoll.engines.remote import LOST, RemoteEngine, opened
+from atoll.engines.remote import LOST_REASONS, RemoteEngine, read_answer
 from atoll.errors import AtollError
 from atoll.federation.cohort import Schema
 from atoll.parties import Parties
@@ -39,11 +39,11 @@ from atoll.runs.loop import rounds
 from atoll.version import __version__
 
 log = logging.getLogger("atoll.server")
-strangers = logging.getLogger("atoll.lock.strangers")
-TRIES = 5  # so often in a row a run is taken up again without having come one round further
+handshakes = logging.getLogger("atoll.lock.handshakes")
+MAX_RETRIES = 5  # so often in a row a run is taken up again without having come one round further
 
 
-def tell_refusals() -> None:
+def log_refused_handshakes() -> None:
     """Let the log say when a connection is refused for its certificate: asyncio closes it without a word."""
     complete = getattr(asyncio.sslproto.SSLProtocol, "_on_handshake_complete", None)
     if complete is None:
@@ -52,21 +52,21 @@ def tell_refusals() -> None:
     def tell(self: Any, error: BaseException | None) -> Any:
         if isinstance(error, ssl.SSLError):
             peer = self._transport.get_extra_info("peername") if self._transport else None
-            strangers.warning("refused a connection from %s: %s", peer[0] if peer else "somebody", error.reason or error)
+            handshakes.warning("refused a connection from %s: %s", peer[0] if peer else "somebody", error.reason or error)
         return complete(self, error)
 
     asyncio.sslproto.SSLProtocol._on_handshake_complete = tell  # type: ignore[method-assign, assignment]
 
 
-class Desk:
+class CommandLoop:
     """Takes orders from the parent process, one at a time, and ends when that does."""
 
-    def __init__(self, carrier: Auxiliary) -> None:
+    def __init__(self, carrier: NVFlareCarrier) -> None:
         self.carrier = carrier
 
     @staticmethod
     def _listen(todo: queue.Queue[dict[str, Any]]) -> None:
-        for order in orders():
+        for order in commands():
             todo.put(order)
 
     def work(self) -> None:
@@ -83,7 +83,7 @@ class Desk:
                 elif "echo" in order:
                     report(number=number, seconds=echo(self.carrier, order["echo"], int(order["bytes"]), int(order["times"])))
                 else:
-                    Run(self.carrier, order).go()
+                    ServerRun(self.carrier, order).go()
                 report(number=number, done=True)
             except AtollError as error:
                 log.error("%s", error)
@@ -92,10 +92,10 @@ class Desk:
                 report(number=number, crash=traceback.format_exc())
 
 
-class Run:
+class ServerRun:
     """One run: wait for the sites, go round by round, and take up again from the last checkpoint when a site was lost."""
 
-    def __init__(self, carrier: Auxiliary, order: Mapping[str, Any]) -> None:
+    def __init__(self, carrier: NVFlareCarrier, order: Mapping[str, Any]) -> None:
         self.carrier = carrier
         self.config = config.from_dict(order["config"], "The configuration")
         self.roster = {site: Parties(range(first, end)) for site, (first, end) in order["roster"].items()}
@@ -122,14 +122,14 @@ class Run:
             names = tuple(self.roster)
             experiment = build_experiment(self.config, engine, schema, data, scenario, names, identities)
             try:
-                result = rounds(experiment, self.folder, self._tell, checkpoint)
+                result = rounds(experiment, self.folder, self._report_round, checkpoint)
                 break
             except AtollError:
                 saved = checkpoint["book"]["round"] if checkpoint else 0
                 tries, reached = (tries + 1, reached) if saved <= reached else (1, saved)
                 if engine.unrestored and self._step_back(engine.unrestored):
                     continue
-                if not engine.lost or tries > TRIES:
+                if not engine.lost or tries > MAX_RETRIES:
                     raise
                 report(warn=f"{', '.join(engine.lost)} was lost; going on from the last checkpoint when all sites are there")
                 self.resume = True
@@ -154,7 +154,7 @@ class Run:
         self.resume = True
         return True
 
-    def _tell(self, row: Mapping[str, Any], rounds: int) -> None:
+    def _report_round(self, row: Mapping[str, Any], rounds: int) -> None:
         """Pass a round on; who was left out of it for what it sent stands in the log (who sent nothing does already)."""
         for party, reason in row.get("missing", {}).items():
             site = next(site for site, parties in self.roster.items() if int(party) in parties)
@@ -181,14 +181,14 @@ class Run:
                     raise AtollError(f"{', '.join(missing)} did not join within {patience:g} seconds.")
                 report(warn=f"going on without {', '.join(missing)}")
                 return
-            time.sleep(TICK)
+            time.sleep(POLL_SECONDS)
 
     def _missing(self) -> list[str]:
         """The sites that are not connected or, where all seem to be, do not answer."""
         missing = [site for site in self.roster if self.carrier.session(site) is None]
         if missing:
             return missing
-        replies = self.carrier.send(dict.fromkeys(self.roster, wire.encode(ECHO)), PING)
+        replies = self.carrier.send(dict.fromkeys(self.roster, wire.encode(ECHO_REQUEST)), ECHO_SECONDS)
         return [site for site, reply in replies.items() if isinstance(reply, str)]
 
     def _schema(self, data: FederatedData | None) -> Schema:
@@ -198,14 +198,14 @@ class Run:
         document = {"atoll": __version__, "run": "", "kind": "describe", "config": [self.config.to_dict()]}
         present = [site for site in self.roster if self.carrier.session(site) is not None]
         raw = self.carrier.send(dict.fromkeys(present, wire.encode(document)), self.config.run.timeout)
-        about = {site: opened(answer) if isinstance(answer, bytes) else answer for site, answer in raw.items()}
-        there = {site: told for site, told in about.items() if not isinstance(told, str) or not told.startswith(LOST)}
+        about = {site: read_answer(answer) if isinstance(answer, bytes) else answer for site, answer in raw.items()}
+        there = {site: told for site, told in about.items() if not isinstance(told, str) or not told.startswith(LOST_REASONS)}
         going_on = self.resume and self.config.run.missing == "continue"  # then those who are there are enough
         counted = there if going_on and there else about
         try:
-            form = agreed(counted, self.config.partition)
-        except Disagreement as error:
-            self._tell_sites(error, counted)
+            form = check_compatible(counted, self.config.partition)
+        except IncompatibleSites as error:
+            self._send_differences(error, counted)
             raise
         for note in form.notes:
             log.warning("%s", note)
@@ -213,7 +213,7 @@ class Run:
         self.order = form.order
         return Schema(form.features, form.classes, len(self.roster), form.nodes)
 
-    def _tell_sites(self, error: Disagreement, about: Mapping[str, Any]) -> None:
+    def _send_differences(self, error: IncompatibleSites, about: Mapping[str, Any]) -> None:
         """Let two sites that differ name, in their own logs, what the other does not have."""
         if not error.field:
             return
@@ -225,17 +225,17 @@ class Run:
         self.carrier.send(requests, self.config.run.timeout)
 
 
-def echo(carrier: Auxiliary, sites: Sequence[str], size: int, times: int) -> list[list[float]]:
+def echo(carrier: NVFlareCarrier, sites: Sequence[str], size: int, times: int) -> list[list[float]]:
     """How long it takes to send bytes to some sites and have them back: all of it, and how long our own part of it took."""
     seconds = []
-    payload = ECHO | {"common": {"x": torch.zeros(size, dtype=torch.uint8)}}
+    payload = ECHO_REQUEST | {"common": {"x": torch.zeros(size, dtype=torch.uint8)}}
     for _ in range(times):
         began = time.perf_counter()
         data = {site: wire.encode(payload) for site in sites}
         encoded = time.perf_counter()
         replies = carrier.send(data, 60.0)
         arrived = time.perf_counter()
-        about = {site: opened(reply) if isinstance(reply, bytes) else reply for site, reply in replies.items()}
+        about = {site: read_answer(reply) if isinstance(reply, bytes) else reply for site, reply in replies.items()}
         if silent := [f"{site} {reply}" for site, reply in about.items() if isinstance(reply, str)]:
             raise AtollError(f"A site did not answer: {'; '.join(silent)}.")
         ended = time.perf_counter()
@@ -246,18 +246,18 @@ def echo(carrier: Auxiliary, sites: Sequence[str], size: int, times: int) -> lis
 
 def main(kit: Kit) -> None:
     """Be the server's process."""
-    write_log(kit)
-    tell_refusals()
+    configure_logging(kit)
+    log_refused_handshakes()
     try:
         cell = open_cell(kit)
     except AtollError as error:
         report(stop=str(error))
-        leave(2)
-    carrier = Auxiliary(cell)
+        exit_now(2)
+    carrier = NVFlareCarrier(cell)
     cell.core_cell.set_cell_connected_cb(carrier.welcome)
     cell.core_cell.start()
-    watch(cell)
-    Desk(carrier).work()
+    close_silent_connections(cell)
+    CommandLoop(carrier).work()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.errors import AtollError
-from atoll.parties import divide
+from atoll.parties import divide_evenly
 from atoll.privacy.identities import Identities
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Signing:
 
     def identities(self, parties: int) -> Identities:
         """The keys by party; where there are more parties than sites (in a simulation), a site signs for all of its own."""
-        seats = list(zip(self.sites, self.public, divide(parties, len(self.sites)), strict=True))
+        seats = list(zip(self.sites, self.public, divide_evenly(parties, len(self.sites)), strict=True))
         public = [key for _, key, seat in seats for _ in seat]
         own = next((seat for name, _, seat in seats if name == self.site), range(0))
         return Identities(public, dict.fromkeys(own, self.private) if self.private is not None else {})

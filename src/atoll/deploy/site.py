@@ -24,31 +24,31 @@ from atoll.data import files
 from atoll.data.builder import row_normalize
 from atoll.data.federated import federate
 from atoll.data.splits import replaces_split, split
-from atoll.deploy import form, requests
-from atoll.deploy.journal import FILE, Journal, Watched
-from atoll.deploy.saves import Saves
+from atoll.deploy import description, requests
+from atoll.deploy.journal import JOURNAL_FILE, Journal, RecordingGuard
+from atoll.deploy.policy import SitePolicy
 from atoll.deploy.signing import Signing
-from atoll.deploy.site_metrics import OwnMetrics
-from atoll.deploy.terms import Terms
-from atoll.engines.remote import LARGEST, LOST_SAVE
+from atoll.deploy.site_checkpoints import SiteCheckpoints
+from atoll.deploy.site_metrics import SiteMetrics
+from atoll.engines.remote import MAX_MESSAGE_BYTES, MISSING_SAVE
 from atoll.errors import AtollError, PartyFailure, short
 from atoll.federation.cohort import Cohort, Fields, Guard, Schema
 from atoll.graphs.graph import Graph
 from atoll.models.parameters import get_parameters
 from atoll.parties import Parties
 from atoll.privacy import releases
-from atoll.privacy.identities import simulated
-from atoll.privacy.masking import agreement, fewest
+from atoll.privacy.identities import simulated_identities
+from atoll.privacy.masking import min_total_parties, run_digest
+from atoll.privacy.opened_totals import OpenedTotals
 from atoll.privacy.releases import Releases
 from atoll.privacy.secrets import Secrets
-from atoll.privacy.settled import Settled
 from atoll.runs import config as configuration
 from atoll.runs.config import Config
 from atoll.runs.experiment import build_cohort, noise
 from atoll.version import __version__
 
-TOTALS = "totals.jsonl"  # in a run's folder: which secure totals were opened, and over whom
-REASON = 1000  # letters of a reason that a site tells
+TOTALS_FILE = "totals.jsonl"  # in a run's folder: which secure totals were opened, and over whom
+MAX_REASON_CHARS = 1000  # letters of a reason that a site tells
 log = logging.getLogger("atoll.site")
 
 
@@ -63,17 +63,17 @@ class Site:
         folder: Path,
         data: Path | None = None,
         say: Callable[[str], None] = log.info,
-        terms: Terms | None = None,
+        policy: SitePolicy | None = None,
         journal: Journal | None = None,
         kit: Path | None = None,
     ) -> None:
-        """`folder` takes what the site saves; `terms` are what it insists on; `journal` is in `folder` unless given;
+        """`folder` takes what the site saves; `policy` are what it insists on; `journal` is in `folder` unless given;
         `kit` holds the signing keys of all sites, without it the site is simulated."""
         self.folder = folder
         self.data = data
         self._say, self._said = say, ""
-        self.terms = terms or Terms()
-        self.journal = journal or Journal(folder / FILE)
+        self.policy = policy or SitePolicy()
+        self.journal = journal or Journal(folder / JOURNAL_FILE)
         self.kit = kit
         self.run = ""
         self.cohort: Cohort | None = None
@@ -91,8 +91,8 @@ class Site:
         with self.lock:
             request: Fields = {}
             try:
-                if len(data) > LARGEST:
-                    raise AtollError(f"the message has {len(data)} bytes, more than the {LARGEST} that are taken.")
+                if len(data) > MAX_MESSAGE_BYTES:
+                    raise AtollError(f"the message has {len(data)} bytes, more than the {MAX_MESSAGE_BYTES} that are taken.")
                 request = wire.decode_message(data)
                 answer: Fields = {"status": "ok", "fields": self._answer(request)}
                 if self.releases is not None:
@@ -100,17 +100,17 @@ class Site:
                     answer["spent"] = spent if math.isfinite(spent) else "unbounded"
             except (PartyFailure, AtollError) as error:
                 reason = f"refused: {error}" if isinstance(error, AtollError) else error.reason
-                log.warning("%s", short(reason, REASON))  # it may quote the server's own text
-                answer = {"status": "failed", "reason": short(reason, REASON)}
+                log.warning("%s", short(reason, MAX_REASON_CHARS))  # it may quote the server's own text
+                answer = {"status": "failed", "reason": short(reason, MAX_REASON_CHARS)}
             except Exception as error:  # its text may hold data of the site: only its kind is told
                 log.exception("a message could not be answered")
                 answer = {"status": "failed", "reason": f"failed ({type(error).__name__}; its log says more)"}
-            return self._noted(request, answer, wire.encode({"atoll": __version__, **answer}))
+            return self._recorded(request, answer, wire.encode({"atoll": __version__, **answer}))
 
-    def _noted(self, request: Fields, answer: Fields, data: bytes) -> bytes:
+    def _recorded(self, request: Fields, answer: Fields, data: bytes) -> bytes:
         """The answer's bytes once the journal tells of them."""
         guards = self.cohort.guards if self.cohort is not None and answer["status"] == "ok" and request["kind"] == "ask" else ()
-        noised = [name for guard in guards if isinstance(guard, Watched) for name in guard.changed]
+        noised = [name for guard in guards if isinstance(guard, RecordingGuard) for name in guard.changed]
         try:
             epsilon = self.releases.epsilon() if self.releases is not None else None
             self.journal.record(request, answer, data, noised=noised, epsilon=epsilon)
@@ -132,7 +132,7 @@ class Site:
         if kind == "describe":
             return self._describe(self._config(request))
         if kind == "differ":
-            return self._differ(request)
+            return self._report_difference(request)
         if kind == "begin":
             return self._begin(request)
         if request.get("run") != self.run or self.cohort is None:
@@ -140,7 +140,7 @@ class Site:
         if kind == "ask":
             return self._ask(request, self.cohort)
         if kind == "save":
-            return self._save(requests.whole(request, "round"), self.cohort)
+            return self._save(requests.integer(request, "round"), self.cohort)
         if kind == "finish":
             return self._finish(self.cohort)
         raise AtollError(f"there is no message {short(kind, 50)!r}.")
@@ -150,39 +150,39 @@ class Site:
         if not np.isin(message.parties.numbers, cohort.parties.numbers).all():
             raise AtollError("the message is for parties that do not live here.")
         if cohort.limits is not None:
-            cohort.limits.arguments(message, LARGEST)
+            cohort.limits.arguments(message, MAX_MESSAGE_BYTES)
         return cohort.answer(message)
 
     def _describe(self, config: Config) -> Fields:
         """What the server must know of a graph to compare it with the others': numbers, and digests instead of names."""
-        return form.describe(self._own(config), config.partition, form.key_of(self.kit))
+        return description.describe(self._load_graph(config), config.partition, description.digest_key(self.kit))
 
-    def _differ(self, request: Fields) -> Fields:
+    def _report_difference(self, request: Fields) -> Fields:
         """Another site has other columns or classes: name those of this one, here."""
-        graph, others = self._own(self._config(request)), request.get("digests")
+        graph, others = self._load_graph(self._config(request)), request.get("digests")
         if not isinstance(others, Tensor) or others.dtype != torch.int64:
             raise AtollError("the message does not say what differs.")
         whose = re.sub(r"[^a-z0-9-]", "?", str(request.get("site")))[:62]
-        form.differ(graph, str(request.get("field")), others, whose, form.key_of(self.kit), self.say)
+        description.log_differences(graph, str(request.get("field")), others, whose, description.digest_key(self.kit), self.say)
         return {}
 
     def _begin(self, request: Fields) -> Fields:
         config, schema = self._config(request), requests.schema(request)
-        parties, token = requests.parties(request), requests.whole(request, "token", -1)
-        exact = requests.truth(request, "exact")
+        parties, token = requests.parties(request), requests.integer(request, "token", -1)
+        exact = requests.boolean(request, "exact")
         algorithm = algorithms.find(config.algorithm)
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", str(request["run"])):
             raise AtollError("the run's name is not of letters and digits.")
         self.cohort, self.run, self.releases = None, str(request["run"]), None
         if self.data is None:
             graph = federate(config, None, algorithm.SCENARIOS).parts.select(parties)
-            requests.check_fit(schema, graph, config, parties)
+            requests.check_schema(schema, graph, config, parties)
         else:
-            graph = self._own(config, requests.table(request, "order"))
-            requests.check_fit(schema, graph, config, parties)
-            graph = self._part(graph, config, schema, parties)
-        saves = Saves(self._runs(), self.say)
-        told = agreement(self.run, request["config"][0], vars(schema))
+            graph = self._load_graph(config, requests.table(request, "order"))
+            requests.check_schema(schema, graph, config, parties)
+            graph = self._as_party(graph, config, schema, parties)
+        saves = SiteCheckpoints(self._run_folder(), self.say)
+        told = run_digest(self.run, request["config"][0], vars(schema))
         secrets = self._secrets(config, schema, parties, told, saves.known()) if config.run.secure else None
         saves.check_data(graph.digest, str(self.data or config.dataset))
         saved = saves.read(token, exact) if token >= 0 else None
@@ -195,7 +195,7 @@ class Site:
         restored = saved[0] if saved is not None else -1
         if restored < token:
             began = f"round {restored}" if saved else "the beginning"
-            self.say(f"{LOST_SAVE} {token} is not here or damaged; going on from {began}")
+            self.say(f"{MISSING_SAVE} {token} is not here or damaged; going on from {began}")
         self.say(f"{config.algorithm}: {f'going on from round {restored}' if saved else 'ready'}, {graph.num_nodes} nodes")
         return {"restored": restored} if restored < token else {}
 
@@ -204,33 +204,33 @@ class Site:
 
         `told` is what the server says of the run; where the run is `known` here already, so must the record be."""
         signing = Signing.open(self.kit) if self.kit is not None else None
-        identities = signing.identities(schema.parties) if signing is not None else simulated(schema.parties)
-        least = fewest(config.run.secure_min, schema.parties)
+        identities = signing.identities(schema.parties) if signing is not None else simulated_identities(schema.parties)
+        least = min_total_parties(config.run.secure_min, schema.parties)
         if self.data is not None:
-            least = max(least, self.terms.least(schema.parties))
+            least = max(least, self.policy.min_total_parties(schema.parties))
             if signing is not None and (schema.parties != len(signing.sites) or set(identities.private) != set(parties)):
                 raise AtollError("the server numbers the parties otherwise than this site's kit.")
-        return Secrets(identities, run=told, least=least, settled=Settled(self._runs() / TOTALS, known=known))
+        return Secrets(identities, run=told, least=least, settled=OpenedTotals(self._run_folder() / TOTALS_FILE, known=known))
 
     def _guards(self, config: Config) -> list[Guard]:
         """What stands between a reply and the channel: the site's metrics are kept here, then noise is added and counted."""
-        guards: list[Guard] = [OwnMetrics(self._runs() / "metrics.jsonl")]
+        guards: list[Guard] = [SiteMetrics(self._run_folder() / "metrics.jsonl")]
         if config.dp.active:
-            self.releases = Releases(self.folder / releases.FILE, self.run, self.terms.budget, delta=config.dp.delta)
-            guards += [Watched(guard) for guard in noise(config, self.releases, strict=self.terms.budget is not None)]
+            self.releases = Releases(self.folder / releases.RELEASES_FILE, self.run, self.policy.budget, delta=config.dp.delta)
+            guards += [RecordingGuard(guard) for guard in noise(config, self.releases, strict=self.policy.budget is not None)]
         return guards
 
     def _config(self, request: Fields) -> Config:
         given = request.get("config")
         document: Any = given[0] if isinstance(given, list) and len(given) == 1 else None
-        self.terms.admit(document, own_data=self.data is not None)  # before anything it names is looked up
+        self.policy.check_document(document, own_data=self.data is not None)  # before anything it names is looked up
         config = configuration.from_dict(document, "The server's configuration")
-        self.terms.check(config)
+        self.policy.check(config)
         if self.data is not None and config.dp.active and config.dp.source == "seed":
             raise AtollError("noise from the run's seed is no secret from the server; set dp.source to system.")
         return config
 
-    def _own(self, config: Config, order: Fields | None = None) -> Graph:
+    def _load_graph(self, config: Config, order: Fields | None = None) -> Graph:
         if self.data is None:
             raise AtollError("this site has no data of its own.")
         try:
@@ -239,15 +239,15 @@ class Site:
             self.say(str(error))
             raise AtollError("its graph could not be read; its log says why.") from error
         if order:
-            graph = form.arrange(graph, order, form.key_of(self.kit), self.say)
+            graph = description.reorder(graph, order, description.digest_key(self.kit), self.say)
         return row_normalize(graph) if config.data.normalize_features else graph
 
-    def _part(self, graph: Graph, config: Config, schema: Schema, parties: Parties) -> Graph:
+    def _as_party(self, graph: Graph, config: Config, schema: Schema, parties: Parties) -> Graph:
         """The site's own graph as its party: split, and with the columns the federation has."""
         if len(parties) != 1:
             raise AtollError("a site with data of its own is one party.")
         if config.partition == "vertical":
-            graph = replace(graph, x=_widened(graph.x, schema.features), widths=(graph.num_features,))
+            graph = replace(graph, x=_pad_features(graph.x, schema.features), widths=(graph.num_features,))
         elif config.partition == "overlapping" and not bool((graph.train | graph.val | graph.test).any()):
             raise AtollError(
                 "parties that share nodes must agree on their roles: say in the data which train, validate and test."
@@ -265,27 +265,29 @@ class Site:
         return graph
 
     def _save(self, round: int, cohort: Cohort) -> Fields:
-        Saves(self._runs(), self.say).write(round, cohort.state())
+        SiteCheckpoints(self._run_folder(), self.say).write(round, cohort.state())
         return {}
 
-    def _runs(self) -> Path:
+    def _run_folder(self) -> Path:
         return self.folder / self.run
 
     def _finish(self, cohort: Cohort) -> Fields:
         """Write the parties' own models and numbers, where the algorithm has models; of the saves, the last is enough now."""
         kept = {name: getattr(cohort, name) for name in cohort.memory}
-        models = {name: _alone(get_parameters(value)) for name, value in kept.items() if isinstance(value, nn.Module)}
-        numbers = _alone({name: value for name, value in kept.items() if isinstance(value, Tensor)})  # APFL's α
-        Saves(self._runs(), self.say).finish(models | numbers if models else {})
+        models = {
+            name: _without_party_axis(get_parameters(value)) for name, value in kept.items() if isinstance(value, nn.Module)
+        }
+        numbers = _without_party_axis({name: value for name, value in kept.items() if isinstance(value, Tensor)})  # APFL's α
+        SiteCheckpoints(self._run_folder(), self.say).finish(models | numbers if models else {})
         return {}
 
 
-def _alone(model: dict[str, Tensor]) -> dict[str, Tensor]:
+def _without_party_axis(model: dict[str, Tensor]) -> dict[str, Tensor]:
     """The model of a single party without the party axis."""
     return {name: value[0] if len(value) == 1 else value for name, value in model.items()}
 
 
-def _widened(x: Any, columns: int) -> Any:
+def _pad_features(x: Any, columns: int) -> Any:
     """The features with zero columns on the right, as the widest party of a vertical federation has."""
     if isinstance(x, Tensor):
         return nn.functional.pad(x, (0, columns - x.shape[1]))

@@ -13,7 +13,7 @@ from atoll.random import Draws
 from atoll.runs.folder import finite
 
 
-class OwnMetrics:
+class SiteMetrics:
     """A guard that lets everything pass and writes each evaluation of each party as a line of `metrics.jsonl`.
 
     After a restart a round may stand there twice: the last line is the one that counts.

@@ -15,20 +15,20 @@ from nvflare.fuel.f3.cellnet.defs import Encoding
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 
-from atoll.deploy.cell import open_cell, watch, write_log
-from atoll.deploy.child import leave, orders, report
+from atoll.deploy.cell import close_silent_connections, configure_logging, open_cell
+from atoll.deploy.child import commands, exit_now, report
+from atoll.deploy.firewall import CHANNEL, REPLIES, SERVER
 from atoll.deploy.journal import Journal
 from atoll.deploy.kit import Kit
-from atoll.deploy.lock import CHANNEL, REPLIES, SERVER
+from atoll.deploy.policy import SitePolicy
 from atoll.deploy.site import Site
-from atoll.deploy.terms import Terms
 from atoll.engines.remote import TOPIC
 from atoll.errors import AtollError
 
 log = logging.getLogger("atoll.site")
 
 
-class Door:
+class RequestHandler:
     """Answers the server's requests, and reports to the parent process when the first one of a connection has come."""
 
     def __init__(self, cell: Any, site: Site) -> None:
@@ -62,34 +62,34 @@ class Door:
     def leave(self) -> None:
         """The federation is over."""
         report(left=True)
-        leave(0)
+        exit_now(0)
 
 
 def main(kit: Kit) -> None:
     """Be a site's process, until the server says that it is over or the parent process lets go."""
-    write_log(kit)
+    configure_logging(kit)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
     try:
         cell = open_cell(kit)
-        Door(cell, site_from(os.environ))
+        RequestHandler(cell, site_from_environment(os.environ))
     except AtollError as error:
         report(stop=str(error))
-        leave(2)
+        exit_now(2)
     cell.core_cell.start()
-    watch(cell)
-    for _ in orders():
+    close_silent_connections(cell)
+    for _ in commands():
         pass
 
 
-def site_from(given: Any) -> Site:
+def site_from_environment(given: Any) -> Site:
     """The site that the parent process describes."""
     data = Path(given["ATOLL_SITE_DATA"]) if given.get("ATOLL_SITE_DATA") else None
-    terms = Terms.from_json(given.get("ATOLL_SITE_TERMS", "{}"))
-    if data is None and not terms.simulated:
+    policy = SitePolicy.from_json(given.get("ATOLL_SITE_POLICY", "{}"))
+    if data is None and not policy.simulated:
         raise AtollError("A site needs data of its own; start it with `atoll join KIT --data FOLDER`.")
     journal = Journal(Path(given["ATOLL_SITE_JOURNAL"]), given["ATOLL_SITE_SERVER"])
     kit = Path(given["ATOLL_SITE_KIT"]) if given.get("ATOLL_SITE_KIT") else None
-    return Site(Path(given["ATOLL_SITE_FOLDER"]), data, lambda text: report(say=text), terms, journal, kit)
+    return Site(Path(given["ATOLL_SITE_FOLDER"]), data, lambda text: report(say=text), policy, journal, kit)
 
 
 if __name__ == "__main__":

@@ -31,15 +31,15 @@ from nvflare.fuel.f3.streaming.stream_types import StreamError, StreamFuture
 from atoll.errors import AtollError
 
 MIN_CHUNK = 4096  # bytes
-STREAM = 4  # place of the stream among what follows the size of a chunk
-MAX_SENT = 256  # streams that an end remembers after it has sent them
+STREAM_ARGUMENT = 4  # place of the stream among what follows the size of a chunk
+MAX_SENT_STREAMS = 256  # streams that an end remembers after it has sent them
 
 
 HEADER_NAMES: list[str] = []  # interned for good
 
 
 @cache
-def bound() -> None:
+def install() -> None:
     """Have NVFlare release what it has sent; once per process."""
     takes = list(inspect.signature(TxTask.__init__).parameters)[:9]
     if not (
@@ -48,13 +48,13 @@ def bound() -> None:
         and hasattr(StreamFuture(0), "task_handle")
     ):
         raise AtollError("NVFlare keeps its streams otherwise than atoll needs it; install nvflare==2.9.0.")
-    byte_streamer.MAX_STREAM_ERROR_CONTEXTS = MAX_SENT
+    byte_streamer.MAX_STREAM_ERROR_CONTEXTS = MAX_SENT_STREAMS
     texts = [name for keys in (MessageHeaderKey, StreamHeaderKey) for name in vars(keys).values() if isinstance(name, str)]
     HEADER_NAMES.extend(sys.intern(name) for name in texts)  # the strings that all later ones become, kept here
     begin, end = TxTask.__init__, TxTask.stop
 
     def start(self: Any, cell: Any, chunk_size: int, *rest: Any) -> None:
-        stream = rest[STREAM]
+        stream = rest[STREAM_ARGUMENT]
         begin(self, cell, min(chunk_size, max(MIN_CHUNK, stream.get_size())), *rest)
 
     def stop(self: Any, error: Any = None, notify: bool = True) -> None:
@@ -65,12 +65,12 @@ def bound() -> None:
     TxTask.__init__, TxTask.stop = start, stop
 
 
-def received(site: str) -> int:
+def received_bytes(site: str) -> int:
     """Bytes that have arrived of what a site is sending."""
     return sum(int(task.received_offset) for task in _arriving(site))
 
 
-def give_up(site: str, awaited: Container[str]) -> None:
+def drop_unawaited(site: str, awaited: Container[str]) -> None:
     """Let go of all that a site began to send in answer to requests that are no longer among the awaited."""
     for task in _arriving(site):
         if (task.headers or {}).get(StreamHeaderKey.STREAM_REQ_ID) not in awaited:

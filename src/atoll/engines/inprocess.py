@@ -14,17 +14,17 @@ from atoll.federation.cohort import Cohort, Fields, Message
 from atoll.federation.federation import Answer, Failure
 from atoll.parties import Parties
 
-Make = Callable[[Sequence[int], bool], Cohort]  # (parties, blank) → their cohort
+MakeCohort = Callable[[Sequence[int], bool], Cohort]  # (parties, blank) → their cohort
 
 
-class InProcess:
+class InProcessEngine:
     """Sites of parties in this process. One site with everybody is the fast path: nothing is copied.
 
     `amnesia` rebuilds every cohort from its declared memory before each message and carries all messages as bytes:
     whatever a party keeps elsewhere, or cannot be written down, is lost (promise 2).
     """
 
-    def __init__(self, make: Make, sites: Sequence[Sequence[int]], *, amnesia: bool = False) -> None:
+    def __init__(self, make: MakeCohort, sites: Sequence[Sequence[int]], *, amnesia: bool = False) -> None:
         self.make = make
         self.sites = [Parties(site) for site in sites]
         self.cohorts = [make(site, False) for site in self.sites]
@@ -68,7 +68,7 @@ class InProcess:
             cohort.restore(memory.get(str(place), {}))
 
 
-class Placement(Protocol):
+class PlacementSettings(Protocol):
     """The settings of a run that this engine reads."""
 
     @property
@@ -82,10 +82,10 @@ class Placement(Protocol):
         ...
 
 
-def connect(make: Make, parties: int, settings: Placement) -> InProcess:
+def connect(make: MakeCohort, parties: int, settings: PlacementSettings) -> InProcessEngine:
     """The engine of a run, with all its parties in this process."""
     sites = together(parties) if settings.placement == "together" else apart(parties)
-    return InProcess(make, sites, amnesia=settings.amnesia)
+    return InProcessEngine(make, sites, amnesia=settings.amnesia)
 
 
 def together(parties: int) -> list[range]:

@@ -22,14 +22,14 @@ from atoll.errors import AtollError, short
 from atoll.federation.cohort import Fields, Message, Schema
 from atoll.federation.federation import Answer, Failure
 from atoll.parties import Parties
-from atoll.privacy.masking import agreement
+from atoll.privacy.masking import run_digest
 from atoll.version import __version__
 
 TOPIC = "atoll"
-LOST_SAVE = "the save of round"  # how the refusal begins of a site that cannot go on from exactly where the server does
+MISSING_SAVE = "the save of round"  # how the refusal begins of a site that cannot go on from exactly where the server does
 MAX_WARNINGS = 100  # that a checkpoint and the result keep
-LARGEST = 1 << 30  # bytes of the largest message that either end takes
-LOST = (
+MAX_MESSAGE_BYTES = 1 << 30  # bytes of the largest message that either end takes
+LOST_REASONS = (
     "timed out",
     "lost the connection",
     "is not connected",
@@ -95,7 +95,7 @@ class RemoteEngine:
         replies = self._converse(asked)
         results: list[Answer | Failure] = []
         for site, reply in replies.items():
-            reason = reply if isinstance(reply, str) else misfit(reply, len(here[site]))
+            reason = reply if isinstance(reply, str) else invalid_fields(reply, len(here[site]))
             if reason:
                 log.warning("round %d, %r: %s %s", message.round, message.verb, site, reason)
                 results += [Failure(party, f"{site} {reason}") for party in here[site]]
@@ -105,9 +105,9 @@ class RemoteEngine:
         return results
 
     @property
-    def agreement(self) -> str:
+    def run_digest(self) -> str:
         """What all sites must have been told of the run alike."""
-        return agreement(self.run, self.config, vars(self.schema))
+        return run_digest(self.run, self.config, vars(self.schema))
 
     def state(self) -> Fields:
         """Let every site save its memory, and say under which number."""
@@ -156,7 +156,7 @@ class RemoteEngine:
         replies = self._exchange(requests)
         for site, reply in replies.items():
             if isinstance(reply, str):
-                if reply.startswith(f"refused: {LOST_SAVE}"):
+                if reply.startswith(f"refused: {MISSING_SAVE}"):
                     self.unrestored[site] = reply
                 continue
             self.begun.add(site)
@@ -181,8 +181,8 @@ class RemoteEngine:
         replies: dict[str, Fields | str] = {}
         for site in requests:
             answer = raw.get(site, "did not answer")
-            reply = answer if isinstance(answer, str) else opened(answer, self._count)
-            if isinstance(reply, str) and reply.startswith(LOST):
+            reply = answer if isinstance(answer, str) else read_answer(answer, self._count)
+            if isinstance(reply, str) and reply.startswith(LOST_REASONS):
                 self.lost[site] = reply
             replies[site] = reply
         return replies
@@ -200,10 +200,10 @@ class RemoteEngine:
         return "; ".join(f"{site} {reason.removesuffix('.')}" for site, reason in failed.items())
 
 
-def opened(data: bytes, count: Callable[[Any], None] | None = None) -> Fields | str:
+def read_answer(data: bytes, count: Callable[[Any], None] | None = None) -> Fields | str:
     """The fields of a site's answer, or a few words on what is wrong with it; `count` hears what the site has released."""
-    if len(data) > LARGEST:
-        return f"sent {len(data)} bytes, more than the {LARGEST} that are taken"
+    if len(data) > MAX_MESSAGE_BYTES:
+        return f"sent {len(data)} bytes, more than the {MAX_MESSAGE_BYTES} that are taken"
     if not data:
         return "sent an empty answer, which could not be read; its log says why"
     try:
@@ -221,11 +221,11 @@ def opened(data: bytes, count: Callable[[Any], None] | None = None) -> Fields | 
     return fields if isinstance(fields, dict) else "sent an answer that could not be read"
 
 
-def misfit(fields: Fields, parties: int) -> str:
+def invalid_fields(fields: Fields, parties: int) -> str:
     """What keeps a reply from being one row a party; empty where nothing does."""
     for name, value in fields.items():
         if isinstance(value, dict):
-            inner = misfit(value, parties)
+            inner = invalid_fields(value, parties)
             if inner:
                 return inner
         elif isinstance(value, list):

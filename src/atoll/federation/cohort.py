@@ -27,7 +27,7 @@ from atoll.privacy.masking import ADVERT_PARTS, SECURE_STEPS, SEED_BYTES, SHARE_
 from atoll.privacy.secrets import Secrets, Session
 from atoll.random import SERVER, Draws, Word
 from atoll.settings import Training
-from atoll.wire import alike
+from atoll.wire import rows_are_shared
 
 Fields = dict[str, Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -65,7 +65,7 @@ class Message:
         chosen = Parties(parties)
         if chosen == self.parties:
             return self
-        return replace(self, parties=chosen, each=pick(self.each, self.parties.places(chosen)))
+        return replace(self, parties=chosen, each=pick(self.each, self.parties.indices(chosen)))
 
 
 class Guard(Protocol):
@@ -221,7 +221,7 @@ class Cohort:
             raise PartyFailure("refuses a total of the steps of secure totals")
         if odd := sorted(set(message.each) - set(getattr(method, "apart", ()))):
             raise PartyFailure(f"refuses {short(odd[0])!r} told to it apart: in a secure total all must be told the same")
-        told = masking.told_digest(common, message.training, message.each)
+        told = masking.arguments_digest(common, message.training, message.each)
         return secrets.enter(message.parties, self._call(message.verb), told, **agreed)
 
     @verb(public=True, gives={"keys": secret(ADVERT_PARTS, 32), "signature": SIGNATURE, "settled": flag("parties")})
@@ -264,7 +264,7 @@ class Cohort:
 
     def _answer_for_some(self, message: Message) -> Fields:
         """Stand up a cohort of the addressed parties alone, let it answer, and take its memory back."""
-        places = self.parties.places(message.parties)
+        places = self.parties.indices(message.parties)
         key = places.tobytes()
         if key not in self.parts:
             while len(self.parts) >= 4:
@@ -377,7 +377,7 @@ def _take(value: Any, index: Tensor) -> Any:
         return {name: _take(item, index) for name, item in value.items()}
     if isinstance(value, list):
         return [value[i] for i in index.tolist()]
-    return value[:1].expand(len(index), *value.shape[1:]) if alike(value) else value[index]
+    return value[:1].expand(len(index), *value.shape[1:]) if rows_are_shared(value) else value[index]
 
 
 def _put(value: Any, index: Tensor, new: Any) -> Any:
@@ -388,7 +388,7 @@ def _put(value: Any, index: Tensor, new: Any) -> Any:
         for place, item in zip(index.tolist(), new, strict=True):
             value[place] = item
         return value
-    if alike(value):
+    if rows_are_shared(value):
         value = value.clone(memory_format=torch.contiguous_format)
     value[index] = new
     return value

@@ -244,7 +244,7 @@ class Federation:
             raise AtollError(f"Round {self.round}: no party is left to answer {verb!r} ({self.reasons(self.missing)}).")
         listed = self.parties if to is None else addressed
         each = each or {}
-        return present, each if present == listed else pick(each, listed.places(present))
+        return present, each if present == listed else pick(each, listed.indices(present))
 
     def exchange(self, verb: str, parties: Sequence[int], each: Mapping[str, Any], common: Mapping[str, Any]) -> Replies:
         """One message to these parties and their replies, checked and billed: what `ask` and `total` are made of."""
@@ -269,7 +269,7 @@ class Federation:
         self._refuse(message, odd)
         kept = Parties(np.sort(parties.without(failed).numbers))
         if kept != parties:
-            fields = pick(fields, parties.places(kept))
+            fields = pick(fields, parties.indices(kept))
         self.note(message.verb, failed)
         if not kept:
             raise AtollError(

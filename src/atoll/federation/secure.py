@@ -52,7 +52,7 @@ class Attempt:
         self.where = f"Round {federation.round}"
         self.number = os.urandom(masking.SESSION_BYTES)
         call = Call(federation.round, federation.calls, verb)
-        self.digest = masking.session_digest(str(getattr(federation.engine, "agreement", "")), call, self.number)
+        self.digest = masking.session_digest(str(getattr(federation.engine, "run_digest", "")), call, self.number)
         self.session = {"session": masking.as_bytes(self.number)}
         self.users: list[int] = []  # who advertised keys
         self.adverts: dict[int, Advert] = {}
@@ -62,7 +62,7 @@ class Attempt:
         """All steps."""
         from atoll.federation.cohort import pick
 
-        self.told = masking.told_digest(common, self.federation.training, each)
+        self.told = masking.arguments_digest(common, self.federation.training, each)
         keys, settled = self._keys(parties)
         shared = self._exchange("secure_shares", self.users, keys)
         self._enough(shared.parties)

@@ -46,7 +46,7 @@ class Features:
         if isinstance(self.values, Tensor):
             return Features(self.values * draws.keep(1 - probability, self.blocks.sizes, self.values.shape[1]), self.blocks)
         starts = self.values.forward.crow_indices()[[0, *(end for _, end in self.blocks.ranges)]]
-        kept, scale = draws.parts(1 - probability, starts.diff().tolist())
+        kept, scale = draws.kept_values(1 - probability, starts.diff().tolist())
         return Features(self.values.masked(kept, scale), self.blocks)
 
     def __matmul__(self, weight: Tensor) -> Tensor:

@@ -44,12 +44,12 @@ class Identities:
             return False
         return True
 
-    def wrongly_signed(self, claims: Iterable[tuple[int, bytes, bytes]]) -> list[int]:
+    def invalid_signatures(self, claims: Iterable[tuple[int, bytes, bytes]]) -> list[int]:
         """The parties whose (party, signature, statement) does not hold."""
         return [party for party, signature, statement in claims if not self.signed(party, signature, statement)]
 
 
-def simulated(parties: int) -> Identities:
+def simulated_identities(parties: int) -> Identities:
     """Identities for parties that all live in this process, or in other simulated sites of it."""
     from atoll.privacy.masking import require_cryptography
 

@@ -64,7 +64,7 @@ def threshold(parties: int) -> int:
     return 2 * parties // 3 + 1 if parties > 2 else parties
 
 
-def fewest(setting: int, parties: int) -> int:
+def min_total_parties(setting: int, parties: int) -> int:
     """The smallest cohort of a total where `secure_min` is this: 3 by default, or all where there are fewer; never one."""
     return max(2, setting or min(3, parties))
 
@@ -94,7 +94,7 @@ def masks_transcript(keys: bytes, dealers: Sequence[int], users: Sequence[int], 
     return digest("masks", keys, dealers, users, told)
 
 
-def told_digest(common: Mapping[str, Any], training: bool = False, apart: Iterable[str] = ()) -> bytes:
+def arguments_digest(common: Mapping[str, Any], training: bool = False, apart: Iterable[str] = ()) -> bytes:
     """What all parties are told alike, and the names of what each is told apart.
 
     A server that sends one party a model, and the others one to which their replies are known, would read the one from the sum.
@@ -109,9 +109,9 @@ def told_digest(common: Mapping[str, Any], training: bool = False, apart: Iterab
     return digest(*parts)
 
 
-def agreement(run: str, config: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+def run_digest(run: str, config: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     """The run as all of its sites must have been told of it: its name, configuration and the form of the data."""
-    return told_digest({"run": run, "config": [dict(config)], "schema": dict(schema)}).hex()
+    return arguments_digest({"run": run, "config": [dict(config)], "schema": dict(schema)}).hex()
 
 
 def share_commitment(transcript: bytes, dealer: int, receiver: int, kind: int, share: bytes) -> bytes:

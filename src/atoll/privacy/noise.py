@@ -38,9 +38,9 @@ from atoll.settings import setting
 
 EVALUATE = "evaluate"  # the verb that replies counts
 WEIGHTS = ("n", "nodes")  # the number of training nodes: it leaves in clear
-LARGEST_LOSS = 3.0  # a party's mean loss, where counts are noised: a larger one would crowd the other counts out
-LEAST_NOISE = 2.0**-10  # below, whole numbers of steps would not fit 64 bits when squared; ε is above a million by then
-LEAST_CLIP = 1e-30  # below, squares would vanish in double precision
+MAX_MEAN_LOSS = 3.0  # a party's mean loss, where counts are noised: a larger one would crowd the other counts out
+MIN_NOISE = 2.0**-10  # below, whole numbers of steps would not fit 64 bits when squared; ε is above a million by then
+MIN_CLIP = 1e-30  # below, squares would vanish in double precision
 CHUNK = 1 << 21  # numbers noised at once
 
 
@@ -101,10 +101,10 @@ class NoiseSettings:
 
     def __post_init__(self) -> None:
         for name, value in (("noise", self.noise if self.clip else 0.0), ("evaluation", self.evaluation)):
-            if 0 < value < LEAST_NOISE:
-                raise AtollError(f"dp.{name} is {value:g}, which hides nothing; use at least {LEAST_NOISE:g}, or 0 for none.")
-        if 0 < self.clip < LEAST_CLIP:
-            raise AtollError(f"dp.clip is {self.clip:g}, which leaves nothing; use at least {LEAST_CLIP:g}, or 0 for no clip.")
+            if 0 < value < MIN_NOISE:
+                raise AtollError(f"dp.{name} is {value:g}, which hides nothing; use at least {MIN_NOISE:g}, or 0 for none.")
+        if 0 < self.clip < MIN_CLIP:
+            raise AtollError(f"dp.clip is {self.clip:g}, which leaves nothing; use at least {MIN_CLIP:g}, or 0 for no clip.")
         if self.evaluation and self.verb == EVALUATE:
             raise AtollError("dp.evaluation noises the replies of 'evaluate' already; let dp.verb name another verb.")
 
@@ -173,7 +173,7 @@ class Noise:
         flat = {name: value.detach().double() for name, value in wire.leaves(fields)}
         for name in flat.keys() & {"validation", "test"}:
             nodes, right, loss = flat[name].unbind(1)[:3]
-            capped = torch.minimum(loss, LARGEST_LOSS * nodes)
+            capped = torch.minimum(loss, MAX_MEAN_LOSS * nodes)
             flat[name] = torch.cat([torch.stack([nodes, right, capped], 1), flat[name][:, 3:]], 1)
         return wire.nest(self._parties(flat, draws, self.settings.evaluation_clip, self.settings.evaluation))
 

@@ -23,8 +23,11 @@ from atoll.errors import AtollError
 from atoll.parties import Parties
 from atoll.storage import append_line
 
-FILE = "releases.jsonl"
-FEW, MANY = [1 + 2.0**-power for power in range(20, 3, -1)], [2.0 ** (power / 4) for power in range(24, 120)]  # Rényi orders
+RELEASES_FILE = "releases.jsonl"
+LOW_ORDERS, HIGH_ORDERS = (
+    [1 + 2.0**-power for power in range(20, 3, -1)],
+    [2.0 ** (power / 4) for power in range(24, 120)],
+)  # Rényi orders
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Releases:
 
     def keep(self, path: Path) -> None:
         """Write every release to this file from now on; those it holds count."""
-        need_accountant()
+        require_accountant()
         self.path, self.length = path, _length(path)
         for line in _lines(path):
             rho = math.inf if line["rho"] is None else float(line["rho"])
@@ -117,13 +120,13 @@ def epsilon_of(rho: float, delta: float) -> float:
 
     accountant = RDPAccountant()
     accountant.history = [(math.sqrt(0.5 / rho), 1.0, 1)]
-    orders = FEW + RDPAccountant.DEFAULT_ALPHAS + MANY  # its own alone never fall below ε = 0.1 at δ = 1e-5
+    orders = LOW_ORDERS + RDPAccountant.DEFAULT_ALPHAS + HIGH_ORDERS  # its own alone never fall below ε = 0.1 at δ = 1e-5
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that the best order is the first or last
         return max(0.0, float(accountant.get_epsilon(delta, alphas=orders)))  # it falls below 0 where δ alone is enough
 
 
-def need_accountant() -> None:
+def require_accountant() -> None:
     """Refuse to count without the accountant."""
     if find_spec("opacus") is None:
         raise AtollError("Counting privacy needs the package opacus; install atoll[deploy].")

@@ -26,7 +26,7 @@ from atoll.errors import AtollError, PartyFailure
 from atoll.privacy import masking
 from atoll.privacy.identities import SIGNATURE_BYTES, Identities
 from atoll.privacy.masking import MASKS, SELF, Advert, Call, Integers, threshold
-from atoll.privacy.settled import Settled
+from atoll.privacy.opened_totals import OpenedTotals
 
 STEPS = ("keys", "shares", "open", "mask", "confirm", "reveal")
 UNKNOWN = "does not know the session of this secure total: it was restarted, or another one began"
@@ -71,13 +71,13 @@ class Secrets:
     It belongs to the host, not to the parties' memory: nothing of it is saved but the record of opened totals.
     """
 
-    def __init__(self, identities: Identities, *, run: str = "", least: int = 2, settled: Settled | None = None) -> None:
-        """`least`: the fewest parties whose sum may be learned. `settled`: the record of opened totals, at a site a file."""
+    def __init__(self, identities: Identities, *, run: str = "", least: int = 2, settled: OpenedTotals | None = None) -> None:
+        """`least`: the fewest parties whose sum may be opened; `settled`: the record of opened totals, a file at a site."""
         masking.require_cryptography()
         self.identities = identities
         self.run = run
         self.least = max(2, least)
-        self.settled = settled or Settled()
+        self.settled = settled or OpenedTotals()
         self.sessions: dict[int, Session] = {}
 
     def keys(self, parties: Sequence[int], call: Call, session: Tensor) -> dict[str, Tensor]:
@@ -109,7 +109,7 @@ class Secrets:
             (user, signed[place : place + SIGNATURE_BYTES], masking.keys_statement(name, user, said[user]))
             for user, place in zip(all_users, places, strict=True)
         ]
-        if wrong := self.identities.wrongly_signed(claims):
+        if wrong := self.identities.invalid_signatures(claims):
             raise PartyFailure(f"refuses keys that are not signed by party {wrong[0]}")
         known = {user: Advert(*(said[user][at : at + 32] for at in range(0, size, 32))) for user in all_users}
         rows = []

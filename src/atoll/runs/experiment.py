@@ -16,8 +16,8 @@ from atoll.federation.cohort import Cohort, Guard, Schema
 from atoll.federation.federation import Engine, Federation
 from atoll.federation.network import Link
 from atoll.graphs.graph import Graph
-from atoll.privacy.identities import Identities, simulated
-from atoll.privacy.masking import fewest
+from atoll.privacy.identities import Identities, simulated_identities
+from atoll.privacy.masking import min_total_parties
 from atoll.privacy.noise import EVALUATE, Noise
 from atoll.privacy.releases import Releases
 from atoll.privacy.secrets import Secrets
@@ -81,8 +81,8 @@ def prepare(config: Config, graph: Graph | None = None, *, engine: Callable[[Eng
     data = federate(config, graph, algorithms.find(config.algorithm).SCENARIOS)
     schema = schema_of(data)
 
-    identities = simulated(schema.parties) if config.run.secure else None
-    least = fewest(config.run.secure_min, schema.parties)
+    identities = simulated_identities(schema.parties) if config.run.secure else None
+    least = min_total_parties(config.run.secure_min, schema.parties)
     secrets = Secrets(identities, least=least) if identities is not None else None  # this process hosts all parties
     releases = Releases()
 
@@ -157,7 +157,7 @@ def build_experiment(
         participation=config.run.participation,
         missing_is_fatal=config.run.missing == "stop",
         secure=config.run.secure,
-        secure_min=fewest(config.run.secure_min, schema.parties),
+        secure_min=min_total_parties(config.run.secure_min, schema.parties),
         identities=identities,
         robust=robust.make(config.run, algorithm.Cohort.averaged(), schema.parties),
         evaluate_at_server=config.run.evaluate_at_server and not config.dp.evaluation,

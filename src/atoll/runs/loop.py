@@ -9,7 +9,7 @@ from typing import Any
 
 from atoll.errors import AtollWarning
 from atoll.federation.federation import Federation
-from atoll.privacy.releases import FILE, epsilon_of, need_accountant
+from atoll.privacy.releases import RELEASES_FILE, epsilon_of, require_accountant
 from atoll.runs import absence, checkpoint, unchanged
 from atoll.runs.experiment import Experiment
 from atoll.runs.folder import Folder
@@ -30,9 +30,9 @@ def rounds(
     rows = folder.rows() if folder else []
     earlier_warnings = list((saved or {}).get("warnings", []))
     if config.dp.active:
-        need_accountant()
+        require_accountant()
         if folder:
-            experiment.releases.keep(folder.path / FILE)
+            experiment.releases.keep(folder.path / RELEASES_FILE)
     if saved is None:
         progress = Progress()
         federation.begin(0)

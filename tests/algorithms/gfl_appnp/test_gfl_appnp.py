@@ -263,7 +263,7 @@ def test_compensation_matters() -> None:
 def test_bytes(values: dict[str, Any], gradient: int) -> None:
     """The formula of the docstring, with every message a description that is never written out."""
 
-    class Watched(Wrapper):
+    class RecordingGuard(Wrapper):
         """Nothing but descriptions passes."""
 
         def deliver(self, message: Message) -> Any:
@@ -274,7 +274,7 @@ def test_bytes(values: dict[str, Any], gradient: int) -> None:
                 assert isinstance(field, Deferred)
             return results
 
-    result = run(engine=Watched, rounds=4, **values)
+    result = run(engine=RecordingGuard, rounds=4, **values)
     classes, training = 2, int(graph_of("dnc").train.sum())
     model = 4 * (FEATURES * HIDDEN + HIDDEN * classes)
     up = NODES * (4 * classes + 2 + gradient) + training * (model + 8)

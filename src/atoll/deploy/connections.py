@@ -15,14 +15,16 @@ from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
 PEER_CN = DriverParams.PEER_CN.value
 MAX_CONNECTIONS = 4  # of one peer: the one it uses, and dead ones that were not yet noticed
-MAX_WAITING = 256 << 20  # bytes of one connection that wait to be looked at; what NVFlare sends unconfirmed has a quarter of it
-OVERHEAD = 2000  # bytes that a frame costs beside its own
-BREATH = 1.0  # seconds between a connection's questions whether we are there; all others stay unanswered
+MAX_QUEUED_BYTES = (
+    256 << 20
+)  # bytes of one connection that wait to be looked at; what NVFlare sends unconfirmed has a quarter of it
+FRAME_OVERHEAD = 2000  # bytes that a frame costs beside its own
+MIN_PING_SECONDS = 1.0  # seconds between a connection's questions whether we are there; all others stay unanswered
 
 log = logging.getLogger("atoll.lock")  # with a child for each certificate: who makes many lines has only its own left out
 
 
-class Peers:
+class PeerNames:
     """In the place of NVFlare's identity resolver: who may connect, as cell name → common name of the certificate."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
@@ -41,7 +43,7 @@ class Peers:
             raise ValueError(f"{described} authenticated as {common_name!r} but claimed endpoint {cell[:100]!r}")
 
 
-class Crowd:
+class ConnectionLimit:
     """In the place of what takes new connections: of one certificate a few are kept, with a name or without."""
 
     def __init__(self, connections: Mapping[str, Any], take: Callable[[Any], None]) -> None:
@@ -58,7 +60,7 @@ class Crowd:
         self.take(connection)
 
 
-class Turnstile:
+class FrameLimit:
     """In the place of what takes frames: a connection that brings more than can be looked at is closed; few pings are answered.
 
     Otherwise frames wait in memory, and so do answers that a peer does not fetch: pings cost it next to nothing.
@@ -73,9 +75,9 @@ class Turnstile:
 
     def enter(self, connection: Any, frame: Any) -> None:
         """Have a frame looked at, in a thread of NVFlare's, unless there are too many."""
-        name, cost = connection.get_name(), len(frame) + OVERHEAD
+        name, cost = connection.get_name(), len(frame) + FRAME_OVERHEAD
         with self.lock:
-            full = self.waiting[name] + cost > MAX_WAITING
+            full = self.waiting[name] + cost > MAX_QUEUED_BYTES
             if not full:
                 self.waiting[name] += cost
         if full:
@@ -93,7 +95,7 @@ class Turnstile:
                 self.look(connection, frame)
         finally:
             with self.lock:
-                self.waiting[name] -= len(frame) + OVERHEAD
+                self.waiting[name] -= len(frame) + FRAME_OVERHEAD
                 if self.waiting[name] <= 0:
                     del self.waiting[name]
 
@@ -102,8 +104,8 @@ class Turnstile:
             return False
         now = time.monotonic()
         with self.lock:
-            last = self.pinged.pop(name, -BREATH)
-            soon = now - last < BREATH
+            last = self.pinged.pop(name, -MIN_PING_SECONDS)
+            soon = now - last < MIN_PING_SECONDS
             self.pinged[name] = last if soon else now
             while len(self.pinged) > 10_000:  # of connections that are gone
                 del self.pinged[next(iter(self.pinged))]

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from atoll.deploy import requests
-from atoll.deploy.form import SCALINGS
+from atoll.deploy.description import SCALINGS
 from atoll.errors import AtollError
 from atoll.federation.cohort import Fields
 
 Known = dict[str, Fields]  # site → what it says of its graph, read and checked
 
 
-class Disagreement(AtollError):
+class IncompatibleSites(AtollError):
     """Two sites do not fit together; `field` is what their own logs may say more of, empty where there is nothing to name."""
 
     def __init__(self, sentence: str, sites: tuple[str, str], field: str = "") -> None:
@@ -28,7 +28,7 @@ class Disagreement(AtollError):
 
 
 @dataclass(frozen=True)
-class Agreement:
+class CommonForm:
     """The form that all sites' graphs have or are brought to."""
 
     features: int
@@ -38,7 +38,7 @@ class Agreement:
     nodes: int = 0  # where all hold the same ones
 
 
-def agreed(about: Mapping[str, Fields | str], setting: str) -> Agreement:
+def check_compatible(about: Mapping[str, Fields | str], setting: str) -> CommonForm:
     """The form that the sites' descriptions fit; where they do not, one sentence on who differs in what.
 
     Columns and classes with the same names in another order are put in the order of the first site that has names.
@@ -47,7 +47,7 @@ def agreed(about: Mapping[str, Fields | str], setting: str) -> Agreement:
     for site, described in about.items():
         if isinstance(described, str):
             raise AtollError(f"The site {site} cannot take part: it {described.removesuffix('.')}.")
-        if reason := requests.described(described):
+        if reason := requests.invalid_description(described):
             raise AtollError(f"The site {site} cannot take part: it {reason}.")
         known[site] = _read(site, described, setting)
     notes: list[str] = []
@@ -65,7 +65,7 @@ def agreed(about: Mapping[str, Fields | str], setting: str) -> Agreement:
     features = max(described["features"] for described in known.values())
     classes = next(iter(known.values()))["classes"]
     nodes = next(iter(known.values()))["nodes"] if setting == "vertical" else 0
-    return Agreement(features, classes, {name: value for name, value in order.items() if len(value)}, notes, nodes)
+    return CommonForm(features, classes, {name: value for name, value in order.items() if len(value)}, notes, nodes)
 
 
 def _read(site: str, described: Fields, setting: str) -> Fields:
@@ -100,7 +100,7 @@ def _same_number(known: Known, name: str, named: str = "") -> None:
         if described[name] != reference[name]:
             sentence = f"{first} has {reference[name]} {name} and {site} has {described[name]}"
             both = bool(named) and len(reference[named]) > 0 and len(described[named]) > 0
-            raise Disagreement(sentence + (LOGS if both else ""), (first, site), named if both else "")
+            raise IncompatibleSites(sentence + (LOGS if both else ""), (first, site), named if both else "")
 
 
 LOGS = " (the sites' own logs name those that differ)"
@@ -115,7 +115,7 @@ def _common(known: Known, name: str, notes: list[str]) -> Tensor:
         return torch.empty(0, dtype=torch.int64)
     first, reference = next(iter(naming.items()))
     if unnamed and name == "names":
-        raise Disagreement(f"{first} names its classes and {unnamed[0]} does not", (first, unnamed[0]))
+        raise IncompatibleSites(f"{first} names its classes and {unnamed[0]} does not", (first, unnamed[0]))
     if unnamed:
         notes.append(f"{_and(unnamed)} does not name its features, so that their order could not be compared with {first}'s.")
     moved = []
@@ -123,9 +123,9 @@ def _common(known: Known, name: str, notes: list[str]) -> Tensor:
         unknown = (~torch.isin(digests, reference)).nonzero()[:, 0]
         if len(unknown):
             sentence = f"{noun[:-1] if noun == 'features' else 'class'} {int(unknown[0]) + 1} of {site} (counted from 1)"
-            raise Disagreement(f"{sentence} is not among the {noun} of {first}{LOGS}", (first, site), name)
+            raise IncompatibleSites(f"{sentence} is not among the {noun} of {first}{LOGS}", (first, site), name)
         if not torch.equal(digests.sort().values, reference.sort().values):  # one of them names something twice
-            raise Disagreement(f"the {noun} of {first} and {site} differ", (first, site), name)
+            raise IncompatibleSites(f"the {noun} of {first} and {site} differ", (first, site), name)
         if not torch.equal(digests, reference):
             moved.append(site)
     if moved:
@@ -137,7 +137,7 @@ def _same_nodes(known: Known) -> None:
     (first, reference), *others = known.items()
     for site, described in others:
         if described["ids"] != reference["ids"]:
-            raise Disagreement(f"the nodes' numbers of {first} and {site} differ", (first, site))
+            raise IncompatibleSites(f"the nodes' numbers of {first} and {site} differ", (first, site))
 
 
 def _compare_scaling(known: Known, notes: list[str]) -> None:
@@ -162,7 +162,7 @@ def _same_roles(known: Known) -> None:
         one, other = (list(known)[place] for place in pairs[:, 0])
         count = f"{counts[0]} node{'s' if counts[0] > 1 else ''}"
         sentence = f"{count} that {one} and {other} share have another role (train, val or test) at one than at the other"
-        raise Disagreement(sentence, (one, other))
+        raise IncompatibleSites(sentence, (one, other))
 
 
 def _and(sites: list[str]) -> str:

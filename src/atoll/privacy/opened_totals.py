@@ -18,7 +18,7 @@ from atoll.privacy.masking import Call
 FORMAT = 1
 
 
-class Settled:
+class OpenedTotals:
     """For every call the parties that were in its sum, as each party hosted here was shown; in a file where `path` is given.
 
     The file is there from the beginning of a run, and every line holds a checksum of itself and all before it.

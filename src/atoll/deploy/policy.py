@@ -15,7 +15,7 @@ from atoll.runs.config import GIVEN, Config
 
 
 @dataclass(frozen=True)
-class Terms:
+class SitePolicy:
     """The terms under which a site takes part; by default it takes part in everything."""
 
     only: tuple[str, ...] = ()  # these algorithms; all where empty
@@ -26,7 +26,7 @@ class Terms:
     simulated: bool = False  # the site is played on its user's own machine: it may load datasets that the configuration names
     files: tuple[str, ...] = ()  # algorithms of one's own, as files, that the user of a simulation named
 
-    def admit(self, document: Any, *, own_data: bool) -> None:
+    def check_document(self, document: Any, *, own_data: bool) -> None:
         """Refuse a configuration as it came from the server, before anything that it names is looked up, imported or read."""
         if not isinstance(document, dict):
             raise AtollError("the server's configuration is not a table.")
@@ -73,7 +73,7 @@ class Terms:
         if wrong:
             raise AtollError(f"this site insists on differential privacy: {wrong}.")
 
-    def least(self, parties: int) -> int:
+    def min_total_parties(self, parties: int) -> int:
         """The fewest parties of a secure total, in a federation of so many."""
         if parties < self.secure_min:
             raise AtollError(
@@ -87,7 +87,7 @@ class Terms:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Terms:
+    def from_json(cls, text: str) -> SitePolicy:
         """What `to_json` wrote."""
         fields: dict[str, Any] = json.loads(text)
         values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}

@@ -22,7 +22,7 @@ from atoll.errors import AtollError
 from atoll.federation.cohort import Fields
 from atoll.graphs.graph import Graph
 
-CLOSE = 1e-3  # how near sums are to 1, and means and deviations to 0 and 1, where features were scaled
+SCALING_TOLERANCE = 1e-3  # how near sums are to 1, and means and deviations to 0 and 1, where features were scaled
 SCALINGS = {
     "rows": "add up to 1 at every node",
     "standard": "have mean 0 and deviation 1 in every column",
@@ -31,7 +31,7 @@ SCALINGS = {
 }
 
 
-def key_of(kit: Path | None) -> bytes:
+def digest_key(kit: Path | None) -> bytes:
     """The key of the digests; none where sites are simulated."""
     if kit is None:
         return b""
@@ -75,38 +75,40 @@ def scaling(graph: Graph) -> str:
     x = graph.x.numpy() if isinstance(graph.x, Tensor) else graph.x
     values: NDArray[np.float32] = np.asarray(x.data if sp.issparse(x) else x)
     totals = np.asarray(abs(x).sum(1, dtype=np.float64)).ravel()
-    if bool((np.abs(totals[totals > 0] - 1) <= CLOSE).all()) and bool((totals > 0).any()):
+    if bool((np.abs(totals[totals > 0] - 1) <= SCALING_TOLERANCE).all()) and bool((totals > 0).any()):
         return "rows"
     if values.size == 0 or (float(values.min()) >= 0 and float(values.max()) <= 1):
         return "unit"
     if not sp.issparse(x) and len(x) > 1:
         mean, deviation = x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
-        varying = deviation > CLOSE
-        near = (np.abs(mean) <= CLOSE) & (np.abs(deviation - 1) <= max(CLOSE, 1 / len(x)))  # by n or by n − 1
+        varying = deviation > SCALING_TOLERANCE
+        near = (np.abs(mean) <= SCALING_TOLERANCE) & (
+            np.abs(deviation - 1) <= max(SCALING_TOLERANCE, 1 / len(x))
+        )  # by n or by n − 1
         if varying.any() and bool((near | ~varying).all()):
             return "standard"
     return "none"
 
 
-def arrange(graph: Graph, order: Fields, key: bytes, say: Callable[[str], None]) -> Graph:
+def reorder(graph: Graph, order: Fields, key: bytes, say: Callable[[str], None]) -> Graph:
     """The graph with columns and classes in the order of the digests in `order`; what has no names is left as it is."""
     columns, names = (_listed(order, field) for field in ("columns", "names"))
     if graph.feature_names is not None and len(columns):
-        places = _places(digests(graph.feature_names, "column", key), columns)
+        places = _permutation(digests(graph.feature_names, "column", key), columns)
         if places is None:
-            differ(graph, "columns", columns, "the federation", key, say)
+            log_differences(graph, "columns", columns, "the federation", key, say)
             raise AtollError("its columns are not those of the federation; its log names them.")
         graph = _with_columns(graph, places)
     if graph.class_names is not None and len(names):
-        places = _places(digests(graph.class_names, "class", key), names)
+        places = _permutation(digests(graph.class_names, "class", key), names)
         if places is None:
-            differ(graph, "names", names, "the federation", key, say)
+            log_differences(graph, "names", names, "the federation", key, say)
             raise AtollError("its classes are not those of the federation; its log names them.")
         graph = _with_classes(graph, places)
     return graph
 
 
-def differ(graph: Graph, field: str, others: Tensor, whose: str, key: bytes, say: Callable[[str], None]) -> None:
+def log_differences(graph: Graph, field: str, others: Tensor, whose: str, key: bytes, say: Callable[[str], None]) -> None:
     """Name, in the site's own log, its columns or classes that another does not have, and count those that it lacks."""
     kind, noun = ("column", "columns") if field == "columns" else ("class", "classes")
     called = (graph.feature_names if kind == "column" else graph.class_names) or ()
@@ -124,7 +126,7 @@ def _listed(order: Fields, field: str) -> Tensor:
     return value
 
 
-def _places(own: Tensor, wanted: Tensor) -> Tensor | None:
+def _permutation(own: Tensor, wanted: Tensor) -> Tensor | None:
     """Where each wanted digest stands among the own ones; None where they are not the same ones, each once."""
     sorted_own, place = own.sort()
     sorted_wanted, order = wanted.sort()

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from atoll import storage
-from atoll.engines.remote import LOST_SAVE
+from atoll.engines.remote import MISSING_SAVE
 from atoll.errors import AtollError
 from atoll.federation.cohort import Fields
 
-KEPT = 3  # saves: the server's checkpoint may be one behind, and it keeps the one before that too
-DATA = "data.json"
+MAX_KEPT = 3  # saves: the server's checkpoint may be one behind, and it keeps the one before that too
+DATA_FILE = "data.json"
 
 
-class Saves:
+class SiteCheckpoints:
     """The folder of one run at a site. What goes wrong is told in full to `say`, at the site; the server hears that it did."""
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
@@ -25,11 +25,11 @@ class Saves:
 
     def known(self) -> bool:
         """Whether the run has begun here before."""
-        return (self.folder / DATA).exists()
+        return (self.folder / DATA_FILE).exists()
 
     def check_data(self, digest: int, where: str) -> None:
         """Note the data's digest when the run begins here; later, refuse other data."""
-        path = self.folder / DATA
+        path = self.folder / DATA_FILE
         try:
             known = json.loads(path.read_text(encoding="utf-8"))["digest"] if path.exists() else None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -46,7 +46,7 @@ class Saves:
         path = self._path(round)
         self._write(path, lambda: storage.write_document(path, {"memory": memory}))
         kept = self.rounds()
-        for old in [other for other in kept if other > round] + [other for other in kept if other <= round][:-KEPT]:
+        for old in [other for other in kept if other > round] + [other for other in kept if other <= round][:-MAX_KEPT]:
             self._path(old).unlink()
 
     def read(self, round: int, exact: bool) -> tuple[int, dict[str, Any]] | None:
@@ -59,9 +59,9 @@ class Saves:
             except storage.DamagedError as error:
                 self.say(str(error))
                 if exact:
-                    raise AtollError(f"{LOST_SAVE} {round} is damaged.") from error
+                    raise AtollError(f"{MISSING_SAVE} {round} is damaged.") from error
         if exact:
-            raise AtollError(f"{LOST_SAVE} {round} is not here.")
+            raise AtollError(f"{MISSING_SAVE} {round} is not here.")
         return None
 
     def finish(self, models: Fields) -> None:

@@ -1,13 +1,13 @@
-"""What an end of a federation takes from the network, decided here and nowhere else: everything not listed is refused.
+"""What a server or site accepts from the network, decided in one place: everything that is not listed is refused.
 
 atoll uses NVFlare's cells (authenticated connections, streams of bytes) and nothing above them: no jobs, admin commands,
-registration, network agents or log streams are ever started, so there is nothing to ask for. The lock guards what remains, twice:
+registration, network agents or log streams are ever started, so none can be requested. What remains is guarded twice:
 
-- `Peers`, when a connection is made: the name a peer gives itself must be the one of its TLS certificate. `Crowd`: not too many;
-  `Turnstile`: nor too much by one.
-- `Gate`, at the point where a cell is given its messages, before anything looks at them: the origin a message claims must be the
-  one of the certificate of the connection it came in on; it must be for this cell (nothing is forwarded); it must be a part of a
-  stream that atoll uses. All other headers are thrown away, so no setting of the other end has a meaning here.
+- When a connection is made: `PeerNames` compares the name a peer gives itself with the one in its TLS certificate;
+  `ConnectionLimit` bounds the connections per certificate, `FrameLimit` the unprocessed frames per connection.
+- When a message arrives, before anything else reads it: `MessageFilter` requires that the claimed origin matches the certificate
+  of the connection, that the message is for this cell (nothing is forwarded), and that it is part of a stream that atoll uses.
+  All other headers are dropped, so no setting of the other end has an effect here.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from nvflare.fuel.f3.streaming.stream_const import (
     StreamHeaderKey,
 )
 
-from atoll.deploy.peers import PEER_CN, Crowd, Peers, Turnstile
-from atoll.engines.remote import LARGEST, TOPIC
+from atoll.deploy.connections import PEER_CN, ConnectionLimit, FrameLimit, PeerNames
+from atoll.engines.remote import MAX_MESSAGE_BYTES, TOPIC
 from atoll.errors import AtollError
 
-VERSION = "2.9.0"  # the NVFlare whose private parts are used here
+NVFLARE_VERSION = "2.9.0"  # the NVFlare whose private parts are used here
 SERVER = "server"  # the name of the server's cell
 CHANNEL = CellChannel.AUX_COMMUNICATION
 REPLIES = (CellChannel.RETURN_ONLY, f"{CHANNEL}:{TOPIC}")  # the stream on which an answer comes back
-MAX_NAMED = 20  # refusals of one peer that are logged one by one; then each time their number has doubled
+MAX_LOGGED_REFUSALS = 20  # refusals of one peer that are logged one by one; then each time their number has doubled
 MAX_SEQUENCE = 1 << 32
 
 # The only requests of NVFlare that a cell keeps a callback for, and why atoll cannot live without them; all others are removed.
-NEEDED = {
+ALLOWED_TOPICS = {
     f"{STREAM_CHANNEL}:{STREAM_DATA_TOPIC}": "carries the chunks of a message",
     f"{STREAM_CHANNEL}:{STREAM_ACK_TOPIC}": "lets the sender of a large message go on",
     f"{STREAM_CHANNEL}:{STREAM_ERROR_TOPIC}": "tells the sender that its message could not be taken",
@@ -56,11 +56,11 @@ NEEDED = {
 log = logging.getLogger("atoll.lock")
 
 
-class Gate(MessageReceiver):  # type: ignore[misc]
+class MessageFilter(MessageReceiver):  # type: ignore[misc]
     """In the place of a cell among the receivers of its connections: passes on what is allowed, with the headers it knows."""
 
     def __init__(self, cell: Cell, peers: Mapping[str, str], receiver: Any) -> None:
-        self.me = cell.core_cell.my_info.fqcn
+        self.name = cell.core_cell.my_info.fqcn
         self.cells = {common_name: name for name, common_name in peers.items()}
         self.waiters: dict[str, Any] = cell.requests_dict
         self.receiver = receiver
@@ -73,9 +73,9 @@ class Gate(MessageReceiver):  # type: ignore[misc]
         try:
             peer = connection.get_conn_properties().get(PEER_CN)
             headers = message.headers
-            reason = self._stranger(peer, endpoint, headers) or self._unlisted(headers, self.cells[peer])
+            reason = self._wrong_sender(peer, endpoint, headers) or self._wrong_topic(headers, self.cells[peer])
             if not reason:
-                message.headers = _kept(headers)
+                message.headers = _allowed_headers(headers)
         except Exception as error:  # whatever a stranger's headers bring about
             reason = f"its headers cannot be read ({type(error).__name__})"
         if reason:
@@ -83,7 +83,7 @@ class Gate(MessageReceiver):  # type: ignore[misc]
         else:
             self.receiver.process_message(endpoint, connection, app_id, message)
 
-    def _stranger(self, peer: Any, endpoint: Any, headers: Mapping[str, Any]) -> str:
+    def _wrong_sender(self, peer: Any, endpoint: Any, headers: Mapping[str, Any]) -> str:
         """Why a message is not its sender's own, or not for us; empty where it is."""
         name = self.cells.get(peer)
         if name is None:
@@ -94,37 +94,37 @@ class Gate(MessageReceiver):  # type: ignore[misc]
         if endpoint.name != name:
             return f"its connection is {_short(endpoint.name)}'s"
         for key in (MessageHeaderKey.DESTINATION, MessageHeaderKey.TO_CELL):
-            if headers.get(key) != self.me:
+            if headers.get(key) != self.name:
                 return f"it is for {_short(headers.get(key))}, and nothing is forwarded"
         return ""
 
-    def _unlisted(self, headers: Mapping[str, Any], name: str) -> str:
+    def _wrong_topic(self, headers: Mapping[str, Any], name: str) -> str:
         """Why a message of a peer is not one that atoll knows; empty where it is."""
         channel, topic = headers.get(MessageHeaderKey.CHANNEL), headers.get(MessageHeaderKey.TOPIC)
         if headers.get(MessageHeaderKey.MSG_TYPE) != MessageType.REQ or headers.get(MessageHeaderKey.REPLY_EXPECTED):
             return f"nothing is answered on {_short(channel)}, {_short(topic)}"
-        if f"{channel}:{topic}" not in NEEDED:
+        if f"{channel}:{topic}" not in ALLOWED_TOPICS:
             return f"there is nothing on {_short(channel)}, {_short(topic)}"
         stream = headers.get(StreamHeaderKey.STREAM_ID)
-        if not _whole(stream):
+        if not _is_integer(stream):
             return "its stream has no number"
         if topic == STREAM_DATA_TOPIC:
-            return self._unasked(headers, name, stream)
+            return self._wrong_stream(headers, name, stream)
         task = ByteStreamer.tx_task_map.get(stream)
         if task is not None and task.target != name:
             return f"it speaks of a stream to {_short(task.target)}"
         return ""
 
-    def _unasked(self, headers: Mapping[str, Any], name: str, stream: Any) -> str:
+    def _wrong_stream(self, headers: Mapping[str, Any], name: str, stream: Any) -> str:
         """Why a part of a stream is not taken; empty where it is: at a site a request, at the server the reply to one."""
         inner = headers.get(StreamHeaderKey.CHANNEL), headers.get(StreamHeaderKey.TOPIC)
         if inner != ((CHANNEL, TOPIC) if name == SERVER else REPLIES):
             return f"there is nothing on {_short(inner[0])}, {_short(inner[1])}"
         if headers.get(StreamHeaderKey.PAYLOAD_ENCODING) != Encoding.BYTES:
             return "it is not plain bytes"
-        if not _whole(headers.get(StreamHeaderKey.SIZE), LARGEST):
-            return f"it says that it has {_short(headers.get(StreamHeaderKey.SIZE))} bytes; {LARGEST} are taken"
-        if not _whole(headers.get(StreamHeaderKey.SEQUENCE)):
+        if not _is_integer(headers.get(StreamHeaderKey.SIZE), MAX_MESSAGE_BYTES):
+            return f"it says that it has {_short(headers.get(StreamHeaderKey.SIZE))} bytes; {MAX_MESSAGE_BYTES} are taken"
+        if not _is_integer(headers.get(StreamHeaderKey.SEQUENCE)):
             return "its parts are not numbered"
         request = headers.get(StreamHeaderKey.STREAM_REQ_ID)
         task = RxTask.rx_task_map.get((name, stream))
@@ -144,11 +144,13 @@ class Gate(MessageReceiver):  # type: ignore[misc]
         with self.lock:
             self.refused[peer] += 1
             number = self.refused[peer]
-        if number <= MAX_NAMED or not number & (number - 1):
-            log.warning("refused a message of %s: %s%s", peer, reason, f" ({number} in all)" if number > MAX_NAMED else "")
+        if number <= MAX_LOGGED_REFUSALS or not number & (number - 1):
+            log.warning(
+                "refused a message of %s: %s%s", peer, reason, f" ({number} in all)" if number > MAX_LOGGED_REFUSALS else ""
+            )
 
 
-KEPT = (
+KEPT_HEADERS = (
     MessageHeaderKey.ORIGIN,
     MessageHeaderKey.FROM_CELL,
     MessageHeaderKey.DESTINATION,
@@ -162,19 +164,19 @@ KEPT = (
     StreamHeaderKey.TOPIC,
     StreamHeaderKey.PAYLOAD_ENCODING,
 )
-CHECKED: dict[str, Callable[[Any], bool]] = {
-    StreamHeaderKey.SIZE: lambda value: _whole(value, LARGEST),
-    StreamHeaderKey.SEQUENCE: lambda value: value == -1 or _whole(value, MAX_SEQUENCE),
-    StreamHeaderKey.OFFSET: lambda value: _whole(value, 2 * LARGEST),
-    StreamHeaderKey.DATA_TYPE: lambda value: _whole(value, StreamDataType.ERROR),
+HEADER_CHECKS: dict[str, Callable[[Any], bool]] = {
+    StreamHeaderKey.SIZE: lambda value: _is_integer(value, MAX_MESSAGE_BYTES),
+    StreamHeaderKey.SEQUENCE: lambda value: value == -1 or _is_integer(value, MAX_SEQUENCE),
+    StreamHeaderKey.OFFSET: lambda value: _is_integer(value, 2 * MAX_MESSAGE_BYTES),
+    StreamHeaderKey.DATA_TYPE: lambda value: _is_integer(value, StreamDataType.ERROR),
     StreamHeaderKey.ERROR_TYPE: lambda value: isinstance(value, str) and len(value) <= 100,
 }
 
 
-def _kept(headers: Mapping[str, Any]) -> dict[str, Any]:
+def _allowed_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
     """The headers that mean something here, each of its type; all others are left out, whatever they would have switched on."""
-    kept = {key: headers[key] for key in KEPT if key in headers}
-    for key, check in CHECKED.items():
+    kept = {key: headers[key] for key in KEPT_HEADERS if key in headers}
+    for key, check in HEADER_CHECKS.items():
         if key in headers:
             if not check(headers[key]):
                 raise ValueError(key)
@@ -184,7 +186,7 @@ def _kept(headers: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _whole(value: Any, most: int = 1 << 62) -> bool:
+def _is_integer(value: Any, most: int = 1 << 62) -> bool:
     return type(value) is int and 0 <= value <= most
 
 
@@ -194,45 +196,45 @@ def _short(value: Any) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)[:100] or "nobody"
 
 
-def install(cell: Cell, peers: Mapping[str, str]) -> Gate:
+def install(cell: Cell, peers: Mapping[str, str]) -> MessageFilter:
     """Lock a cell before it is started, and see that the lock holds."""
-    _need(nvflare.__version__ == VERSION, f"the version is {nvflare.__version__}, not {VERSION}")
+    _require(nvflare.__version__ == NVFLARE_VERSION, f"the version is {nvflare.__version__}, not {NVFLARE_VERSION}")
     core = cell.core_cell
     manager: Any = getattr(core.communicator, "conn_manager", None)
-    _need(getattr(manager, "receivers", {}).get(CoreCell.APP_ID) is core, "a cell's messages come in another way")
-    _need(hasattr(manager, "identity_resolver"), "connections are identified in another way")
-    _need(isinstance(getattr(manager, "sfm_conns", None), dict), "connections are kept in another way")
-    _need(callable(getattr(manager, "handle_new_connection", None)), "connections are taken in another way")
-    _need(callable(getattr(manager, "process_frame_task", None)), "frames are taken in another way")
-    _need(isinstance(vars(cell).get("requests_dict"), dict), "replies are awaited in another way")
-    _need(not core.running and core.int_listener is None, "the cell listens already")
-    _need(not core.connector_manager.adhoc_allowed, "cells may connect to each other directly")
-    for key in set(core.req_reg.reg) - NEEDED.keys():
+    _require(getattr(manager, "receivers", {}).get(CoreCell.APP_ID) is core, "a cell's messages come in another way")
+    _require(hasattr(manager, "identity_resolver"), "connections are identified in another way")
+    _require(isinstance(getattr(manager, "sfm_conns", None), dict), "connections are kept in another way")
+    _require(callable(getattr(manager, "handle_new_connection", None)), "connections are taken in another way")
+    _require(callable(getattr(manager, "process_frame_task", None)), "frames are taken in another way")
+    _require(isinstance(vars(cell).get("requests_dict"), dict), "replies are awaited in another way")
+    _require(not core.running and core.int_listener is None, "the cell listens already")
+    _require(not core.connector_manager.adhoc_allowed, "cells may connect to each other directly")
+    for key in set(core.req_reg.reg) - ALLOWED_TOPICS.keys():
         del core.req_reg.reg[key]
-    _need(core.req_reg.reg.keys() == NEEDED.keys(), "streams are received in another way")
+    _require(core.req_reg.reg.keys() == ALLOWED_TOPICS.keys(), "streams are received in another way")
     for key in set(cell.byte_receiver.registry.reg) - {f"{CellChannel.RETURN_ONLY}:*"}:
         del cell.byte_receiver.registry.reg[key]
-    manager.identity_resolver = Peers(peers)
-    turnstile = Turnstile(manager.process_frame, manager.process_frame_task)
+    manager.identity_resolver = PeerNames(peers)
+    turnstile = FrameLimit(manager.process_frame, manager.process_frame_task)
     manager.process_frame, manager.process_frame_task = turnstile.enter, turnstile.leave
-    manager.handle_new_connection = Crowd(manager.sfm_conns, manager.handle_new_connection)
-    gate = manager.receivers[CoreCell.APP_ID] = Gate(cell, peers, core)
-    for sentence in failures(cell, peers):
-        _need(False, sentence)
+    manager.handle_new_connection = ConnectionLimit(manager.sfm_conns, manager.handle_new_connection)
+    gate = manager.receivers[CoreCell.APP_ID] = MessageFilter(cell, peers, core)
+    for sentence in self_test(cell, peers):
+        _require(False, sentence)
     return gate
 
 
-def failures(cell: Cell, peers: Mapping[str, str]) -> list[str]:
+def self_test(cell: Cell, peers: Mapping[str, str]) -> list[str]:
     """Push messages through a gate like the cell's own: what it takes and should not, or refuses and should not."""
     passed: list[Message] = []
     receiver = SimpleNamespace(process_message=lambda endpoint, connection, app_id, message: passed.append(message))
-    gate = Gate(cell, peers, receiver)
+    gate = MessageFilter(cell, peers, receiver)
     log.disabled, failed = True, []
     try:
-        for what, peer, headers in trials(gate.me, peers):
+        for what, peer, headers in test_messages(gate.name, peers):
             passed.clear()
             connection = SimpleNamespace(get_conn_properties=lambda peer=peer: {PEER_CN: peer} if peer else {})
-            name = gate.cells.get(peer, "stranger") if peer else gate.me
+            name = gate.cells.get(peer, "stranger") if peer else gate.name
             gate.process_message(SimpleNamespace(name=name), connection, CoreCell.APP_ID, Message(dict(headers), b""))
             if bool(passed) != (what == ""):
                 failed.append(f"{what} was taken" if what else "an acknowledgement was not taken")
@@ -241,14 +243,14 @@ def failures(cell: Cell, peers: Mapping[str, str]) -> list[str]:
     return failed
 
 
-def trials(me: str, peers: Mapping[str, str]) -> list[tuple[str, str | None, dict[str, Any]]]:
+def test_messages(own_name: str, peers: Mapping[str, str]) -> list[tuple[str, str | None, dict[str, Any]]]:
     """Messages as (what it is, common name of its connection, headers): all must be refused but the one that is nothing bad."""
     name, common_name = next(iter(peers.items()))
     good = {
         MessageHeaderKey.ORIGIN: name,
         MessageHeaderKey.FROM_CELL: name,
-        MessageHeaderKey.DESTINATION: me,
-        MessageHeaderKey.TO_CELL: me,
+        MessageHeaderKey.DESTINATION: own_name,
+        MessageHeaderKey.TO_CELL: own_name,
         MessageHeaderKey.MSG_TYPE: MessageType.REQ,
         MessageHeaderKey.CHANNEL: STREAM_CHANNEL,
         MessageHeaderKey.TOPIC: STREAM_ACK_TOPIC,
@@ -268,7 +270,7 @@ def trials(me: str, peers: Mapping[str, str]) -> list[tuple[str, str | None, dic
         ("a message of a stranger", "stranger", good),
         ("a message without a certificate", None, good),
         ("a message under a false name", common_name, good | {MessageHeaderKey.ORIGIN: "somebody"}),
-        ("a message in our own name", common_name, good | {MessageHeaderKey.ORIGIN: me}),
+        ("a message in our own name", common_name, good | {MessageHeaderKey.ORIGIN: own_name}),
         ("a message for somebody else", common_name, good | {MessageHeaderKey.DESTINATION: "somebody"}),
         ("an admin command", common_name, good | {MessageHeaderKey.CHANNEL: CellChannel.CLIENT_MAIN}),
         ("another auxiliary request", common_name, data | {StreamHeaderKey.TOPIC: "another"}),
@@ -276,6 +278,8 @@ def trials(me: str, peers: Mapping[str, str]) -> list[tuple[str, str | None, dic
     ]
 
 
-def _need(holds: bool, sentence: str) -> None:
+def _require(holds: bool, sentence: str) -> None:
     if not holds:
-        raise AtollError(f"NVFlare is not as atoll needs it to keep strangers out: {sentence}; install nvflare=={VERSION}.")
+        raise AtollError(
+            f"NVFlare is not as atoll needs it to keep strangers out: {sentence}; install nvflare=={NVFLARE_VERSION}."
+        )
