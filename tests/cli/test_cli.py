@@ -132,7 +132,7 @@ WRONG = [
     (["run", "leaving.py"], "leaving.py cannot be imported (SystemExit: 5, line 1)"),
     (["run", "settings.py"], "settings.py is not an algorithm: Settings must be a dataclass"),
     (["run", "spreads.py"], "spreads.py is not an algorithm: SCENARIOS must be a tuple of horizontal"),
-    (["run", "a\0.toml"], "is no path"),
+    (["run", "a\0.toml"], "is not a path"),
     (["partition", "--set", "nodes=300", "--parties", "2", "--out", "broken.toml"], "cannot be read or written"),
     (["report", "."], "is not a run"),
     (["reproduce", "nfedgnn/table1", "--no-run", "--only", "zzzz"], "No line of nfedgnn/table1 has 'zzzz' in its label"),

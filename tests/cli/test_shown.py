@@ -30,6 +30,7 @@ from atoll.errors import AtollError, AtollWarning, shown
 from atoll.reports import figures, matplotlib, page, table
 from atoll.runs import runner
 from atoll.runs.folder import Folder
+from atoll.runs.result import Result
 from atoll.version import __version__
 from small import small
 
@@ -76,8 +77,8 @@ def test_the_console_prints_text() -> None:
 
 def test_results_and_comparisons_print_text() -> None:
     """Names of algorithms, warnings, rows."""
-    result = {"metrics": {}, "last": {}, "best_round": 1, "rounds": 1, "bytes": {"up": 1, "down": 1, "messages": 1}}
-    result |= {"seconds": {"total": 1.0, "per_round": 1.0}, "warnings": [NASTY]}
+    traffic, seconds = {"up": 1, "down": 1, "messages": 1}, {"total": 1.0, "per_round": 1.0}
+    result = Result(small("local"), "horizontal", 1, 1, 1, {}, {}, traffic, seconds, [], {}, {}, warnings=[NASTY])
     assert_text(printed(console.result_table(result)))
     row = {"row": NASTY, "mb_up": 1.0, "mb_down": 1.0, "seconds": 1.0}
     assert_text(printed(console.comparison_table([row], NASTY)))

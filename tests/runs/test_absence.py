@@ -186,7 +186,7 @@ def test_a_resumed_run_remembers_its_marks(tmp_path: Path) -> None:
 def text(result: Result) -> str:
     """What the command line shows."""
     said = Console(width=300, file=io.StringIO())
-    said.print(console.result_table(result.to_dict() | {"count_missing": result.config.run.count_missing}))
+    said.print(console.result_table(result))
     return " ".join(said.file.getvalue().split())  # type: ignore[attr-defined]
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, RenderableType
@@ -20,6 +20,10 @@ from rich.text import Text
 
 from atoll.errors import shown
 from atoll.runs.absence import summary, verdict
+from atoll.runs.metrics import metric_format
+
+if TYPE_CHECKING:
+    from atoll.runs.result import Result
 
 
 class Terminal(Console):
@@ -46,8 +50,9 @@ def show(table: RenderableType) -> None:
         out.print(table)
 
 
-MAX_NAMES = 3  # missing parties in the progress line, one by one
+MAX_NAMES = 3  # missing parties that the progress line names
 PLAIN_EVERY = 10.0  # seconds between progress lines where there is no terminal
+HIDDEN = ("local_minority_accuracy", "local_macro_f1")  # metrics that the end of a run leaves to result.json
 
 
 class ProgressLine:
@@ -78,7 +83,7 @@ class ProgressLine:
             self.bar.stop()
 
     def __call__(self, row: Mapping[str, Any], rounds: int) -> None:
-        """Tell a round."""
+        """Show a round."""
         if self.task is None:
             self.task = self.bar.add_task(self.label, total=rounds, facts="")
             self.first_round = row["round"] - 1
@@ -109,34 +114,32 @@ def _clock(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-def result_table(result: Mapping[str, Any]) -> Table:
+def result_table(result: Result) -> Table:
     """The end of a run."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    without = " (a party missing)" if result.get("last_partial") else ""
-    for name, value in result["metrics"].items():
-        if isinstance(value, float) and name in ("accuracy", "minority_accuracy", "macro_f1", "local_accuracy", "val_accuracy"):
-            last = result["last"].get(name)
+    without = " (a party missing)" if result.last_partial else ""
+    for name, value in result.metrics.items():
+        form = metric_format(name)
+        if isinstance(value, float) and form.percent and name not in HIDDEN:
+            last = result.last.get(name)
             table.add_row(
-                name.replace("_", " "),
-                f"{100 * value:.2f} %",
-                f"last round {100 * last:.2f} %{without}" if last is not None else "",
+                form.words, f"{100 * value:.2f} %", f"last round {100 * last:.2f} %{without}" if last is not None else ""
             )
-    table.add_row("best round", f"{result['best_round']} of {result['rounds']}", "by validation")
-    if missing := result.get("missing"):
-        often = summary(missing, result["rounds"], result.get("names", ()))
-        table.add_row("missing", often, verdict(missing, result["partial"], result["count_missing"]))
-    traffic = result["bytes"]
-    table.add_row(
-        "bytes", f"{traffic['up'] / 1e6:.2f} MB up, {traffic['down'] / 1e6:.2f} MB down", f"{traffic['messages']} messages"
-    )
-    table.add_row("seconds", f"{result['seconds']['total']:.1f}", f"{1e3 * result['seconds']['per_round']:.1f} ms a round")
-    for warning in result.get("warnings", []):
+    table.add_row("best round", f"{result.best_round} of {result.rounds}", "by validation")
+    if result.missing:
+        often = summary(result.missing, result.rounds, result.names)
+        table.add_row("missing", often, verdict(result.missing, result.partial, result.config.run.count_missing))
+    traffic = result.bytes
+    messages = f"{traffic['messages']} messages"
+    table.add_row("bytes", f"{traffic['up'] / 1e6:.2f} MB up, {traffic['down'] / 1e6:.2f} MB down", messages)
+    table.add_row("seconds", f"{result.seconds['total']:.1f}", f"{1e3 * result.seconds['per_round']:.1f} ms per round")
+    for warning in result.warnings:
         table.add_row("warning", warning)
     return table
 
 
 def comparison_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """Mean ± standard deviation over the seeds, a row an algorithm."""
+    """Mean ± standard deviation over the seeds, one row per algorithm."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     table.add_column("", no_wrap=True)
     second = "local" if any("local_accuracy" in row for row in rows) else "minority"

@@ -9,11 +9,8 @@ from typing import Annotated
 
 import typer
 
+from atoll.cli.options import Quiet, Threads, bound_spinning, check_threads, open_loggers, print_result, read_toml, split_names
 from atoll.errors import AtollError
-
-Threads = Annotated[int | None, typer.Option(help="Threads of torch; all cores by default.")]
-MOST_THREADS = 256
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress line.")]
 
 
 def provision(
@@ -26,7 +23,7 @@ def provision(
     from atoll.cli.console import out as console
     from atoll.deploy.kit import provision as make
 
-    first, *kits = make([name.strip() for name in parties.split(",") if name.strip()], server, out, port=port)
+    first, *kits = make(split_names(parties), server, out, port=port)
     console.print(f"For the server: {first}", soft_wrap=True)
     for kit in kits:
         console.print(f"For {kit.name}: {kit}", soft_wrap=True)
@@ -42,15 +39,14 @@ def serve(
 ) -> None:
     """Be the server of a federation for one run. Started again, it goes on from the last checkpoint."""
     _threads(threads)
-    from atoll.cli import main
     from atoll.deploy import launch
     from atoll.deploy.kit import Kit
 
     opened = Kit.open(kit, server=True)
-    chosen, target = launch.deployment_config(main._read_toml(config), str(config), opened.sites), out or opened.path / "result"
-    with main._watch(chosen.algorithm, quiet) as watch:
+    chosen, target = launch.deployment_config(read_toml(config), str(config), opened.sites), out or opened.path / "result"
+    with open_loggers(chosen.algorithm, quiet=quiet) as watch:
         result = launch.serve(opened, chosen, target, watch=watch)
-    main._tell(result, target)
+    print_result(result, target)
 
 
 def join(
@@ -70,7 +66,7 @@ def join(
     from atoll.deploy import launch
     from atoll.deploy.policy import SitePolicy
 
-    names = tuple(name.strip() for name in only.split(",") if name.strip())
+    names = tuple(split_names(only))
     if secure_min < 2:
         raise AtollError(f"--secure-min is {secure_min} but must be at least 2: the sum of one party is its reply.")
     if not math.isfinite(dp_epsilon) or dp_epsilon < 0:
@@ -81,16 +77,9 @@ def join(
     launch.join(kit, data, policy)
 
 
-def check_threads(threads: int) -> None:
-    """Refuse what torch cannot have; far too many end the process without a word."""
-    if not 1 <= threads <= MOST_THREADS:
-        raise AtollError(f"--threads is {threads} but must be at least 1 and at most {MOST_THREADS}.")
-
-
 def _threads(threads: int | None) -> None:
-    """What the processes that we start inherit."""
-    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = "100000"
+    """Set up torch for the processes that this one starts: they inherit its environment."""
+    bound_spinning()
     if threads is not None:
         check_threads(threads)
         os.environ["OMP_NUM_THREADS"] = str(threads)

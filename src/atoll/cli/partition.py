@@ -1,19 +1,55 @@
-"""A partition as a table for the terminal: one line per party."""
+"""The command `atoll partition`: how a graph falls into parties, as a table with one line per party."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
+import typer
 
-from atoll.data.statistics import Facts
+from atoll.cli.options import Dataset, Parties, Partition, Sets, read_values
 from atoll.errors import shown
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from atoll.data.statistics import Facts
+
+BARS = " ▁▂▃▄▅▆▇█"
+
+
+def partition(
+    dataset: Dataset = "csbm",
+    partition: Partition = "louvain",
+    parties: Parties = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    sets: Sets = None,
+    out: Annotated[Path | None, typer.Option(help="Save each party's graph there, in a folder of its own.")] = None,
+) -> None:
+    """Show how a graph falls into parties: sizes, edges kept and lost, labels, homophily of majority and minority nodes."""
+    from atoll.cli.console import out as console
+    from atoll.data.federated import SCENARIOS, federate
+    from atoll.data.statistics import facts
+    from atoll.runs import config
+
+    chosen = config.resolve("local", dataset=dataset, partition=partition, parties=parties, seed=seed, values=read_values(sets))
+    data = federate(chosen, None, SCENARIOS)
+    console.print(partition_table(facts(data.parts, data.source), names=data.names))
+    if out is not None:
+        from atoll.data.files import save
+
+        for party in range(data.parts.parties):
+            save(data.parts.select([party]), out / f"party-{party}")
+        console.print(f"Written to {out}")
 
 
 def partition_table(found: Facts, most: int = 20, names: Sequence[str] = ()) -> Table:
     """A table for the terminal: a line per party, at most `most` of them, by name where they have names; bars are classes."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(caption=_caption(found), caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     for heading in ("party", "nodes", "edges", "train/val/test", "main", "main/other", "homophily", "classes"):
         table.add_column(heading, justify="left" if heading == "classes" else "right", no_wrap=True)
@@ -31,9 +67,6 @@ def partition_table(found: Facts, most: int = 20, names: Sequence[str] = ()) -> 
     if len(found.parties) > most:
         table.add_row("…", f"{len(found.parties) - most:,} more")
     return table
-
-
-BARS = " ▁▂▃▄▅▆▇█"
 
 
 def _caption(found: Facts) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll.cli.options import prepare_torch
 from atoll.errors import AtollError
 
 if TYPE_CHECKING:
@@ -39,9 +40,8 @@ def reproduce(
     Where there are no runs of a line, our recorded result is shown.
     """
     from atoll import papers as library
-    from atoll.cli import main
 
-    main._prepare_torch(None)
+    prepare_torch(None)
     if listed or what is None:
         _list(library.find(what) if what else [exhibit for paper in library.papers() for exhibit in library.exhibits(paper)], out)
         return

@@ -12,8 +12,10 @@ from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.runs import config, runner
 from atoll.runs.comparison import Comparison, Trial
-from atoll.runs.loop import Watch
+from atoll.runs.loggers import Logger, MakeLogger, RoundCallback, open_loggers
 from atoll.runs.result import Result
+
+Loggers = Sequence[str | MakeLogger | Logger | RoundCallback]
 
 
 def run(
@@ -23,27 +25,97 @@ def run(
     partition: str | None = None,
     parties: int | None = None,
     seed: int = 0,
+    engine: str = "inprocess",
     out: str | Path | None = None,
     progress: bool = False,
+    loggers: Loggers = (),
     **settings: Any,
 ) -> Result:
-    """Run an algorithm. What is not said is as in the algorithm's own paper.
+    """Run one algorithm. Whatever is left out is as in the algorithm's own paper.
 
-    `dataset` is a name, a path to an own graph, a torch_geometric `Data` or an atoll `Graph`; `settings` are any of the
-    algorithm's, model's, partition's, split's or run's (`atoll algorithms NAME` lists them).
+    Parameters
+    ----------
+    algorithm
+        A name (`atoll algorithms` lists them) or the path of a Python file with an algorithm of your own.
+    dataset
+        A known dataset's name, a path to a graph of your own, a torch_geometric `Data` or an atoll `Graph`; by default the
+        synthetic graph `csbm`, or the paper's.
+    partition
+        How the graph is divided: `louvain`, `metis`, `dirichlet`, `random`, `overlap`, `vertical`, `node`, `whole`, or the
+        path of an .npz file of node lists.
+    parties
+        The number of parties, where the partition does not fix it.
+    seed
+        Seed of everything random: the same configuration and seed give the same numbers.
+    engine
+        What carries the messages: `inprocess`, `nvflare` (one process per site on this machine), or another package's.
+    out
+        A new folder for the configuration, history, checkpoints and result; without it nothing is written.
+    progress
+        Whether to show a progress line.
+    loggers
+        What else to call with every round: names such as `"tensorboard"` or `"csv"`, loggers, or functions of (row, rounds).
+    **settings
+        Any setting of the algorithm, model, partition, split or run (`atoll algorithms NAME` lists them).
+
+    Returns
+    -------
+    Result
+        Metrics, bytes, seconds, the history and the trained state.
+
+    Examples
+    --------
+    >>> import atoll
+    >>> result = atoll.run("fedavg", dataset="csbm", parties=3, rounds=5, nodes=300)
+    >>> result.rounds, result.parties, result.scenario
+    (5, 3, 'horizontal')
+    >>> sorted(result.bytes["by_verb"])
+    ['fit']
     """
     name, graph = _dataset(dataset)
-    chosen = config.resolve(algorithm, dataset=name, partition=partition, parties=parties, seed=seed, values=settings)
-    with _progress(progress, algorithm) as watch:
+    chosen = config.resolve(
+        algorithm, dataset=name, partition=partition, parties=parties, seed=seed, engine=engine, values=settings
+    )
+    with open_loggers([*(["progress"] if progress else []), *loggers], algorithm, out) as watch:
         return runner.run(chosen, graph, out=out, watch=watch)
 
 
-def resume(path: str | Path, *, dataset: Any = None, algorithm: str | Path | None = None, progress: bool = False) -> Result:
-    """Go on with a run that was written to a folder.
+def resume(
+    path: str | Path,
+    *,
+    dataset: Any = None,
+    algorithm: str | Path | None = None,
+    progress: bool = False,
+    loggers: Loggers = (),
+) -> Result:
+    """Continue a run from its last checkpoint, exactly; a finished run returns its result again.
 
-    What the folder cannot hold must be given again: a dataset that was an object, an `algorithm` that is a file.
+    Parameters
+    ----------
+    path
+        The folder that `out` named.
+    dataset
+        The dataset again, if it was given as an object, which a folder cannot hold.
+    algorithm
+        The file of an algorithm of your own again: a folder alone never makes atoll run a file.
+    progress, loggers
+        As for `run`.
+
+    Returns
+    -------
+    Result
+        As of a run that was never interrupted.
+
+    Examples
+    --------
+    >>> import atoll, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result = atoll.run("local", dataset="csbm", parties=2, rounds=2, nodes=200, out=f"{folder}/run")
+    ...     again = atoll.resume(f"{folder}/run")
+    >>> again.metrics == result.metrics
+    True
     """
-    with _progress(progress, str(path)) as watch:
+    with open_loggers([*(["progress"] if progress else []), *loggers], str(path), path) as watch:
         return runner.resume(path, _dataset(dataset)[1], algorithm=algorithm, watch=watch)
 
 
@@ -59,7 +131,35 @@ def compare(
     progress: bool = False,
     **settings: Any,
 ) -> Comparison:
-    """Run several algorithms on the same data, splits and seeds. A setting goes to every algorithm that knows it."""
+    """Run several algorithms on the same data, splits and seeds.
+
+    Parameters
+    ----------
+    algorithms
+        A list of names, or one text with commas.
+    dataset, partition, parties, progress
+        As for `run`.
+    seeds
+        How many seeds (0, 1, 2, …), or the seeds themselves.
+    models
+        Backbones to run each algorithm with; the paper's by default.
+    out
+        A folder for all runs; those already there are not run again.
+    **settings
+        Any setting; it goes to every algorithm that has it.
+
+    Returns
+    -------
+    Comparison
+        The results by row, and their means and standard deviations.
+
+    Examples
+    --------
+    >>> import atoll
+    >>> comparison = atoll.compare("local,fedavg", dataset="csbm", parties=2, rounds=2, nodes=200, seeds=2)
+    >>> [(row["row"], row["seeds"]) for row in comparison.summary()]
+    [('local', 2), ('fedavg', 2)]
+    """
     name, graph = _dataset(dataset)
     comparison = Comparison(
         _listed("algorithms", algorithms),
@@ -72,7 +172,7 @@ def compare(
     )
 
     def one(trial: Trial, folder: Path | None) -> Result:
-        with _progress(progress, trial.label) as watch:
+        with open_loggers(["progress"] if progress else [], trial.label) as watch:
             return trial.run(folder, graph, watch)
 
     comparison.run(one, Path(out) if out is not None else None)
@@ -98,14 +198,3 @@ def _listed(what: str, items: Any) -> list[Any]:
     if not isinstance(items, Iterable):
         raise AtollError(f"{what} is {items!r} but must be a list.")
     return list(items)
-
-
-def _progress(shown: bool, label: str) -> Any:
-    from contextlib import nullcontext
-
-    from atoll.runs.loggers import LOGGERS
-
-    return LOGGERS.find("progress")(label, None) if shown else nullcontext(None)
-
-
-__all__ = ["Watch", "compare", "resume", "run"]

@@ -1,12 +1,14 @@
-"""What a logger is: something that is open while a run goes on, and called with each of its rounds."""
+"""What a logger is: opened when a run begins, called with each of its rounds, closed when it ends."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
+
+RoundCallback = Callable[[Mapping[str, Any], int], None]  # called with a round's history row and the number of rounds
 
 
 class Logger(Protocol):
@@ -32,13 +34,15 @@ class MakeLogger(Protocol):
 
 
 @contextmanager
-def opened(loggers: Sequence[Logger]) -> Iterator[Logger]:
-    """Several loggers as one: open together, each called with every round."""
+def open_all(callbacks: Sequence[Logger | RoundCallback]) -> Iterator[RoundCallback]:
+    """Several loggers, or plain functions, as one: opened together, each called with every round, closed together."""
     with ExitStack() as stack:
-        entered = [stack.enter_context(logger) for logger in loggers]
+        opened: list[RoundCallback] = [
+            stack.enter_context(each) if isinstance(each, AbstractContextManager) else each for each in callbacks
+        ]
 
         def call(row: Mapping[str, Any], rounds: int) -> None:
-            for logger in entered:
-                logger(row, rounds)
+            for each in opened:
+                each(row, rounds)
 
-        yield call  # type: ignore[misc]
+        yield call

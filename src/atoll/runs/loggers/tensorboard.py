@@ -1,4 +1,4 @@
-"""Rounds for TensorBoard, as they happen: `atoll run … --tensorboard`."""
+"""Rounds for TensorBoard, as they happen: `atoll run … --log tensorboard`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from atoll.errors import AtollError
 
 
 class TensorBoard:
-    """A watcher that writes the numbers of every round as TensorBoard scalars into a folder."""
+    """Writes the numbers of every round as TensorBoard scalars into a folder."""
 
     def __init__(self, label: str, folder: Path | None) -> None:
         if folder is None:
-            raise AtollError("--tensorboard writes beside the history; give --out as well.")
+            raise AtollError("The logger tensorboard writes into the run's folder; give --out as well.")
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ModuleNotFoundError as error:
             raise AtollError(
-                '--tensorboard needs tensorboard, which is not installed; run `pip install "atoll[tensorboard]"`.'
+                'The logger tensorboard needs tensorboard, which is not installed; run `pip install "atoll[tensorboard]"`.'
             ) from error
         self.folder, self.make = folder / "tensorboard", SummaryWriter
         self.writer: Any = None

@@ -1,0 +1,106 @@
+"""Options and helpers that several commands share. Heavy imports wait until needed."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.errors import AtollError
+
+if TYPE_CHECKING:
+    from atoll.runs.loop import Watch
+    from atoll.runs.result import Result
+
+MAX_THREADS = 256
+
+Dataset = Annotated[str | None, typer.Option(help="A known graph (`atoll datasets`), `csbm`, or a folder or .npz of your own.")]
+Partition = Annotated[
+    str | None,
+    typer.Option(help="louvain, metis, dirichlet, random, overlap, vertical, node, whole, or an .npz of node lists."),
+]
+Parties = Annotated[int | None, typer.Option(help="Number of parties.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; `atoll algorithms NAME` lists them.")
+]
+Rounds = Annotated[int | None, typer.Option(help="Maximum number of rounds.")]
+Threads = Annotated[int | None, typer.Option(help="Threads of torch; all cores by default.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress line.")]
+Log = Annotated[
+    list[str] | None,
+    typer.Option("--log", metavar="NAME", help="Also log every round with csv, tensorboard or a logger of another package."),
+]
+
+
+def read_values(sets: list[str] | None, **named: Any) -> dict[str, Any]:
+    """Settings from `--set KEY=VALUE` and from options of their own that were given."""
+    values = {name: value for name, value in named.items() if value is not None}
+    for item in sets or []:
+        key, equals, value = item.partition("=")
+        if not equals or not key.strip():
+            raise AtollError(f"--set {item!r} is not of the form key=value; write for instance --set lr=0.01.")
+        values[key.strip()] = value.strip()
+    return values
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A configuration file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise AtollError(f"{path} cannot be read ({error.strerror}); give the path of a configuration.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise AtollError(f"{path} is not valid TOML: {error}.") from error
+
+
+def split_names(text: str | None) -> list[str]:
+    """Names separated by commas."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def check_threads(threads: int) -> None:
+    """Refuse numbers that torch cannot take; far too many would end the process without a message."""
+    if not 1 <= threads <= MAX_THREADS:
+        raise AtollError(f"--threads is {threads} but must be at least 1 and at most {MAX_THREADS}.")
+
+
+def bound_spinning() -> None:
+    """Bound how long idle OpenMP threads spin, before torch is imported: good on an idle machine and on a busy one."""
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "100000"
+
+
+def prepare_torch(threads: int | None) -> None:
+    """Set up torch for this process, before it is imported."""
+    bound_spinning()
+    if threads is not None:
+        check_threads(threads)
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def open_loggers(
+    label: str, *, quiet: bool, log: Sequence[str] | None = None, folder: Path | None = None
+) -> AbstractContextManager[Watch]:
+    """The progress line, unless `quiet`, and the loggers that `--log` named, as one."""
+    from atoll.runs.loggers import open_loggers as opened
+
+    return opened([*([] if quiet else ["progress"]), *(log or [])], label, folder)
+
+
+def print_result(result: Result, folder: Path | None) -> None:
+    """Print what a run came to, and where it was written."""
+    from atoll.cli.console import out as console
+    from atoll.cli.console import result_table
+
+    config = result.config
+    console.print(f"{config.algorithm} on {config.dataset}: {result.parties} parties, {result.scenario}, seed {config.seed}")
+    console.print(result_table(result))
+    if folder is not None:
+        console.print(f"Written to {folder}")

@@ -1,0 +1,91 @@
+"""The commands `atoll run` and `atoll resume`. Heavy imports wait until needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.cli.options import (
+    Dataset,
+    Log,
+    Parties,
+    Partition,
+    Quiet,
+    Rounds,
+    Sets,
+    Threads,
+    open_loggers,
+    prepare_torch,
+    print_result,
+    read_toml,
+    read_values,
+)
+from atoll.errors import AtollError
+
+if TYPE_CHECKING:
+    from atoll.runs.config import Config
+
+
+def run(
+    what: Annotated[
+        str, typer.Argument(metavar="ALGORITHM|FILE", help="An algorithm, a FILE.py with one, or the FILE.toml of a run.")
+    ],
+    dataset: Dataset = None,
+    partition: Partition = None,
+    parties: Parties = None,
+    model: Annotated[str | None, typer.Option(help="gcn, sgc, sage, gat, gcnii, appnp or mlp.")] = None,
+    rounds: Rounds = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    sets: Sets = None,
+    engine: Annotated[
+        str | None, typer.Option(help="What carries the messages: inprocess, or nvflare (processes on this machine).")
+    ] = None,
+    secure: Annotated[bool, typer.Option("--secure", help="Secure aggregation: the server sees sums only.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the configuration, history, checkpoint and result.")] = None,
+    log: Log = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="The same as --log tensorboard.")] = False,
+    threads: Threads = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run one algorithm. Whatever you leave out is as in the algorithm's own paper."""
+    prepare_torch(threads)
+    from atoll.runs import runner
+
+    values = read_values(sets, model=model, rounds=rounds) | ({"secure": True} if secure else {})
+    given = {"dataset": dataset, "partition": partition, "parties": parties, "seed": seed, "engine": engine}
+    config = _config(what, {name: value for name, value in given.items() if value is not None}, values)
+    names = [*(log or []), *(["tensorboard"] if tensorboard else [])]
+    with open_loggers(config.algorithm, quiet=quiet, log=names, folder=out) as watch:
+        result = runner.run(config, out=out, watch=watch)
+    print_result(result, out)
+
+
+def _config(what: str, given: dict[str, Any], values: dict[str, Any]) -> Config:
+    """The configuration of an algorithm or of a file, with the arguments given on the command line."""
+    from atoll.runs import config
+
+    if not what.endswith(".toml"):
+        return config.resolve(what, **given, values=values)
+    if "\0" in what:
+        raise AtollError(f"{what!r} is not a path; give the path of a configuration.")
+    return config.from_dict(read_toml(Path(what)) | given, what, values)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder that --out named.")],
+    algorithm: Annotated[
+        Path | None, typer.Option(help="The file of an algorithm of your own: a folder alone never makes atoll run one.")
+    ] = None,
+    log: Log = None,
+    threads: Threads = None,
+    quiet: Quiet = False,
+) -> None:
+    """Continue a run from its last checkpoint."""
+    prepare_torch(threads)
+    from atoll.runs import runner
+
+    with open_loggers(str(folder), quiet=quiet, log=log, folder=folder) as watch:
+        result = runner.resume(folder, algorithm=algorithm, watch=watch)
+    print_result(result, folder)
