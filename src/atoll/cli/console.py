@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from rich.text import Text
 
 from atoll.errors import shown
 from atoll.runs.absence import summary, verdict
-from atoll.runs.metrics import metric_format
+from atoll.runs.metrics import mean_text, metric_format
 
 if TYPE_CHECKING:
     from atoll.runs.result import Result
@@ -154,8 +153,7 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
 def _percent(row: Mapping[str, Any], name: str) -> str:
     if name not in row:
         return "–"
-    spread = row[f"{name}_std"]
-    return f"{100 * row[name]:.2f}" + ("" if math.isnan(spread) else f" ± {100 * spread:.2f}")
+    return mean_text(100 * row[name], 100 * row[f"{name}_std"], 2)
 
 
 def settings_table(groups: Mapping[str, type], chosen: Any) -> Table:

@@ -8,10 +8,10 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import AtollError, suggest
+from atoll.runs.metrics import mean_std
 
 if TYPE_CHECKING:
     from atoll.runs.config import Config
@@ -181,6 +181,7 @@ def summarise(exhibit: Exhibit, cell: Cell, results: Sequence[Mapping[str, Any]]
     ours = {}
     for metric in exhibit.metrics:
         values = [value for value in (exhibit.value(metric, result) for result in results) if value is not None]
-        if values:
-            ours[metric] = (mean(values), stdev(values) if len(values) > 1 else math.nan)
+        found = mean_std(values)
+        if found is not None:
+            ours[metric] = (found[0], math.nan if found[1] is None else found[1])
     return Line(cell, ours, len(results))

@@ -7,20 +7,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from atoll.papers import Exhibit, Line
-
-NAMES = {"accuracy": "accuracy", "minority_accuracy": "minority", "macro_f1": "macro F1", "local_accuracy": "local accuracy"}
-
-
-def name_of(metric: str) -> str:
-    """A metric in words."""
-    return NAMES.get(metric, metric.replace("_", " "))
+from atoll.runs.metrics import mean_text, metric_format
 
 
 def header(exhibit: Exhibit) -> list[str]:
     """The columns: for each metric ours and, where the paper prints any, the paper's and the difference."""
     columns = ["", "seeds"]
     for metric in exhibit.metrics:
-        columns += [f"{name_of(metric)}: ours", *(("paper", "difference") if exhibit.printed(metric) else ())]
+        columns += [f"{metric_format(metric).heading}: ours", *(("paper", "difference") if exhibit.printed(metric) else ())]
     return columns
 
 
@@ -48,7 +42,7 @@ def _pair(value: float, spread: float = math.nan) -> str:
     """A mean and its spread to as many digits, a count as it is."""
     count = math.isnan(spread) and float(value).is_integer() and abs(value) < 1e9
     digits = 0 if count else 2 if abs(value) >= 1 else 3
-    return f"{value:.{digits}f}" + ("" if math.isnan(spread) else f" ± {spread:.{digits}f}")
+    return mean_text(value, spread, digits)
 
 
 def markdown(exhibits: Sequence[tuple[Exhibit, Sequence[Line]]], pictures: Mapping[str, str] | None = None) -> str:

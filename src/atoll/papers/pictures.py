@@ -12,12 +12,12 @@ from atoll import storage
 from atoll.errors import AtollError
 from atoll.papers import Cell, Exhibit, Line, recorded
 from atoll.papers.execute import finished, results
-from atoll.papers.pages import name_of
 from atoll.reports import matplotlib
 from atoll.reports.embedding import tsne
 from atoll.reports.figures import Figure, Series, thin
 from atoll.reports.runs import Row, read_run
 from atoll.runs.config import Config
+from atoll.runs.metrics import metric_format
 from atoll.runs.reader import read
 
 Jobs = Mapping[tuple[str, str], Sequence[Config]]
@@ -124,8 +124,10 @@ def curves(exhibit: Exhibit, jobs: Jobs, root: Path) -> tuple[list[Figure], int]
                     series.append(Series(name, x, y, colours[name], spread if len(row.runs) > 1 else None))
             if series:
                 title = _title(exhibit, panel, metric, len(exhibit.curves))
-                share = metric.endswith("accuracy")
-                figures.append(Figure("", "", title, "lines", "round", name_of(metric), series, percent=share, log=log))
+                share = metric_format(metric).percent
+                figures.append(
+                    Figure("", "", title, "lines", "round", metric_format(metric).heading, series, percent=share, log=log)
+                )
     return figures, sum(len(row.runs) for _, row in rows)
 
 
@@ -190,11 +192,13 @@ def _colours(exhibit: Exhibit) -> dict[str, int]:
 
 
 def _title(exhibit: Exhibit, panel: str, metric: str, metrics: int = 0) -> str:
-    return ", ".join([*([panel] if panel else []), *([name_of(metric)] if (metrics or len(exhibit.metrics)) > 1 else [])])
+    return ", ".join(
+        [*([panel] if panel else []), *([metric_format(metric).heading] if (metrics or len(exhibit.metrics)) > 1 else [])]
+    )
 
 
 def _unit(exhibit: Exhibit, metric: str) -> str:
-    words = "accuracy" if "accuracy" in metric else name_of(metric)
+    words = "accuracy" if "accuracy" in metric else metric_format(metric).heading
     return f"{words} (%)" if exhibit.percent and metric not in exhibit.scale else words
 
 
@@ -204,7 +208,7 @@ def _short(metric: str) -> str:
     return (
         f"{first.partition('_')[0]} {place}"
         if place
-        else {"accuracy": "all", "local_accuracy": "all"}.get(metric, name_of(metric))
+        else {"accuracy": "all", "local_accuracy": "all"}.get(metric, metric_format(metric).heading)
     )
 
 

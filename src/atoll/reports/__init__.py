@@ -13,7 +13,7 @@ from atoll.errors import AtollError
 from atoll.reports import figures, matplotlib, page, recompute, table
 from atoll.reports.figures import Figure
 from atoll.reports.runs import Row, gather, grouped
-from atoll.reports.table import Table
+from atoll.reports.table import ComparisonTable
 
 METHODS = ("tsne", "pca", "none")
 MOST_NODES = 600  # of an embedding
@@ -27,7 +27,7 @@ class Report:
     """Everything a report says, not yet in any form."""
 
     rows: list[Row]
-    table: Table
+    table: ComparisonTable
     figures: list[Figure]
     notes: list[str]  # who was missing in a run; what could not be shown, and why
 

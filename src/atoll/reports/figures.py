@@ -10,6 +10,7 @@ import numpy as np
 
 from atoll.reports.recompute import Embedding, Partition, partition_of
 from atoll.reports.runs import AXES, Row
+from atoll.runs.metrics import metric_format
 
 MOST_POINTS = 400  # of a curve
 MOST_PARTIES = 100  # drawn one by one
@@ -29,7 +30,7 @@ PALETTE = (
     "#ddcc77",
 )
 KINDS = 7  # from here on the colours of things that are not rows of the comparison
-NAMES = {"accuracy": "accuracy", "local_accuracy": "local accuracy"}
+CURVES = ("accuracy", "local_accuracy")  # metrics drawn over the rounds
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ class Figure:
 def learning(rows: Sequence[Row]) -> list[Figure]:
     """Accuracy against rounds, megabytes, seconds and simulated seconds."""
     figures = []
-    for metric, title in NAMES.items():
+    for metric in CURVES:
+        title = metric_format(metric).words
         for axis, words in AXES.items():
             series = []
             for place, row in enumerate(rows):

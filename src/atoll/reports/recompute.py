@@ -20,11 +20,12 @@ from atoll.federation import metrics
 from atoll.graphs.graph import Graph, majority_class
 from atoll.models.backbone import Backbone
 from atoll.parties import Parties
-from atoll.reports.runs import Row, StoredRun, mean
+from atoll.reports.runs import Row, StoredRun
 from atoll.runs import config as configurations
 from atoll.runs.config import Config
 from atoll.runs.experiment import prepare
 from atoll.runs.folder import Folder
+from atoll.runs.metrics import mean_std
 
 LARGEST = 300_000_000  # bytes of a checkpoint that embeddings are still made from
 
@@ -98,7 +99,7 @@ def majority(row: Row) -> tuple[float, float | None] | None:
         if accuracy is None or minority is None:
             return None
         found.append((accuracy * told.tested - minority * told.minority) / (told.tested - told.minority))
-    return mean(found)
+    return mean_std(found)
 
 
 @dataclass(frozen=True, eq=False)

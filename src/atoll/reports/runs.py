@@ -7,13 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from atoll.errors import AtollError
 from atoll.runs import absence
 from atoll.runs.config import Config
 from atoll.runs.folder import Folder
+from atoll.runs.metrics import mean_std
 from atoll.runs.reader import read
 from atoll.runs.result import Result
 
@@ -89,7 +90,7 @@ class Row:
 
     def mean(self, name: str) -> tuple[float, float | None] | None:
         """Mean and standard deviation (n − 1) of a metric over the seeds that have it."""
-        return mean([run.metrics[name] for run in self.runs if isinstance(run.metrics.get(name), (int, float))])
+        return mean_std([run.metrics[name] for run in self.runs if isinstance(run.metrics.get(name), (int, float))])
 
     def curve(self, metric: str, axis: str) -> list[tuple[float, float, float]]:
         """(x, mean, standard deviation) at every round that all seeds have evaluated."""
@@ -100,17 +101,10 @@ class Row:
         for lines in zip(*(zip(xs, rows, strict=True) for xs, rows in places), strict=False):
             values = [row.get(metric) for _, row in lines]
             if None not in values:
-                middle = mean(values)
+                middle = mean_std(values)
                 assert middle is not None
                 found.append((fmean(x for x, _ in lines), middle[0], middle[1] or 0.0))
         return found
-
-
-def mean(values: Sequence[float]) -> tuple[float, float | None] | None:
-    """Mean and standard deviation (n − 1; None of one value); None of nothing."""
-    if not values:
-        return None
-    return fmean(values), stdev(values) if len(values) > 1 else None
 
 
 def gather(paths: Iterable[Path]) -> list[StoredRun]:

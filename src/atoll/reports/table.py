@@ -7,34 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from atoll.errors import shown
-from atoll.reports.runs import Row, mean
-
-NAMES = {
-    "accuracy": "accuracy",
-    "majority": "majority",  # from `insight`: a run counts only the minority
-    "minority_accuracy": "minority",
-    "macro_f1": "macro F1",
-    "local_accuracy": "local accuracy",
-    "local_minority_accuracy": "local minority",
-    "local_macro_f1": "local macro F1",
-}
-HISTORY = ("round", "up", "down", "seconds", "simulated_seconds")  # what a history's line says beside the metrics
+from atoll.reports.runs import Row
+from atoll.runs.metrics import in_order, mean_std, mean_text, metric_format
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A number as it is shown, and by which it is sorted."""
 
     value: float | None
-    spread: float | None = None
+    std: float | None = None
     digits: int = 2
 
     def text(self, plus_minus: str = " ± ") -> str:
         """For instance 84.21 ± 0.30."""
-        if self.value is None:
-            return "–"
-        spread = "" if self.spread is None else f"{plus_minus}{self.spread:.{self.digits}f}"
-        return f"{self.value:.{self.digits}f}{spread}"
+        return "–" if self.value is None else mean_text(self.value, self.std, self.digits, plus_minus)
 
 
 @dataclass(frozen=True)
@@ -42,7 +29,7 @@ class Column:
     """A column: its heading, its cells, and whether the best is the highest (None: no best)."""
 
     heading: str
-    cells: list[Cell]
+    cells: list[TableCell]
     highest: bool | None = None
 
     def best(self) -> int | None:
@@ -54,7 +41,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
+class ComparisonTable:
     """Rows by label, columns by heading."""
 
     labels: list[str]
@@ -62,20 +49,22 @@ class Table:
     caption: str
 
 
-def table(rows: Sequence[Row], majority: Callable[[Row], tuple[float, float | None] | None]) -> Table:
+def table(rows: Sequence[Row], majority: Callable[[Row], tuple[float, float | None] | None]) -> ComparisonTable:
     """Mean ± standard deviation over the seeds of every metric (%), rounds, megabytes and seconds."""
     comparable = True if len({row.runs[0].config.dataset for row in rows}) == 1 else None
-    columns = [Column("seeds", [Cell(len(row.runs), digits=0) for row in rows])]
+    columns = [Column("seeds", [TableCell(len(row.runs), digits=0) for row in rows])]
     for name in metrics_of(rows):
         found = [majority(row) if name == "majority" else row.mean(name) for row in rows]
         share = not any(pair and abs(pair[0]) > 1 for pair in found)
         factor, digits = (100, 2) if share else (1, 4)
         cells = [
-            Cell(None) if pair is None else Cell(factor * pair[0], None if pair[1] is None else factor * pair[1], digits)
+            TableCell(None)
+            if pair is None
+            else TableCell(factor * pair[0], None if pair[1] is None else factor * pair[1], digits)
             for pair in found
         ]
         if any(cell.value is not None for cell in cells):
-            columns.append(Column(NAMES.get(name, name.replace("_", " ")) + (" %" if share else ""), cells, comparable))
+            columns.append(Column(metric_format(name).heading + (" %" if share else ""), cells, comparable))
     measures: dict[str, tuple[list[list[float]], int]] = {
         "best round": ([[run.result.best_round for run in row.runs] for row in rows], 0),
         "rounds": ([[run.result.rounds for run in row.runs] for row in rows], 0),
@@ -86,10 +75,10 @@ def table(rows: Sequence[Row], majority: Callable[[Row], tuple[float, float | No
     if all(run.axis("simulated_seconds") for row in rows for run in row.runs):
         measures["simulated s"] = ([[run.axis("simulated_seconds")[-1] for run in row.runs] for row in rows], 2)
     for heading, (values, digits) in measures.items():
-        columns.append(Column(heading, [Cell((mean(each) or (0.0,))[0], digits=digits) for each in values]))
+        columns.append(Column(heading, [TableCell((mean_std(each) or (0.0,))[0], digits=digits) for each in values]))
     going = sum(not run.result.finished for row in rows for run in row.runs)
     caption = "Test metrics at the round with the best validation score; mean ± standard deviation over the seeds."
-    return Table([row.label for row in rows], columns, caption + (f" Runs still going: {going}." if going else ""))
+    return ComparisonTable([row.label for row in rows], columns, caption + (f" Runs still going: {going}." if going else ""))
 
 
 def metrics_of(rows: Sequence[Row]) -> list[str]:
@@ -99,10 +88,9 @@ def metrics_of(rows: Sequence[Row]) -> list[str]:
         for row in rows
         for run in row.runs
         for name, value in run.metrics.items()
-        if isinstance(value, float) and not name.startswith("val_") and not name.endswith("loss") and name not in HISTORY
+        if isinstance(value, float) and not name.startswith("val_") and not name.endswith("loss")
     )
-    usual = [name for name in NAMES if name in there or (name == "majority" and "minority_accuracy" in there)]
-    return usual + [name for name in there if name not in NAMES]
+    return in_order([*there, *(["majority"] if "minority_accuracy" in there else [])])
 
 
 def escape(text: str, *, quote: bool = True) -> str:
@@ -110,7 +98,7 @@ def escape(text: str, *, quote: bool = True) -> str:
     return markup.escape(shown(text, lines=True), quote=quote)
 
 
-def html(table: Table) -> str:
+def html(table: ComparisonTable) -> str:
     """A table whose headings sort it."""
     heads = ["<th scope=col aria-sort=none><button type=button>run</button></th>"]
     heads += [
@@ -130,7 +118,7 @@ def html(table: Table) -> str:
     return f"<table id=comparison><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
 
 
-def markdown(table: Table) -> str:
+def markdown(table: ComparisonTable) -> str:
     """A Markdown table."""
     heads = ["run", *(column.heading for column in table.columns)]
     lines = ["| " + " | ".join(heads) + " |", "|---" + "|---:" * len(table.columns) + "|"]
@@ -143,7 +131,7 @@ def markdown(table: Table) -> str:
     return "\n".join([*lines, "", table.caption, ""])
 
 
-def latex(table: Table) -> str:
+def latex(table: ComparisonTable) -> str:
     """A LaTeX table for the booktabs package."""
     lines = ["\\begin{table}", "\\centering", f"\\caption{{{_tex(table.caption)}}}"]
     lines += [f"\\begin{{tabular}}{{l{'r' * len(table.columns)}}}", "\\toprule"]

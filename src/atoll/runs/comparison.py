@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from atoll import storage
@@ -18,6 +18,7 @@ from atoll.runs import config, runner
 from atoll.runs.config import Config
 from atoll.runs.folder import Folder
 from atoll.runs.loop import Watch
+from atoll.runs.metrics import in_order, mean_std
 from atoll.runs.result import Result
 from atoll.settings import known, renamed
 
@@ -139,11 +140,11 @@ def _once(names: Sequence[str]) -> list[str]:
 def summarise(row: str, results: Sequence[Result]) -> dict[str, Any]:
     """Means ± standard deviations (n − 1) of the metrics, megabytes both ways, seconds."""
     summary: dict[str, Any] = {"row": row, "seeds": len(results)}
-    for name in ("accuracy", "local_accuracy", "minority_accuracy", "macro_f1"):
-        values = [result.metrics[name] for result in results if name in result.metrics]
-        if values:
-            summary[name] = mean(values)
-            summary[f"{name}_std"] = stdev(values) if len(values) > 1 else math.nan
+    for name in in_order(name for result in results for name in result.metrics if not name.startswith("val_")):
+        found = mean_std([value for result in results if isinstance(value := result.metrics.get(name), float)])
+        if found is not None:
+            summary[name], std = found
+            summary[f"{name}_std"] = math.nan if std is None else std
     summary["mb_up"] = mean(result.bytes["up"] for result in results) / 1e6
     summary["mb_down"] = mean(result.bytes["down"] for result in results) / 1e6
     summary["seconds"] = mean(result.seconds["total"] for result in results)

@@ -1,13 +1,14 @@
-"""The one table of metrics: their names in words, whether they are shares, which way is better, and mean ± deviation.
+"""The one table of metrics: their names in words, whether they are shares, which way is better; and mean ± standard deviation.
 
 A metric of the parties' own graphs begins with `local_`, one of validation items with `val_`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import mean, stdev
 
 
 @dataclass(frozen=True)
@@ -55,4 +56,13 @@ def mean_std(values: Sequence[float]) -> tuple[float, float | None] | None:
     """
     if not values:
         return None
-    return fmean(values), stdev(values) if len(values) > 1 else None
+    return mean(values), stdev(values) if len(values) > 1 else None
+
+
+def mean_text(mean: float, std: float | None, digits: int, plus_minus: str = " ± ") -> str:
+    """A mean and, where there is one, its standard deviation, to the same number of digits.
+
+    >>> mean_text(84.213, 0.3, 2), mean_text(84.213, None, 1)
+    ('84.21 ± 0.30', '84.2')
+    """
+    return f"{mean:.{digits}f}" + ("" if std is None or math.isnan(std) else f"{plus_minus}{std:.{digits}f}")
