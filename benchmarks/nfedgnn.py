@@ -21,7 +21,7 @@ import scipy.sparse as sp
 import torch
 
 from atoll.algorithms import nfedgnn
-from atoll.data.builder import assemble
+from atoll.data.builder import build_graph
 from atoll.graphs.graph import Graph
 from atoll.runs import config, runner
 from benchmarks import peak
@@ -108,7 +108,7 @@ def synthetic(users: int, degree: int = 10, features: int = 500, stored: int = 1
     edges = rng.integers(0, users, (2, users * degree // 2))
     role = rng.random(users)
     masks = (role < 0.1, (role >= 0.1) & (role < 0.2), role >= 0.2)
-    return assemble(x, edges, rng.integers(0, classes, users), masks, where="synthetic", num_classes=classes)
+    return build_graph(x, edges, rng.integers(0, classes, users), masks, where="synthetic", num_classes=classes)
 
 
 def measure(users: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pytest
 from atoll import algorithms
 from atoll.cli import main
 from atoll.data.partition import SCENARIO_OF
-from atoll.data.registry import known
+from atoll.data.registry import DATASETS, known
 
 HOME = Path(__file__).parents[1]
 PAGES = [HOME / "README.md", HOME / "CONTRIBUTING.md", *sorted((HOME / "docs").rglob("*.md"))]
@@ -108,6 +108,8 @@ def check(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """In the order of the page, in one folder with the files it shows (and those of the page on data); the rest is run."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(DATASETS, "_registered", {})  # what a page registers is gone after it
     for block in blocks(HOME / "docs" / "data.md") + blocks(page):
         if block.title:
             Path(block.title).parent.mkdir(parents=True, exist_ok=True)

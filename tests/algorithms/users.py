@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atoll.algorithms.nfedgnn import Server, Split, first_weight
-from atoll.data.builder import assemble
+from atoll.data.builder import build_graph
 from atoll.federation.cohort import Schema
 from atoll.graphs.graph import Graph
 from atoll.random import SERVER, Draws, Streams
@@ -27,7 +27,7 @@ def some_users(nodes: int = 24, features: int = 40, classes: int = 3, directed: 
     y = rng.integers(0, classes, nodes)
     role = rng.permutation(nodes)
     masks = (role < nodes // 3, (role >= nodes // 3) & (role < 2 * nodes // 3), role >= 2 * nodes // 3)
-    return assemble(sp.csr_array(x), edges, y, masks, where="test", directed=directed, num_classes=classes)
+    return build_graph(sp.csr_array(x), edges, y, masks, where="test", directed=directed, num_classes=classes)
 
 
 class User:

@@ -101,13 +101,13 @@ WRONG = [
     (["run", "fedavg", "--partition", "luovain"], "did you mean 'louvain'?"),
     (["run", "fedavg", "--partition", "vertical", "--parties", "2"], "fedavg is for horizontal"),
     (["run", "fedavg", "--partition", "louvain", "--parties", "2900"], "communities"),
-    (["run", "fedavg", "--partition", "random", "--parties", "3000"], "none of them trains"),
+    (["run", "fedavg", "--partition", "random", "--parties", "3000"], "but no training nodes"),
     (["run", "fedavg", "--partition", "random", "--parties", "4000"], "4000 parties"),
     (["run", "fedavg", "--engine", "inproces"], "did you mean 'inprocess'?"),
     (["run", "fedavg", "--engine", ""], "no engine ''"),
     (["run", "fedavg", "--dataset", ""], "dataset is '' but must be a name or a path"),
     (["run", "fedavg", "--partition", ""], "partition is '' but must be a name or a path"),
-    (["run", "fedavg", "--partition", "files"], "files takes a folder with one folder a party, but the dataset is 'csbm'"),
+    (["run", "fedavg", "--partition", "files"], "files takes a folder with one folder per party, but the dataset is 'csbm'"),
     (["run", "fedavg", "--dataset", "y" * 5000], "(File name too long); check the path"),
     (["run", "fedavg", "--threads", "100000"], "at most 256"),
     (["run", "fedavg", "--set", "lr=inf"], "lr is inf but must be a finite number"),
@@ -217,7 +217,7 @@ def test_a_split_that_is_not_used_is_told(call, tmp_path: Path) -> None:
     nodes = GOOD.replace("label\n", "label,split\n").replace(",0\n", ",0,train\n").replace(",1\n", ",1,test\n")
     write_graph(tmp_path / "graph", nodes)
     arguments = ("run", "local", "--dataset", "graph", "--partition", "whole", "--rounds", "1")
-    told = "atoll: graph brings a split of its own, which split='random' replaces; to use it, set split=auto.\n"
+    told = "atoll: graph has a split of its own, which split='random' replaces; to use it, set split=auto.\n"
     code, _, err = call(*arguments, "--quiet")
     assert (code, err) == (0, told)
     code, _, err = call("compare", "local,fedavg", *arguments[2:], "--seeds", "2", "--quiet")

@@ -22,7 +22,7 @@ from atoll import wire
 from atoll.cli import console, main
 from atoll.cli.partition import partition_table
 from atoll.data import load
-from atoll.data.statistics import facts
+from atoll.data.statistics import partition_statistics
 from atoll.deploy import launch
 from atoll.deploy.site import Site
 from atoll.engines.remote import read_answer
@@ -194,4 +194,4 @@ def test_classes_and_names_of_strangers_are_text() -> None:
     """A graph whose classes somebody made up is shown by `atoll partition`."""
     graph = load("csbm", nodes=40, features=4, classes=3)
     told = replace(graph, class_names=(NASTY, "b", "c"))
-    assert not DANGEROUS & set(printed(partition_table(facts(told, told), names=(NASTY,)))) - {"\n"}
+    assert not DANGEROUS & set(printed(partition_table(partition_statistics(told, told), names=(NASTY,)))) - {"\n"}

@@ -42,5 +42,5 @@ def no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def graph() -> Graph:
-    """A small whole graph with unlabelled nodes, an isolated node and a split."""
+    """A small whole graph with unlabeled nodes, an isolated node and a split."""
     return make_graph(60, 150, seed=1)

@@ -3,18 +3,18 @@
 import numpy as np
 import torch
 
-from atoll.data.builder import assemble
+from atoll.data.builder import build_graph
 from atoll.graphs.graph import Graph
 
 
 def make_graph(nodes: int, edges: int, seed: int, classes: int = 3) -> Graph:
-    """A random whole graph; the last node is isolated and a tenth is unlabelled."""
+    """A random whole graph; the last node is isolated and a tenth is unlabeled."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, classes, nodes)
     y[:classes] = np.arange(classes)
     y[rng.random(nodes) < 0.1] = -1
     role = np.where(y >= 0, rng.integers(0, 4, nodes), 3)
-    return assemble(
+    return build_graph(
         rng.standard_normal((nodes, 7)).astype(np.float32) * (rng.random((nodes, 7)) < 0.5),
         rng.integers(0, max(nodes - 1, 1), (2, edges)),
         y,

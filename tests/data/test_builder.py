@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.data.builder import assemble, compact, tidy_edges
+from atoll.data.builder import build_graph, compact, tidy_edges
 from atoll.errors import AtollError
 
 PAIRS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=30)
@@ -81,7 +81,7 @@ def spoilt(name: str) -> dict[str, object]:
         ("edge type", "whole node numbers"),
         ("label", "label -2 of node 1"),
         ("label above", "label 5 of node 1.*0 to 2"),
-        ("label type", "one whole number a node"),
+        ("label type", "one whole number per node"),
         ("two roles", "node 1 is in two"),
         ("mask shape", "train mask"),
         ("nothing", "no nodes"),
@@ -90,12 +90,12 @@ def spoilt(name: str) -> dict[str, object]:
 def test_a_mistake_is_one_sentence_that_says_where(mistake: str, said: str) -> None:
     """Whatever is wrong with the arrays is named together with its place."""
     with pytest.raises(AtollError, match=f"here.*{said}"):
-        assemble(**spoilt(mistake))  # type: ignore[arg-type]
+        build_graph(**spoilt(mistake))  # type: ignore[arg-type]
 
 
 def test_good_arrays_become_a_whole_graph() -> None:
     """P = 1, classes counted from the labels, ids from 0."""
-    graph = assemble(**arrays())  # type: ignore[arg-type]
+    graph = build_graph(**arrays())  # type: ignore[arg-type]
     assert (graph.parties, graph.num_nodes, graph.num_classes, graph.num_features) == (1, 3, 2, 3)
     assert graph.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
     assert graph.ids.tolist() == [0, 1, 2]

@@ -15,7 +15,7 @@ import pytest
 import atoll
 from atoll.cli import main
 from atoll.data import DATASETS, known, load
-from atoll.data.builder import assemble
+from atoll.data.builder import build_graph
 from atoll.data.federated import federate
 from atoll.data.registry import lookup
 from atoll.errors import AtollError
@@ -48,7 +48,7 @@ class Ring:
         nodes = np.arange(settings.length)
         x = rng.standard_normal((len(nodes), 3)).astype(np.float32)
         x[:, 0] += 4 * (nodes % 2)
-        return assemble(x, np.stack([nodes, np.roll(nodes, 1)]), nodes % 2, where="ring")
+        return build_graph(x, np.stack([nodes, np.roll(nodes, 1)]), nodes % 2, where="ring")
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_its_settings_are_checked(ring: Ring) -> None:
 SOURCE = """
 import numpy as np
 from dataclasses import dataclass
-from atoll.data.builder import assemble
+from atoll.data.builder import build_graph
 from atoll.settings import setting
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Path:
 
     def load(self, settings, *, seed, fold):
         nodes = np.arange(settings.length)
-        return assemble(np.ones((len(nodes), 1)), np.stack([nodes[:-1], nodes[1:]]), nodes % 2, where="path")
+        return build_graph(np.ones((len(nodes), 1)), np.stack([nodes[:-1], nodes[1:]]), nodes % 2, where="path")
 
 PATH = Path()
 NOTHING = object()

@@ -283,7 +283,7 @@ def test_a_forged_pickle_runs_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "Cora" / "raw").mkdir(parents=True)
     for name in catalog()["cora"].files:
         (tmp_path / "Cora" / "raw" / name).write_bytes(pickle.dumps(Forged(), 2))
-    with pytest.raises(AtollError, match="has no place in a dataset"):
+    with pytest.raises(AtollError, match="does not belong in a dataset"):
         load("cora")
     assert not (tmp_path / "ran").exists()
 
@@ -357,7 +357,7 @@ def test_from_pyg_takes_a_real_data_object() -> None:
         ({"edge_index": torch.eye(3).to_sparse()}, "`edge_index` of the PyG graph is a sparse tensor"),
         ({"x": torch.ones(3, 2, dtype=torch.complex64)}, "give real numbers"),
         ({"x": [[1.0], [1.0, 2.0], [1.0]]}, "differ in length"),
-        ({"y": torch.zeros(3, 4)}, "one whole number a node"),
+        ({"y": torch.zeros(3, 4)}, "one whole number per node"),
         ({"y": torch.tensor([0, -4, 1])}, "label -4 of node 1"),
         ({"train_mask": torch.ones(2, dtype=torch.bool)}, "train mask"),
     ],

@@ -121,7 +121,7 @@ def test_other_edge_columns_are_ignored_aloud(tmp_path: Path) -> None:
 
 
 def test_no_labels_at_all(tmp_path: Path) -> None:
-    """A party may hold only unlabelled nodes."""
+    """A party may hold only unlabeled nodes."""
     graph = load(folder(tmp_path, nodes="id,x\na,1\nb,2\n", edges="source,target\n"))
     assert graph.y.tolist() == [-1, -1]
     assert graph.num_classes == 0
@@ -130,7 +130,7 @@ def test_no_labels_at_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("nodes", "said"),
     [
-        ("id,x,label\na,1,0\nb,2,-1\n", r"Label '-1' in line 3 of .*nodes\.csv is no class"),
+        ("id,x,label\na,1,0\nb,2,-1\n", r"Label '-1' in line 3 of .*nodes\.csv is not a class"),
         ("id,x,label\na,1,0\nb,2,1.5\n", "Label '1.5' in line 3"),
         ("id,x,label\na,1,0\nb,2,nan\n", "Label 'nan' in line 3"),
         ("id,x,label\na,1,0\nb,2,NA\n", "Label 'NA' in line 3"),
@@ -153,7 +153,7 @@ def test_no_labels_at_all(tmp_path: Path) -> None:
         ("id,x,label\na,1,0\nb,1\n", "Line 3 of .* has 2 fields"),
         ("id,x,x,label\na,1,2,0\n", "two columns named `x`"),
         ("id,x,index,label\na,1,first,0\n", "Index 'first' in line 2"),
-        ("id,x,index,label\na,1,99999999999999999999,0\n", "Index '9+' in line 2 .* is no number of a node"),
+        ("id,x,index,label\na,1,99999999999999999999,0\n", "Index '9+' in line 2 .* is not the number of a node"),
         ("id,x,label\na,1,0\nb,1e300,1\n", "Feature `x` in line 3 .* is '1e\\+300'"),
     ],
 )
@@ -167,7 +167,7 @@ def test_bad_nodes(tmp_path: Path, nodes: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("edges", "said"),
     [
-        ("source,target\nann,bob\nann,zoe\n", r"target 'zoe' in line 3 of .*edges\.csv is no node of nodes\.csv"),
+        ("source,target\nann,bob\nann,zoe\n", r"target 'zoe' in line 3 of .*edges\.csv is not a node of nodes\.csv"),
         ("source,target\n7,ann\n", "source '7' in line 2"),
         ("source,target\nann\n", "Line 2 of .* has 1 fields"),
         ("source,target\nann,\n", "target '' in line 2"),
@@ -219,7 +219,7 @@ def test_a_table_in_place_of_its_folder(tmp_path: Path) -> None:
     [
         ("x", [[1, 2], [3, 4]], r"Feature `x` in row 0 of .* is '\[1 2\]'"),
         ("x", pd.date_range("2020", periods=2), "Feature `x` in row 0 of .* is '2020"),
-        ("label", [0.0, float("inf")], "Label 'inf' in row 1 of .* is no class"),
+        ("label", [0.0, float("inf")], "Label 'inf' in row 1 of .* is not a class"),
         ("id", [1e300, 2.0], "source 'a' in row 0"),
     ],
 )
@@ -240,7 +240,7 @@ def npz(path: Path, **changes: object) -> str:
 
 
 def test_npz(tmp_path: Path) -> None:
-    """Dense or CSR features, PyG's or short names of masks, whole float labels with NaN for unlabelled."""
+    """Dense or CSR features, PyG's or short names of masks, whole float labels with NaN for unlabeled."""
     graph = load(npz(tmp_path, train_mask=np.array([True, False, False]), y=np.array([1.0, np.nan, 0.0])))
     assert graph.y.tolist() == [1, -1, 0]
     assert graph.train.tolist() == [True, False, False]
@@ -270,7 +270,7 @@ def test_npz(tmp_path: Path) -> None:
         ({"x": np.zeros((3, 0))}, "no column"),
         ({"x": np.full((3, 2), 1e300)}, "feature 0 of node 0 is NaN, infinite or too large"),
         ({"x": np.zeros((3, 2), "m8[s]")}, "give real numbers"),
-        ({"y": np.array(1)}, "one whole number a node"),
+        ({"y": np.array(1)}, "one whole number per node"),
         ({"y": np.array([0, np.inf, 1])}, "label inf of node 1"),
         ({"y": np.array([0, 10**6, 1])}, "label 1000000 of node 1"),
         ({"num_classes": np.array([2, 2])}, "give one whole number"),
@@ -304,5 +304,5 @@ def test_rubbish_npz(tmp_path: Path) -> None:
     np.save(tmp_path / "one.npy", np.ones(3))
     (tmp_path / "text.npz").write_text("hello")
     for name in ("one.npy", "text.npz"):
-        with pytest.raises(AtollError, match=r"cannot be read as an \.npz of plain arrays \(it is no zip archive\)"):
+        with pytest.raises(AtollError, match=r"cannot be read as an \.npz of plain arrays \(it is not a zip archive\)"):
             load(str(tmp_path / name))

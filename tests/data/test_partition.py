@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from atoll.data import SCENARIO_OF, PartitionSettings, csbm, load, partition, scenario_of
 from atoll.data.csbm import CsbmSettings, generate
-from atoll.data.partition import blocks
+from atoll.data.subgraphs import induced_subgraphs
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from graphs import dense, edge_set, make_graph, same
@@ -53,7 +53,7 @@ def test_blocks_are_the_induced_subgraphs(seed: int, disjoint: bool) -> None:
         lists = np.split(rng.permutation(20)[:15], [4, 9])
     else:
         lists = [rng.choice(20, size, replace=False) for size in (5, 12, 8)]
-    found = blocks(graph, lists)
+    found = induced_subgraphs(graph, lists)
     rows = np.concatenate(lists)
     assert edge_set(found) == naive(graph, [nodes.tolist() for nodes in lists])
     assert found.sizes == [len(nodes) for nodes in lists]
@@ -123,7 +123,7 @@ def test_louvain_keeps_the_largest_communities() -> None:
     found = cut(graph, "louvain", 3)
     assert found.sizes == [9, 8, 7]
     assert found.ids.tolist() == [*range(7, 16), *range(22, 30), *range(7)]
-    with pytest.raises(AtollError, match=r"Louvain finds 4 communities, fewer than 5 parties; use --parties 4"):
+    with pytest.raises(AtollError, match=r"Louvain finds 4 communities, fewer than 5 parties; use at most --parties 4"):
         cut(graph, "louvain", 5)
 
 
@@ -260,7 +260,7 @@ def test_a_file_of_node_lists(graph: Graph, tmp_path: Path, monkeypatch: pytest.
         ({"party_0": [1], "party_1": [3, 4, 3]}, "party_1 .* names node 3 twice"),
         ({"party_0": [1], "party_2": [2]}, "without a gap"),
         ({"nodes": [1]}, "holds nodes; name its node lists"),
-        ({"party_0": [0.5]}, "no list of whole numbers"),
+        ({"party_0": [0.5]}, "not a list of whole numbers"),
         ({"party_0": [1], "party_1": np.zeros(0, np.int64)}, "leaves party 1 with 0 nodes"),
     ],
 )
@@ -293,7 +293,7 @@ def test_a_file_that_is_no_partition(graph: Graph, tmp_path: Path) -> None:
         ("vertical", 2, {"edge_fraction": 0.0}, "edge_fraction must be more than 0"),
         ("dirichlet", 2, {"concentration": 0.0}, "concentration must be more than 0"),
         ("overlap", 3, {}, "6 proportions for 3 parties"),
-        ("overlap", 2, {"proportions": "0.3,x"}, "no list of numbers"),
+        ("overlap", 2, {"proportions": "0.3,x"}, "not a list of numbers"),
         ("overlap", 2, {"proportions": "0.3,1.5"}, "at most 1 each"),
         ("overlap", 2, {"proportions": "0.3,0.5", "overlap": 0.4}, "cannot have overlap=0.4"),
         ("overlap", 2, {"proportions": "0.9,0.9", "overlap": 0.1}, "cannot have overlap=0.1"),

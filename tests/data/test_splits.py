@@ -29,7 +29,7 @@ def roles(graph: Graph) -> list[int]:
 
 
 def test_random_splits_inside_each_party() -> None:
-    """40/30/30 of every party's labelled nodes, each labelled node once, unlabelled nodes never."""
+    """40/30/30 of every party's labeled nodes, each labeled node once, unlabeled nodes never."""
     parties = split(spread(make_graph(200, 400, 0), "random", 4), SplitSettings("random"), seed=3)
     for p in range(4):
         one = parties.select([p])

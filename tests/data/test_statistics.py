@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from atoll.cli.partition import partition_table
-from atoll.data import PartitionSettings, facts, load, partition
+from atoll.data import PartitionSettings, load, partition, partition_statistics
 from atoll.graphs.graph import Graph
 from graphs import edge_set, make_graph
 
@@ -32,7 +32,7 @@ def test_facts_are_those_of_a_loop(seed: int) -> None:
     """Counts, majority class and homophily of every party, by loops over its nodes and edges."""
     whole = make_graph(30, 60, seed)
     parties = partition(whole, "random", 3, PartitionSettings(), seed)
-    found = facts(parties, whole)
+    found = partition_statistics(parties, whole)
     for p, said in enumerate(found.parties):
         one = parties.select([p])
         y = one.y.tolist()
@@ -55,7 +55,7 @@ def test_shared_nodes_and_edges_count_once(graph: Graph) -> None:
         cut = partition(graph, kind, parties, PartitionSettings(), 0)
         ids = cut.ids.tolist()
         distinct = {(ids[a], ids[b]) for a, b in edge_set(cut)}
-        found = facts(cut, graph)
+        found = partition_statistics(cut, graph)
         assert found.edges_kept == len(distinct) // 2
         assert found.edges_kept + (found.edges_lost or 0) == len(edge_set(graph)) // 2
         assert found.nodes == len(set(ids))
@@ -65,23 +65,23 @@ def test_shared_nodes_and_edges_count_once(graph: Graph) -> None:
 def test_facts_are_json_and_a_table(graph: Graph) -> None:
     """Plain numbers go to result files; the table names what was lost and does not grow with a million parties."""
     cut = partition(graph, "node", None, PartitionSettings(), 0)
-    found = facts(cut, graph)
+    found = partition_statistics(cut, graph)
     assert json.loads(json.dumps(dataclasses.asdict(found)))["parties"][3]["nodes"] == 1
-    unlabelled = [one for one in found.parties if not sum(one.labels)]
-    assert unlabelled
-    assert all(one.majority_class is None for one in unlabelled)
+    unlabeled = [one for one in found.parties if not sum(one.labels)]
+    assert unlabeled
+    assert all(one.majority_class is None for one in unlabeled)
     console = Console(width=150, record=True, file=io.StringIO())
     console.print(partition_table(found, most=4))
     text = console.export_text()
     assert "56 more" in text
     assert f"{found.edges_lost} lost" in text
-    assert facts(cut).edges_lost is None
+    assert partition_statistics(cut).edges_lost is None
 
 
 def test_fedspray_table_1(real: Path) -> None:
     """PubMed on the authors' node lists: majority class, majority/minority nodes and homophily of all parties, as printed."""
     whole = load("pubmed")
-    found = facts(partition(whole, "fedspray_pubmed", 7, PartitionSettings(), 0), whole)
+    found = partition_statistics(partition(whole, "fedspray_pubmed", 7, PartitionSettings(), 0), whole)
     rows = {
         (
             one.majority_class,

@@ -88,12 +88,12 @@ def test_all_vectors_of_a_node_have_its_role() -> None:
 
 def test_connected_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """`connected` draws until it is; where that never happens it says so."""
-    monkeypatch.setattr(sys.modules["atoll.data.csbm"], "DRAWS", 100)
+    monkeypatch.setattr(sys.modules["atoll.data.csbm"], "MAX_DRAWS", 100)
     settings = CsbmSettings(50, 5, 2.2, 0.1, 4, 2, communities=0, connected=True)
     for seed in range(4):
         graph = generate(CsbmSettings(**{**vars(settings), "graph_seed": seed}))
         assert sp.csgraph.connected_components(graph.adjacency)[0] == 1
-    with pytest.raises(AtollError, match="higher degree"):
+    with pytest.raises(AtollError, match="higher one"):
         generate(CsbmSettings(**{**vars(settings), "nodes": 100, "degree": 1.0, "lam": 0.5}))
     with pytest.raises(AtollError, match="no connected set"):
         generate(CsbmSettings(40, 4, 2, 1, 4, 2, communities=0, labelled=0.2))

@@ -15,7 +15,7 @@ from atoll.cli.console import _score
 from atoll.cli.partition import partition_table
 from atoll.data import files
 from atoll.data.federated import federate
-from atoll.data.statistics import facts
+from atoll.data.statistics import partition_statistics
 from atoll.deploy import launch
 from atoll.deploy.server import ServerRun
 from atoll.deploy.site import Site
@@ -141,5 +141,5 @@ def test_folders_name_their_parties(tmp_path: Path) -> None:
     (row,) = grouped(gather([tmp_path / "run"]))
     assert row.runs[0].result.names == ("bank", "shop")
     data = federate(config, None, ("vertical",))
-    shown = partition_table(facts(data.parts, data.source), names=data.names)
+    shown = partition_table(partition_statistics(data.parts, data.source), names=data.names)
     assert [str(cell) for cell in shown.columns[0].cells] == ["bank", "shop"]

@@ -14,7 +14,7 @@ from atoll.errors import shown
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from atoll.data.statistics import Facts
+    from atoll.data.statistics import PartitionStatistics
 
 BARS = " ▁▂▃▄▅▆▇█"
 
@@ -30,12 +30,12 @@ def partition(
     """Show how a graph falls into parties: sizes, edges kept and lost, labels, homophily of majority and minority nodes."""
     from atoll.cli.console import out as console
     from atoll.data.federated import SCENARIOS, federate
-    from atoll.data.statistics import facts
+    from atoll.data.statistics import partition_statistics
     from atoll.runs import config
 
     chosen = config.resolve("local", dataset=dataset, partition=partition, parties=parties, seed=seed, values=read_values(sets))
     data = federate(chosen, None, SCENARIOS)
-    console.print(partition_table(facts(data.parts, data.source), names=data.names))
+    console.print(partition_table(partition_statistics(data.parts, data.source), names=data.names))
     if out is not None:
         from atoll.data.files import save
 
@@ -44,7 +44,7 @@ def partition(
         console.print(f"Written to {out}")
 
 
-def partition_table(found: Facts, most: int = 20, names: Sequence[str] = ()) -> Table:
+def partition_table(found: PartitionStatistics, most: int = 20, names: Sequence[str] = ()) -> Table:
     """A table for the terminal: a line per party, at most `most` of them, by name where they have names; bars are classes."""
     from rich import box
     from rich.table import Table
@@ -69,7 +69,7 @@ def partition_table(found: Facts, most: int = 20, names: Sequence[str] = ()) -> 
     return table
 
 
-def _caption(found: Facts) -> str:
+def _caption(found: PartitionStatistics) -> str:
     nodes, edges = f"{found.nodes:,} nodes", f"{found.edges_kept:,} edges kept"
     if found.edges_lost is None or found.nodes_lost is None:
         return f"{nodes}, {edges}"

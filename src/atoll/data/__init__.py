@@ -1,10 +1,10 @@
-"""Data: known, synthetic and own graphs, splits, partitions and what is in them.
+"""Data: datasets by name, the user's own graphs, partitions, splits and statistics of them.
 
 graph = load("pubmed")
 parties = split(partition(graph, "louvain", 7, PartitionSettings(), seed=0), SplitSettings("random"), seed=0)
 """
 
-from atoll.data.builder import row_normalize
+from atoll.data.builder import build_graph, row_normalize
 from atoll.data.catalog import DataSettings
 from atoll.data.csbm import CsbmSettings, csbm
 from atoll.data.datasets import load
@@ -13,7 +13,7 @@ from atoll.data.partition import SCENARIO_OF, PartitionSettings, partition, scen
 from atoll.data.pyg import from_pyg
 from atoll.data.registry import DATASETS, Dataset, known
 from atoll.data.splits import SplitSettings, split
-from atoll.data.statistics import Facts, facts
+from atoll.data.statistics import PartitionStatistics, partition_statistics
 
 __all__ = [
     "DATASETS",
@@ -21,15 +21,16 @@ __all__ = [
     "CsbmSettings",
     "DataSettings",
     "Dataset",
-    "Facts",
     "PartitionSettings",
+    "PartitionStatistics",
     "SplitSettings",
+    "build_graph",
     "csbm",
-    "facts",
     "from_pyg",
     "known",
     "load",
     "partition",
+    "partition_statistics",
     "row_normalize",
     "save",
     "scenario_of",

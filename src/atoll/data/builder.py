@@ -1,4 +1,4 @@
-"""From loose arrays to a checked `Graph`: tidy edges, compact features, one clear sentence for everything that is wrong."""
+"""From arrays to a checked `Graph`: tidy edges, compact features, one clear sentence for each mistake."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Bools = NDArray[np.bool_]
 Features: TypeAlias = Any  # scipy sparse, numpy or torch, (N, d)
 Masks = tuple[Bools, Bools, Bools]
 
-MOST_CLASSES = 10_000  # a larger label is no class number but something else that got in
-LARGEST = float(np.finfo(np.float32).max)
+MAX_CLASSES = 10_000  # a larger label is not a class but something else, for instance an id
+MAX_FEATURE = float(np.finfo(np.float32).max)
 SPARSE_BELOW = 0.25  # features with a smaller share of non-zeros are kept as CSR
 
 
@@ -40,13 +40,13 @@ def tidy_edges(edges: Ints, nodes: int, directed: bool = False) -> Ints:
 
 
 def distinct(values: Ints) -> Ints:
-    """The sorted distinct values; several times as fast as `np.unique` on millions."""
+    """The sorted distinct values; on millions several times as fast as `np.unique`."""
     values = np.sort(values)
     return values[np.concatenate([[True], values[1:] != values[:-1]])] if len(values) else values
 
 
 def compact(x: Features) -> sp.csr_array | Tensor:
-    """float32 features: CSR (sorted, no stored zeros) where fewer than a quarter are non-zero, else a dense tensor."""
+    """float32 features: CSR (sorted, without stored zeros) where fewer than a quarter are non-zero, else a dense tensor."""
     if isinstance(x, Tensor):
         x = x.detach().cpu().to_dense().numpy()
     if sp.issparse(x):
@@ -74,14 +74,14 @@ def row_normalize(graph: Graph) -> Graph:
 
 
 def read_npz(path: Path) -> Arrays:
-    """The plain arrays of an .npz; whatever is wrong with the file is a ValueError."""
+    """The plain arrays of an .npz; anything wrong with the file is a ValueError."""
     try:
         with path.open("rb") as file:
-            if file.read(2) != b"PK":  # numpy would take it for a pickle, and say how to trust it
-                raise ValueError("it is no zip archive")
+            if file.read(2) != b"PK":  # numpy would suggest to unpickle it
+                raise ValueError("it is not a zip archive")
             file.seek(0)
-            with np.load(file) as found:
-                return {name: found[name] for name in found.files}
+            with np.load(file) as archive:
+                return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(str(error).splitlines()[0] if str(error) else type(error).__name__) from error
 
@@ -91,7 +91,7 @@ def no_masks(nodes: int) -> Masks:
     return np.zeros(nodes, bool), np.zeros(nodes, bool), np.zeros(nodes, bool)
 
 
-def assemble(
+def build_graph(
     x: Features,
     edges: Ints,
     y: Ints,
@@ -104,7 +104,11 @@ def assemble(
     ids: Ints | None = None,
     feature_names: tuple[str, ...] | None = None,
 ) -> Graph:
-    """One whole graph (P = 1) from arrays; `where` names the source in the sentence that says what is wrong."""
+    """One whole graph (P = 1) from arrays; `where` names their source in error messages.
+
+    `masks` are train, val and test; `ids` the nodes' numbers in the federation. Edges lose loops and repeats and, unless
+    `directed`, go both ways.
+    """
     check_labels(y, num_classes, where)
     nodes = len(y)
     x = plain(x, where)
@@ -113,7 +117,9 @@ def assemble(
     train, val, test = masks if masks is not None else no_masks(nodes)
     for name, mask in (("train", train), ("val", val), ("test", test)):
         if mask.shape != (nodes,):
-            raise AtollError(f"{where}: the {name} mask has shape {mask.shape} for {nodes} nodes; give one true or false a node.")
+            raise AtollError(
+                f"{where}: the {name} mask has shape {mask.shape} for {nodes} nodes; give one true or false per node."
+            )
     if (train & val | train & test | val & test).any():
         node = int(np.flatnonzero(train & val | train & test | val & test)[0])
         raise AtollError(f"{where}: node {node} is in two of train, val and test; put it in one.")
@@ -133,7 +139,7 @@ def assemble(
 
 
 def check(graph: Graph, where: str) -> None:
-    """Refuse a graph that was put together by hand and does not hold what `Graph` says."""
+    """Refuse a `Graph` made by hand whose fields do not fit together."""
     x, nodes = plain(graph.x, where), graph.num_nodes
     check_labels(graph.y.numpy(), graph.num_classes, where)
     check_features(x, nodes, where)
@@ -143,18 +149,18 @@ def check(graph: Graph, where: str) -> None:
     for name in ("train", "val", "test", "ids"):
         shape = tuple(getattr(graph, name).shape)
         if shape != (nodes,):
-            raise AtollError(f"{where}: {name} has shape {shape} for {nodes} nodes; give one value a node.")
+            raise AtollError(f"{where}: {name} has shape {shape} for {nodes} nodes; give one value per node.")
 
 
 def plain(x: Features, where: str) -> Features:
-    """The features as a scipy or numpy array of real numbers, whatever they came as."""
+    """The features as a scipy or numpy array of real numbers, whatever their type."""
     if isinstance(x, Tensor):
         x = x.detach().cpu().to_dense()
         x = (x.float() if x.dtype == torch.bfloat16 else x).numpy()
     try:
         x = x if sp.issparse(x) else np.asarray(x)
     except ValueError as error:
-        raise AtollError(f"{where}: the rows of the features differ in length; give every node as many.") from error
+        raise AtollError(f"{where}: the rows of the features differ in length; give every node the same number.") from error
     if x.dtype.kind not in "biuf":
         raise AtollError(f"{where}: the features are {x.dtype}; give real numbers.")
     return x
@@ -163,20 +169,20 @@ def plain(x: Features, where: str) -> Features:
 def check_features(x: Features, nodes: int, where: str) -> None:
     """Refuse features that are not a finite (nodes, d) matrix."""
     if len(x.shape) != 2 or x.shape[0] != nodes:
-        raise AtollError(f"{where}: the features have shape {tuple(x.shape)} for {nodes} nodes; give one row of features a node.")
+        raise AtollError(f"{where}: the features have shape {tuple(x.shape)} for {nodes} nodes; give one row per node.")
     if x.shape[1] == 0:
-        raise AtollError(f"{where}: the features have no column; give at least one (the degree is a start).")
+        raise AtollError(f"{where}: the features have no columns; give at least one (for a start, the degree).")
     values = x.data if sp.issparse(x) else x
     fine = np.isfinite(values)
     if values.dtype.itemsize > 4:  # features are kept as float32
-        fine &= np.abs(values) <= LARGEST
+        fine &= np.abs(values) <= MAX_FEATURE
     if not fine.all():
-        spot = int(np.flatnonzero(~fine)[0])
-        row = int(np.searchsorted(np.asarray(x.indptr), spot, side="right") - 1) if sp.issparse(x) else spot // x.shape[1]
-        column = int(x.indices[spot]) if sp.issparse(x) else spot % x.shape[1]
+        index = int(np.flatnonzero(~fine)[0])
+        row = int(np.searchsorted(np.asarray(x.indptr), index, side="right") - 1) if sp.issparse(x) else index // x.shape[1]
+        column = int(x.indices[index]) if sp.issparse(x) else index % x.shape[1]
         raise AtollError(
             f"{where}: feature {column} of node {row} is NaN, infinite or too large; "
-            "replace it by a number or leave the column out."
+            "replace it with a number or leave the column out."
         )
 
 
@@ -196,22 +202,22 @@ def check_edges(edges: Ints, nodes: int, where: str) -> None:
 
 
 def check_labels(y: Ints, num_classes: int | None, where: str) -> None:
-    """Refuse labels that are not classes 0, 1, 2, … or −1 for unlabelled."""
+    """Refuse labels that are not classes 0, 1, 2, … or −1 for unlabeled."""
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
-        raise AtollError(f"{where}: the labels have shape {y.shape} and type {y.dtype}; give one whole number a node.")
+        raise AtollError(f"{where}: the labels have shape {y.shape} and type {y.dtype}; give one whole number per node.")
     if len(y) == 0:
         raise AtollError(f"{where} has no nodes; give at least one.")
-    if num_classes is not None and not 0 <= num_classes <= MOST_CLASSES:
-        raise AtollError(f"{where}: the number of classes is {num_classes}; it must be between 0 and {MOST_CLASSES}.")
-    wrong = np.flatnonzero((y < -1) | (y >= (num_classes if num_classes is not None else MOST_CLASSES)))
+    if num_classes is not None and not 0 <= num_classes <= MAX_CLASSES:
+        raise AtollError(f"{where}: the number of classes is {num_classes}; it must be between 0 and {MAX_CLASSES}.")
+    wrong = np.flatnonzero((y < -1) | (y >= (num_classes if num_classes is not None else MAX_CLASSES)))
     if len(wrong):
         node = int(wrong[0])
         classes = f"0 to {num_classes - 1}" if num_classes else "none here" if num_classes == 0 else "0, 1, 2, …"
-        raise AtollError(f"{where}: label {y[node]} of node {node} is no class; classes are {classes}, and -1 means unlabelled.")
+        raise AtollError(f"{where}: label {y[node]} of node {node} is not a class; classes are {classes}; -1 means unlabeled.")
 
 
 def check_fold(fold: int, folds: int, where: str) -> int:
-    """The index of one of several splits, if there is such a one."""
+    """Refuse the index of a split that does not exist."""
     if not 0 <= fold < folds:
         raise AtollError(f"{where} has {folds} split{'s' if folds > 1 else ''}, numbered from 0; there is no fold {fold}.")
     return fold

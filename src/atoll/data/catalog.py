@@ -21,12 +21,12 @@ import numpy as np
 import torch
 
 from atoll.data import downloads, files, readers
-from atoll.data.builder import Arrays, assemble, check_fold, read_npz, row_normalize
+from atoll.data.builder import Arrays, build_graph, check_fold, read_npz, row_normalize
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.settings import setting
 
-CACHE_VERSION = 1  # of the cached form: raise it when `assemble` or a reader changes its result
+CACHE_VERSION = 1  # of the cached form: raise it when `build_graph` or a reader changes its result
 CACHE_SECONDS = 30 * 86400  # how long the cached form of an older raw file is kept
 
 
@@ -90,7 +90,7 @@ class RawDataset:
         if folder.is_relative_to(downloaded := cache_folder() / "data"):
             downloads.check(downloaded, {f"{self.folder}/{name}": folder / name for name in self.files}, new=False)
         raw = self._read(folder)
-        graph = assemble(raw.x, raw.edges, raw.y, where=self.name, directed=directed, class_names=raw.class_names)
+        graph = build_graph(raw.x, raw.edges, raw.y, where=self.name, directed=directed, class_names=raw.class_names)
         folds = np.array(raw.folds, bool).reshape(-1, 3, graph.num_nodes)
         _to_cache(path, graph, folds)
         return graph, folds

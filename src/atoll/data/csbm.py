@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from atoll.data.builder import Bools, Ints, Masks, assemble, check_fold, distinct
+from atoll.data.builder import Bools, Ints, Masks, build_graph, check_fold, distinct
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.random import seed_of
@@ -27,14 +27,14 @@ class CsbmSettings:
     mu: float = setting(120.0, "μ, how strongly features follow the classes.", low=0)
     features: int = setting(64, "p, the number of features.", low=1, high=10**7)
     classes: int = setting(5, "The number of classes; the papers' cSBM has 2.", low=2, high=10**5)
-    samples: int = setting(1, "Feature vectors of each node; its rows stand together.", low=1, high=10**6)
+    samples: int = setting(1, "Feature vectors per node, in consecutive rows.", low=1, high=10**6)
     flip: float = setting(0.0, "The chance that a sample has another class than its node (GFL-APPNP's SC: 0.3).", low=0, high=1)
     communities: int = setting(10, "Communities, each with a main class; 0 gives the papers' cSBM.", low=0, high=10**6)
     mixing: float = setting(0.1, "The share of the edges that leave their community.", low=0, high=1)
     minority: float = setting(0.3, "The share of a community's nodes that are not of its main class.", low=0, high=1)
     graph_seed: int = setting(0, "Seed of classes and edges.")
     feature_seed: int = setting(-1, "Seed of the features alone, to redraw them on the same graph; negative takes graph_seed.")
-    redraw: str = setting("nothing", "What a run's seed draws anew: nothing, or the features.", choices=("nothing", "features"))
+    redraw: str = setting("nothing", "What a run's seed redraws: nothing, or the features.", choices=("nothing", "features"))
     connected: bool = setting(False, "Draw the graph until it is connected.")
     labelled: float = setting(
         0.0,
@@ -44,7 +44,7 @@ class CsbmSettings:
     )
 
 
-MOST_BLOCKS = 10_000  # communities times classes; the chances of an edge between any two of them are a table
+MAX_BLOCKS = 10_000  # communities times classes: the edge probabilities between them are a square table
 
 
 def csbm(
@@ -82,31 +82,31 @@ def generate(settings: CsbmSettings, seed: int = 0) -> Graph:
     """
     _check(settings)
     rng = np.random.default_rng(seed_of("csbm", settings.graph_seed))
-    for _ in range(DRAWS if settings.connected else 1):
+    for _ in range(MAX_DRAWS if settings.connected else 1):
         classes, blocks, chances = _blocks(settings, rng)
         edges = sample_edges(blocks, chances, rng)
         adjacency = sp.csr_array((np.ones(edges.shape[1]), edges), shape=(settings.nodes, settings.nodes))
         if not settings.connected or sp.csgraph.connected_components(adjacency, directed=False)[0] == 1:
             break
     else:
-        raise AtollError(f"None of {DRAWS} graphs of average degree {settings.degree:g} was connected; choose a higher degree.")
+        raise AtollError(f"None of {MAX_DRAWS} graphs of average degree {settings.degree:g} is connected; choose a higher one.")
     feature_seed = settings.graph_seed if settings.feature_seed < 0 else settings.feature_seed
     words = ("run", seed) if settings.redraw == "features" else ()
     x, y = _features(settings, classes, np.random.default_rng(seed_of("csbm", "features", feature_seed, *words)))
     rows = np.repeat(np.arange(settings.nodes), settings.samples)
     masks = _masks(settings, classes, adjacency + adjacency.T) if settings.labelled else None
-    spread = None if masks is None else (masks[0][rows], masks[1][rows], masks[2][rows])
-    return assemble(x, edges * settings.samples, y, spread, where="csbm", num_classes=settings.classes, ids=rows)
+    of_rows = None if masks is None else (masks[0][rows], masks[1][rows], masks[2][rows])
+    return build_graph(x, edges * settings.samples, y, of_rows, where="csbm", num_classes=settings.classes, ids=rows)
 
 
-DRAWS = 1000  # graphs drawn to find a connected one, and starts of a connected training set
+MAX_DRAWS = 1000  # of graphs until one is connected, and of connected training sets
 
 
 def _masks(s: CsbmSettings, classes: Ints, adjacency: sp.csr_array) -> Masks:
     """A random connected training set with as many nodes of each class; validation and test nodes at random from the rest."""
     rng = np.random.default_rng(seed_of("csbm", "split", s.graph_seed))
     each = max(1, round(s.labelled * s.nodes / s.classes))
-    for _ in range(DRAWS):
+    for _ in range(MAX_DRAWS):
         train = _grown(classes, adjacency, each, rng)
         if train.sum() == each * s.classes:
             rest = rng.permutation(np.flatnonzero(~train))
@@ -121,25 +121,25 @@ def _masks(s: CsbmSettings, classes: Ints, adjacency: sp.csr_array) -> Masks:
 
 
 def _grown(classes: Ints, adjacency: sp.csr_array, each: int, rng: np.random.Generator) -> Bools:
-    """Random neighbours of the set join it, one at a time, as long as their class has fewer than `each`."""
+    """A connected set: random neighbors join it one at a time, as long as their class has fewer than `each` nodes."""
     inside = np.zeros(len(classes), bool)
     counts = np.zeros(classes.max() + 1, np.int64)
     node = rng.integers(len(classes))
     while True:
         inside[node] = True
         counts[classes[node]] += 1
-        near = np.unique(adjacency[np.flatnonzero(inside)].indices)
-        near = near[~inside[near] & (counts[classes[near]] < each)]
-        if not len(near):
+        candidates = np.unique(adjacency[np.flatnonzero(inside)].indices)
+        candidates = candidates[~inside[candidates] & (counts[classes[candidates]] < each)]
+        if not len(candidates):
             return inside
-        node = rng.choice(near)
+        node = rng.choice(candidates)
 
 
 def sample_edges(blocks: Ints, chances: NDArray[np.float64], rng: np.random.Generator) -> Ints:
     """(2, E) undirected edges, each once: nodes i < j are joined with probability chances[blocks[i], blocks[j]].
 
     The number of edges between two blocks is binomial and, given it, every set of distinct pairs is equally likely: so draw the
-    numbers, then endpoints, and redraw what came twice. Time and memory go with the edges, not with N².
+    numbers, then the endpoints, and redraw duplicates. Time and memory grow with the edges, not with N².
     """
     nodes, count = len(blocks), len(chances)
     order, sizes = np.argsort(blocks, kind="stable"), np.bincount(blocks, minlength=count)
@@ -166,7 +166,7 @@ def _check(s: CsbmSettings) -> None:
         raise AtollError("csbm needs at least 2 nodes, 2 classes, 1 feature, 1 sample and 0 communities.")
     if not all(map(math.isfinite, (s.degree, s.lam, s.mu))):
         raise AtollError(f"csbm needs finite numbers, but degree={s.degree:g}, lam={s.lam:g}, mu={s.mu:g}.")
-    if s.communities * s.classes > MOST_BLOCKS:
+    if s.communities * s.classes > MAX_BLOCKS:
         raise AtollError(f"csbm cannot make {s.communities} communities of {s.classes} classes; use fewer of one or the other.")
     if s.degree <= 0 or abs(s.lam) > math.sqrt(s.degree) or s.mu < 0:
         raise AtollError(
@@ -199,15 +199,15 @@ def _blocks(s: CsbmSettings, rng: np.random.Generator) -> tuple[Ints, Ints, NDAr
 def _features(s: CsbmSettings, classes: Ints, rng: np.random.Generator) -> tuple[NDArray[np.float32], Ints]:
     """√(μ/N)·v·u + z/√p for every sample, and the samples' classes."""
     y = np.repeat(classes, s.samples)
-    centres = rng.standard_normal((s.classes if s.classes > 2 else 1, s.features), np.float32) / math.sqrt(s.features)
+    centers = rng.standard_normal((s.classes if s.classes > 2 else 1, s.features), np.float32) / math.sqrt(s.features)
     if s.classes == 2:
-        centres = np.concatenate([-centres, centres])  # v = −1, +1
+        centers = np.concatenate([-centers, centers])  # v = −1, +1
     if s.flip:
         y = (y + rng.integers(1, s.classes, len(y)) * (rng.random(len(y)) < s.flip)) % s.classes
     x = rng.standard_normal((len(y), s.features), np.float32)
     x /= math.sqrt(s.features)
-    with np.errstate(over="ignore"):  # what is too large is refused with the other features
-        x += math.sqrt(s.mu / s.nodes) * centres[y]
+    with np.errstate(over="ignore"):  # values that are too large are refused later
+        x += math.sqrt(s.mu / s.nodes) * centers[y]
     return x, y
 
 

@@ -1,4 +1,4 @@
-"""Downloaded raw files are what they were: checked against digests that are pinned, or else recorded at the first download."""
+"""Integrity of downloaded raw files: their digests are pinned, or recorded at the first download and compared later."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pathlib import Path
 from atoll import storage
 from atoll.errors import AtollError
 
-RECORD = "digests.json"  # in the cache, beside the datasets' folders: file → SHA-256, for files whose digest is not pinned
+RECORD = "digests.json"  # in the cache, beside the datasets' folders: file → SHA-256 of files without a pinned digest
 
 
 @cache
 def pinned() -> Mapping[str, str]:
-    """SHA-256 by the file's path under the data folder."""
+    """SHA-256 by path under the data folder."""
     text = importlib.resources.files("atoll.data").joinpath("digests.toml").read_text()
     return {str(name): str(digest) for name, digest in tomllib.loads(text).items()}
 
 
 def check(root: Path, files: Mapping[str, Path], *, new: bool) -> None:
-    """Refuse files, named as they are under `root`, that are not the known ones; `new` ones of no known digest are recorded."""
+    """Refuse files (by path under `root`) whose digest is not the expected one; of `new` files an unknown digest is recorded."""
     recorded = _recorded(root)
     unknown: dict[str, str] = {}
     for name, path in files.items():
@@ -38,7 +38,7 @@ def check(root: Path, files: Mapping[str, Path], *, new: bool) -> None:
             source = "published" if name in pinned() else f"downloaded first ({root / RECORD})"
             raise AtollError(
                 f"{name} has the SHA-256 {digest}, but the file that was {source} has {expected}: "
-                f"it was changed on its way or on this disk; delete {root / Path(name).parent} to download it again, "
+                f"it was changed in transit or on this disk; delete {root / Path(name).parent} to download it again, "
                 "or put files that you trust under ATOLL_DATA."
             )
     if unknown:
@@ -52,7 +52,7 @@ def _recorded(root: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError) as error:
-        raise AtollError(f"{root / RECORD} is damaged; restore it, or delete it and trust the next download.") from error
+        raise AtollError(f"{root / RECORD} is damaged; restore it, or delete it to trust the next download.") from error
 
 
 def _digest(path: Path) -> str:

@@ -23,7 +23,7 @@ SCENARIOS = ("horizontal", "overlapping", "vertical", "node")
 
 
 class DataConfig(Protocol):
-    """The part of a run's configuration that says what data the parties have."""
+    """The part of a run's configuration that defines the parties' data."""
 
     @property
     def algorithm(self) -> str:
@@ -42,7 +42,7 @@ class DataConfig(Protocol):
 
     @property
     def parties(self) -> int | None:
-        """The number of parties, where the partition does not fix it."""
+        """The number of parties; None where the partition fixes it."""
         ...
 
     @property
@@ -74,30 +74,30 @@ class FederatedData:
     parts: Graph  # the parties' graphs, block-diagonal
     whole: Graph  # the union of their nodes, with the edges between parties (overlapping: only those that some party holds)
     source: Graph  # the original graph, including nodes that no party holds
-    public: Mapping[str, Any] = field(default_factory=dict)  # what the scenario lets the server know
-    names: tuple[str, ...] = ()  # what the parties are called, where the data says so
+    public: Mapping[str, Any] = field(default_factory=dict)  # what the server may see in this scenario
+    names: tuple[str, ...] = ()  # of the parties, where they have names
 
 
 def federate(config: DataConfig, graph: Graph | None, scenarios: Sequence[str]) -> FederatedData:
-    """The data of a run; `graph` stands for the dataset where it was given as an object."""
+    """The data of a run; `graph` is the dataset where it was given as an object."""
     if scenarios != ("whole",):
         _check_scenario(config, SCENARIO_OF.get(config.partition), scenarios)
     if config.partition == "files":
         if graph is not None or not isinstance(config.data, DataSettings):
             raise AtollError(
-                f"--partition files takes a folder with one folder a party, but the dataset is {config.dataset!r}; name a folder."
+                f"--partition files takes a folder with one folder per party, but the dataset is {config.dataset!r}."
             )
         return _own_parties(config, scenarios)
     if graph is None:
         graph = read_dataset(config.dataset, config.data, seed=config.seed, fold=config.split.fold)
         if lookup(config.dataset) is None:
-            _mind_own_split(graph, config)
+            _warn_replaced_split(graph, config)
     else:
-        _mind_own_split(graph, config)
+        _warn_replaced_split(graph, config)
         if getattr(config.data, "normalize_features", False):
             graph = row_normalize(graph)
-    chosen = config.partition_settings.partition_seed
-    parts = partition(graph, config.partition, config.parties, config.partition_settings, config.seed if chosen < 0 else chosen)
+    seed = config.partition_settings.partition_seed
+    parts = partition(graph, config.partition, config.parties, config.partition_settings, config.seed if seed < 0 else seed)
     parts = split(parts, config.split, config.seed)
     scenario = scenario_of(config.partition, parts)
     _check_training(parts, scenario, config.split)
@@ -117,13 +117,13 @@ def federate(config: DataConfig, graph: Graph | None, scenarios: Sequence[str]) 
 
 
 def _own_parties(config: DataConfig, scenarios: Sequence[str]) -> FederatedData:
-    """Vertical data as its owners have it: one folder a party."""
+    """Vertical data as its owners have it: one folder per party."""
     from atoll.data.vertical_files import joined, party_folders, read_parties  # pandas takes a while to import
 
     parts = read_parties(Path(config.dataset), directed=config.data.directed)
     if scenarios != ("whole",):
         _check_scenario(config, "vertical", scenarios)
-    _mind_own_split(parts, config)
+    _warn_replaced_split(parts, config)
     if config.parties not in (None, parts.parties):
         raise AtollError(f"{config.dataset} holds {parts.parties} parties, not {config.parties}; leave --parties out.")
     parts = split(row_normalize(parts) if config.data.normalize_features else parts, config.split, config.seed)
@@ -132,39 +132,39 @@ def _own_parties(config: DataConfig, scenarios: Sequence[str]) -> FederatedData:
     if scenarios == ("whole",):
         return FederatedData("whole", whole, whole, whole)
     return FederatedData(
-        "vertical", parts, whole, whole, names=tuple(place.name for place in party_folders(Path(config.dataset)))
+        "vertical", parts, whole, whole, names=tuple(folder.name for folder in party_folders(Path(config.dataset)))
     )
 
 
-def _mind_own_split(graph: Graph, config: DataConfig) -> None:
-    """Warn when the split that a person wrote into their data is not the one that is used."""
+def _warn_replaced_split(graph: Graph, config: DataConfig) -> None:
+    """Warn when the data's own split is replaced."""
     if replaces_split(graph, config.split):
         name = "The graph" if config.dataset == "given" else config.dataset
-        said = f"{name} brings a split of its own, which split={config.split.split!r} replaces; to use it, set split=auto."
-        warnings.warn(said, AtollWarning, stacklevel=3)
+        sentence = f"{name} has a split of its own, which split={config.split.split!r} replaces; to use it, set split=auto."
+        warnings.warn(sentence, AtollWarning, stacklevel=3)
 
 
 def union(parts: Graph, graph: Graph, *, merged: bool = False) -> Graph:
     """All nodes that some party holds and the edges among them, with the parties' splits and each node's majority class there.
 
-    `merged` keeps only the edges that some party holds: overlapping parties' graphs put together.
+    `merged` keeps only the edges that some party holds: the union of overlapping parties' graphs.
     """
-    ids, place = torch.unique(parts.ids, return_inverse=True)
+    ids, row = torch.unique(parts.ids, return_inverse=True)
     whole = graph if len(ids) == graph.num_nodes else graph.rows(ids)
     if merged:
-        whole = replace(whole, edge_index=torch.unique(place[parts.edge_index], dim=1))
+        whole = replace(whole, edge_index=torch.unique(row[parts.edge_index], dim=1))
     masks: dict[str, Any] = {}
     for name in ("train", "val", "test"):
         mask = torch.zeros(len(ids), dtype=torch.bool)
-        mask[place[getattr(parts, name)]] = True
+        mask[row[getattr(parts, name)]] = True
         masks[name] = mask
-    common = torch.zeros(len(ids), dtype=torch.int64)
-    common[place.flip(0)] = majority_class(parts).flip(0)  # of several parties that hold a node, the first
-    return replace(whole, **masks, majority=common)
+    majority = torch.zeros(len(ids), dtype=torch.int64)
+    majority[row.flip(0)] = majority_class(parts).flip(0)  # of several parties that hold a node, the first
+    return replace(whole, **masks, majority=majority)
 
 
 def _check_scenario(config: DataConfig, scenario: str | None, scenarios: Sequence[str]) -> None:
-    """Refuse a partition the algorithm is not made for; a file's scenario (None) is known only once it is read."""
+    """Refuse a partition that the algorithm is not made for; that of a file (None) is known only after reading it."""
     if scenario is not None and scenario not in scenarios:
         raise AtollError(
             f"{config.algorithm} is for {' or '.join(scenarios)} parties, but the partition {config.partition!r} is {scenario}; "
@@ -172,17 +172,17 @@ def _check_scenario(config: DataConfig, scenario: str | None, scenarios: Sequenc
         )
 
 
-def _check_training(parts: Graph, scenario: str, how: SplitSettings) -> None:
-    """Refuse what cannot be trained: no training nodes at all, or a party without any where parties train alone."""
+def _check_training(parts: Graph, scenario: str, settings: SplitSettings) -> None:
+    """Refuse data without training nodes, or with a party without any where each party trains."""
     if not bool(parts.train.any()):
-        labelled = int((parts.y >= 0).sum())
+        labeled = int((parts.y >= 0).sum())
         raise AtollError(
-            f"The graph has no training nodes: split={how.split!r} took none of the parties' {labelled} labelled nodes; "
+            f"The graph has no training nodes: split={settings.split!r} selects none of the parties' {labeled} labeled nodes; "
             "label more nodes, or choose another split, for instance --set split=per_class."
         )
     if scenario in ("horizontal", "overlapping") and int(parts.num_train.min()) == 0:
         party = int(parts.num_train.argmin())
         raise AtollError(
-            f"Party {party} has {parts.sizes[party]} nodes but none of them trains; "
+            f"Party {party} has {parts.sizes[party]} nodes but no training nodes; "
             "use fewer parties, another partition or another split."
         )

@@ -1,12 +1,12 @@
 """The user's own graphs: a folder of two tables, or one `.npz`.
 
-Tables, `.parquet` or `.csv`: `nodes` has `id`, a column a feature and, where wanted, `label` (empty: unlabelled), `split` (train,
-val, test or empty) and `index` (the node's number in the federation, where parties share nodes); `edges` has `source`, `target`.
-`classes.txt`, one class a line, fixes the classes and their order: parties that share a model must agree on it. Without it the
-classes are 0, 1, 2, … or the names seen, sorted.
+Tables, `.parquet` or `.csv`: `nodes` has `id`, one column per feature and, optionally, `label` (empty: unlabeled), `split`
+(train, val, test or empty) and `index` (the node's number in the federation, where parties share nodes); `edges` has `source`
+and `target`. `classes.txt`, one class per line, fixes the classes and their order: parties that share a model must agree on
+it. Without it the classes are 0, 1, 2, … or the sorted names.
 
-An `.npz` (or `graph.npz` in a folder) has `x` or the CSR parts `x_data x_indices x_indptr x_shape`, `edge_index`, `y` and, where
-wanted, `train val test` masks, `ids`, `class_names`, `num_classes` and `feature_names`, the columns' names.
+An `.npz` (or `graph.npz` in a folder) has `x` or the CSR parts `x_data x_indices x_indptr x_shape`, `edge_index`, `y` and,
+optionally, `train val test` masks, `ids`, `class_names`, `num_classes` and `feature_names`, the columns' names.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import scipy.sparse as sp
 import torch
 
 from atoll import storage
-from atoll.data.builder import MOST_CLASSES, Arrays, Ints, Masks, assemble, plain, read_npz
-from atoll.data.doubts import mind_edges, mind_features
+from atoll.data.builder import MAX_CLASSES, Arrays, Ints, Masks, build_graph, plain, read_npz
+from atoll.data.lint import warn_about_edges, warn_about_features
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 
@@ -42,7 +42,7 @@ def read(path: Path, *, directed: bool = False) -> Graph:
 
 
 def save(graph: Graph, folder: Path, form: str = "npz") -> None:
-    """One party's graph as a folder that `read` takes: `npz` (exact and compact), `parquet` or `csv` (tables for people)."""
+    """Write one party's graph as a folder that `read` takes: `npz` (exact and compact), `parquet` or `csv` (readable tables)."""
     if graph.parties != 1:
         raise AtollError(f"A folder holds one party, not {graph.parties}; save graph.select([p]) for each party p.")
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,14 +53,14 @@ def save(graph: Graph, folder: Path, form: str = "npz") -> None:
 
         write_tables(graph, folder, form)
     else:
-        raise AtollError(f"A graph cannot be saved as '{form}'; choose npz, parquet or csv.")
+        raise AtollError(f"A graph cannot be saved as {form!r}; choose npz, parquet or csv.")
 
 
 def arrays(graph: Graph) -> Arrays:
     """The graph as plain arrays, for an .npz without pickles."""
-    small = np.int32 if graph.num_nodes < 2**31 else np.int64
-    found: Arrays = {
-        "edge_index": graph.edge_index.numpy().astype(small),
+    index_type = np.int32 if graph.num_nodes < 2**31 else np.int64
+    result: Arrays = {
+        "edge_index": graph.edge_index.numpy().astype(index_type),
         "y": graph.y.numpy(),
         "train": graph.train.numpy(),
         "val": graph.val.numpy(),
@@ -69,101 +69,101 @@ def arrays(graph: Graph) -> Arrays:
         "num_classes": np.array(graph.num_classes),
     }
     if isinstance(graph.x, torch.Tensor):
-        found["x"] = graph.x.numpy()
+        result["x"] = graph.x.numpy()
     else:
-        found |= {
+        result |= {
             "x_data": graph.x.data,
             "x_indices": graph.x.indices,
             "x_indptr": graph.x.indptr,
             "x_shape": np.array(graph.x.shape),
         }
     if graph.class_names is not None:
-        found["class_names"] = np.array(graph.class_names, dtype=str)
+        result["class_names"] = np.array(graph.class_names, dtype=str)
     if graph.feature_names is not None:
-        found["feature_names"] = np.array(graph.feature_names, dtype=str)
-    return found
+        result["feature_names"] = np.array(graph.feature_names, dtype=str)
+    return result
 
 
-def graph_of(found: Arrays) -> Graph:
-    """What `arrays` gave, without the checks and the tidying that foreign arrays need."""
-    nodes = len(found["y"])
+def graph_of(stored: Arrays) -> Graph:
+    """The graph of `arrays`, without the checks and the tidying that a user's arrays need."""
+    nodes = len(stored["y"])
     x: Any
-    if "x" in found:
-        x = torch.from_numpy(found["x"])
+    if "x" in stored:
+        x = torch.from_numpy(stored["x"])
     else:
-        x = sp.csr_array((found["x_data"], found["x_indices"], found["x_indptr"]), shape=tuple(found["x_shape"]))
+        x = sp.csr_array((stored["x_data"], stored["x_indices"], stored["x_indptr"]), shape=tuple(stored["x_shape"]))
         x.has_sorted_indices = True
     return Graph(
         x=x,
-        edge_index=torch.from_numpy(found["edge_index"].astype(np.int64)),
-        y=torch.from_numpy(found["y"]),
-        train=torch.from_numpy(found["train"]),
-        val=torch.from_numpy(found["val"]),
-        test=torch.from_numpy(found["test"]),
-        num_classes=int(found["num_classes"]),
-        ids=torch.from_numpy(found["ids"]),
+        edge_index=torch.from_numpy(stored["edge_index"].astype(np.int64)),
+        y=torch.from_numpy(stored["y"]),
+        train=torch.from_numpy(stored["train"]),
+        val=torch.from_numpy(stored["val"]),
+        test=torch.from_numpy(stored["test"]),
+        num_classes=int(stored["num_classes"]),
+        ids=torch.from_numpy(stored["ids"]),
         ptr=torch.tensor([0, nodes]),
-        class_names=tuple(str(name) for name in found["class_names"]) if "class_names" in found else None,
-        feature_names=tuple(str(name) for name in found["feature_names"]) if "feature_names" in found else None,
+        class_names=tuple(str(name) for name in stored["class_names"]) if "class_names" in stored else None,
+        feature_names=tuple(str(name) for name in stored["feature_names"]) if "feature_names" in stored else None,
     )
 
 
-def write_npz(path: Path, found: Arrays) -> None:
+def write_npz(path: Path, content: Arrays) -> None:
     """An .npz that appears whole or not at all."""
     with storage.replacing(path) as file:
-        np.savez(file, allow_pickle=False, **found)
+        np.savez(file, allow_pickle=False, **content)
 
 
 def _read_npz(path: Path, directed: bool) -> Graph:
-    found = _open_npz(path)
-    for key, instead in (
+    archive = _open_npz(path)
+    for key, content in (
         ("edge_index", "the edges as two rows, sources and targets"),
-        ("y", "a class a node, -1 where unlabelled"),
+        ("y", "one class per node, -1 where unlabeled"),
     ):
-        if key not in found:
-            raise AtollError(f"{path} has no array `{key}`; add {instead}.")
+        if key not in archive:
+            raise AtollError(f"{path} has no array `{key}`; add {content}.")
     parts = ("x_data", "x_indices", "x_indptr", "x_shape")
-    if "x" not in found and not all(part in found for part in parts):
+    if "x" not in archive and not all(part in archive for part in parts):
         raise AtollError(f"{path} has no features; add `x`, or its CSR parts {', '.join(parts)}.")
-    x: Any = found.get("x")
+    x: Any = archive.get("x")
     if x is None:
         try:
-            if not all(np.issubdtype(found[part].dtype, np.integer) for part in parts[1:]):
+            if not all(np.issubdtype(archive[part].dtype, np.integer) for part in parts[1:]):
                 raise ValueError(f"{', '.join(parts[1:])} must be whole numbers")
             x = sp.csr_array(
-                (found["x_data"], found["x_indices"], found["x_indptr"]), shape=tuple(int(n) for n in found["x_shape"])
+                (archive["x_data"], archive["x_indices"], archive["x_indptr"]), shape=tuple(int(n) for n in archive["x_shape"])
             )
             x.check_format(full_check=True)
         except (ValueError, TypeError, IndexError) as error:
             raise AtollError(
                 f"The CSR parts of x in {path} do not fit together ({error}); write them from one scipy CSR matrix."
             ) from error
-    num_classes, names = _named(found, path)
-    y = _whole_numbers(found["y"], path)
-    graph = assemble(
+    num_classes, names = _class_names(archive, path)
+    y = _whole_numbers(archive["y"], path)
+    graph = build_graph(
         x,
-        found["edge_index"],
+        archive["edge_index"],
         y,
-        _masks(found, y.size, path),
+        _masks(archive, y.size, path),
         where=str(path),
         directed=directed,
         num_classes=num_classes,
         class_names=names,
-        ids=_numbered(found, y, path),
-        feature_names=_columns(found, path),
+        ids=_ids(archive, y, path),
+        feature_names=_feature_names(archive, path),
     )
-    mind_features(plain(x, str(path)), y, graph.feature_names, str(path))
-    mind_edges(found["edge_index"], str(path), [name for name in WEIGHTS if name in found])
+    warn_about_features(plain(x, str(path)), y, graph.feature_names, str(path))
+    warn_about_edges(archive["edge_index"], str(path), [name for name in EDGE_WEIGHTS if name in archive])
     return graph
 
 
-def _named(found: Arrays, path: Path) -> tuple[int | None, tuple[str, ...] | None]:
-    """How many classes an .npz says there are, and their names."""
-    count = found.get("num_classes")
+def _class_names(archive: Arrays, path: Path) -> tuple[int | None, tuple[str, ...] | None]:
+    """The number of classes and their names, as far as an .npz gives them."""
+    count = archive.get("num_classes")
     if count is not None and (count.size != 1 or not np.issubdtype(count.dtype, np.integer)):
         raise AtollError(f"`num_classes` in {path} has shape {count.shape} and type {count.dtype}; give one whole number.")
     num_classes = None if count is None else int(count.item())
-    listed = found.get("class_names")
+    listed = archive.get("class_names")
     if listed is None:
         return num_classes, None
     names = tuple(str(name) for name in listed.ravel())
@@ -174,28 +174,28 @@ def _named(found: Arrays, path: Path) -> tuple[int | None, tuple[str, ...] | Non
     return len(names), names
 
 
-WEIGHTS = ("edge_weight", "edge_weights", "edge_attr")  # arrays that other programs write and that are not used here
+EDGE_WEIGHTS = ("edge_weight", "edge_weights", "edge_attr")  # arrays of other programs that are not used here
 
 
-def _columns(found: Arrays, path: Path) -> tuple[str, ...] | None:
+def _feature_names(archive: Arrays, path: Path) -> tuple[str, ...] | None:
     """The names of the features."""
-    listed = found.get("feature_names")
+    listed = archive.get("feature_names")
     if listed is None:
         return None
     names = tuple(str(name) for name in listed.ravel())
-    width = int(found["x"].shape[-1] if "x" in found else found["x_shape"][-1])
+    width = int(archive["x"].shape[-1] if "x" in archive else archive["x_shape"][-1])
     if listed.ndim != 1 or len(set(names)) < len(names) or len(names) != width:
         raise AtollError(f"`feature_names` in {path} must be a list that names each of the {width} features once.")
     return names
 
 
-def _numbered(found: Arrays, y: Ints, path: Path) -> Ints | None:
+def _ids(archive: Arrays, y: Ints, path: Path) -> Ints | None:
     """The nodes' numbers in the federation."""
-    ids = found.get("ids")
+    ids = archive.get("ids")
     if ids is None:
         return None
     if ids.shape != y.shape or not np.issubdtype(ids.dtype, np.integer):
-        raise AtollError(f"`ids` in {path} has shape {ids.shape} and type {ids.dtype}; give one whole number a node.")
+        raise AtollError(f"`ids` in {path} has shape {ids.shape} and type {ids.dtype}; give one whole number per node.")
     wrong = np.flatnonzero((ids < 0) | (ids > np.iinfo(np.int64).max))
     if len(wrong):
         raise AtollError(f"`ids` in {path} numbers node {wrong[0]} with {ids[wrong[0]]}; count the federation's nodes from 0.")
@@ -210,20 +210,20 @@ def _open_npz(path: Path) -> Arrays:
 
 
 def _whole_numbers(y: np.ndarray[Any, Any], path: Path) -> Ints:
-    """Labels as int64; float labels are fine where they are whole, NaN means unlabelled."""
+    """Labels as integers; floats must be whole numbers, and NaN means unlabeled."""
     if np.issubdtype(y.dtype, np.floating):
         y = np.where(np.isnan(y), -1, y)
-        wrong = np.flatnonzero((y != np.round(y)) | (np.abs(y) > MOST_CLASSES))
+        wrong = np.flatnonzero((y != np.round(y)) | (np.abs(y) > MAX_CLASSES))
         if len(wrong):
-            raise AtollError(f"{path}: label {y[wrong[0]]} of node {wrong[0]} is no class; classes are 0, 1, 2, …")
+            raise AtollError(f"{path}: label {y[wrong[0]]} of node {wrong[0]} is not a class; classes are 0, 1, 2, …")
         return y.astype(np.int64)
     return y
 
 
-def _masks(found: Arrays, nodes: int, path: Path) -> Masks:
+def _masks(archive: Arrays, nodes: int, path: Path) -> Masks:
     masks = []
     for name in ("train", "val", "test"):
-        mask = found.get(name, found.get(f"{name}_mask"))
+        mask = archive.get(name, archive.get(f"{name}_mask"))
         if mask is None:
             mask = np.zeros(nodes, bool)
         if mask.dtype != bool:

@@ -1,13 +1,13 @@
-"""Features that give the label away: a column that is a copy of the label, a code that implies it, or one mark per class.
+"""Features that reveal the label: a column that is a copy of it, a code that implies it, or an indicator of one class.
 
-Three forms are looked for, among labelled nodes, with up to 0.1 % of exceptions:
+Three forms are searched for among the labeled nodes, with up to 0.1 % of exceptions:
 
 - every value of the column belongs to one class (a copy, a renamed copy, a finer code);
 - the classes are intervals of the column (a score with thresholds, row numbers of a sorted file);
 - a column with two values has one of them exactly at the nodes of one class (one of a one-hot group).
 
-Any column with many values fits some labels, so a column counts only where chance is no explanation: were the labels shuffled,
-fewer than one in a thousand graphs would have such a column.
+Any column with many values fits some labels, so a column counts only where chance does not explain it: if the labels were
+shuffled, fewer than one graph in a thousand would have such a column.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-EXCEPTIONS = 0.001  # share of the labelled nodes
-MISSED = 0.1  # and of the nodes outside the largest class: a rare class must not be lost among the exceptions
-CHANCE = math.log(1e-3)
-MIN_LABELLED = 50
-MIN_CLASS = 20  # nodes inside and outside a class that a column marks
-SAMPLE = 2048  # rows on which most columns are ruled out
-CHUNK = 256  # columns looked at together
+MAX_EXCEPTIONS = 0.001  # share of the labeled nodes
+MAX_MISSED = 0.1  # and of the nodes outside the largest class: a rare class must not be lost among the exceptions
+MAX_LOG_CHANCE = math.log(1e-3)
+MIN_LABELED = 50
+MIN_CLASS_SIZE = 20  # nodes inside and outside a class that a column indicates
+SAMPLE_ROWS = 2048  # on which most columns are ruled out
+CHUNK_COLUMNS = 256  # tested together
 
 Values = Any  # scipy sparse or numpy, (N, d)
 Ints = NDArray[np.int64]
 
 
-def telling(x: Values, y: Ints) -> list[int]:
-    """The columns of x (N, d) that tell the label y (N,), −1 where unlabelled."""
+def label_leaks(x: Values, y: Ints) -> list[int]:
+    """The columns of x (N, d) that reveal the label y (N,), −1 where unlabeled."""
     rows = np.flatnonzero(y >= 0)
     classes, labels = np.unique(y[rows], return_inverse=True)
-    if len(rows) < MIN_LABELLED or len(classes) < 2:
+    if len(rows) < MIN_LABELED or len(classes) < 2:
         return []
-    order = np.argsort(labels, kind="stable")  # within equal values a stable sort then keeps classes together
+    order = np.argsort(labels, kind="stable")  # a stable sort then keeps classes together within equal values
     rows, labels = rows[order], labels[order]
     sizes = np.bincount(labels)
     if sp.issparse(x):
@@ -45,19 +45,19 @@ def telling(x: Values, y: Ints) -> list[int]:
         columns = _dense_enough(x, sizes)
     else:
         x, columns = x[rows], np.arange(x.shape[1])
-    step = -(-len(rows) // SAMPLE)
-    found: list[int] = []
-    for start in range(0, len(columns), CHUNK):
-        chosen = columns[start : start + CHUNK]
-        block = x[:, chosen]
+    step = -(-len(rows) // SAMPLE_ROWS)
+    leaking: list[int] = []
+    for start in range(0, len(columns), CHUNK_COLUMNS):
+        selected = columns[start : start + CHUNK_COLUMNS]
+        block = x[:, selected]
         block = block.toarray() if sp.issparse(block) else block
         possible = _possible(block[::step], labels[::step], len(sizes))
-        found += [int(chosen[place]) for place in possible if tells(block[:, place], labels, sizes, x.shape[1])]
-    return found
+        leaking += [int(selected[index]) for index in possible if leaks_label(block[:, index], labels, sizes, x.shape[1])]
+    return leaking
 
 
-def tells(column: NDArray[Any], labels: Ints, sizes: Ints, columns: int) -> bool:
-    """Whether one column tells the labels, and more clearly than the best of so many columns would by chance."""
+def leaks_label(column: NDArray[Any], labels: Ints, sizes: Ints, columns: int) -> bool:
+    """Whether one column reveals the labels, and more clearly than the best of that many columns would by chance."""
     nodes, classes, largest = len(labels), len(sizes), int(sizes.max())
     allowed = _allowed(nodes, largest)
     values, inverse = np.unique(column, return_inverse=True)
@@ -68,24 +68,24 @@ def tells(column: NDArray[Any], labels: Ints, sizes: Ints, columns: int) -> bool
         table = np.bincount(inverse * classes + labels, minlength=len(values) * classes).reshape(-1, classes)
         wrong = nodes - int(table.max(1).sum())
         fitting = len(values) * math.log(classes) + _log_choose(nodes, wrong) + wrong * math.log(classes)
-        if wrong <= allowed and tries + fitting - labellings < CHANCE:
+        if wrong <= allowed and tries + fitting - labellings < MAX_LOG_CHANCE:
             return True
-        if len(values) == 2 and _marks(table, sizes, allowed, tries):
+        if len(values) == 2 and _indicates_class(table, sizes, allowed, tries):
             return True
-    along = labels[np.argsort(column, kind="stable")]
-    separated = int((np.diff(along) != 0).sum()) == classes - 1 and not _shared(column, labels)
-    return separated and tries + math.lgamma(classes + 1) + _log_choose(nodes - 1, classes - 1) - labellings < CHANCE
+    in_order = labels[np.argsort(column, kind="stable")]
+    separated = int((np.diff(in_order) != 0).sum()) == classes - 1 and not _shared(column, labels)
+    return separated and tries + math.lgamma(classes + 1) + _log_choose(nodes - 1, classes - 1) - labellings < MAX_LOG_CHANCE
 
 
-def _marks(table: Ints, sizes: Ints, allowed: float, tries: float) -> bool:
-    """Whether one of two values stands exactly at the nodes of one class; `table` (2, C): nodes by value and class."""
+def _indicates_class(table: Ints, sizes: Ints, allowed: float, tries: float) -> bool:
+    """Whether one of two values is exactly that of one class's nodes; `table` (2, C): nodes by value and class."""
     nodes = int(sizes.sum())
     for members in table:
         for label, size in enumerate(sizes.tolist()):
             wrong = int(members.sum()) + size - 2 * int(members[label])
-            if min(size, nodes - size) < MIN_CLASS or wrong > min(allowed, MISSED * size):
+            if min(size, nodes - size) < MIN_CLASS_SIZE or wrong > min(allowed, MAX_MISSED * size):
                 continue
-            if tries + math.log(2 * len(sizes)) + _log_choose(nodes, wrong) - _log_choose(nodes, size) < CHANCE:
+            if tries + math.log(2 * len(sizes)) + _log_choose(nodes, wrong) - _log_choose(nodes, size) < MAX_LOG_CHANCE:
                 return True
     return False
 
@@ -104,13 +104,13 @@ def _possible(block: NDArray[Any], labels: Ints, classes: int) -> Ints:
     new_value, new_class = values[1:] != values[:-1], along[1:] != along[:-1]
     groups = 1 + new_value.sum(0)
     mixed = (~new_value & new_class).sum(0)  # at most the nodes that do not fit
-    allowed = 1 + EXCEPTIONS * nodes
+    allowed = 1 + MAX_EXCEPTIONS * nodes
     pure = (mixed <= allowed) & ((groups <= nodes // 2 + 1) | (new_class.sum(0) <= classes - 1))
     return np.flatnonzero((groups > 1) & (pure | ((groups == 2) & (mixed <= classes - 2 + allowed))))
 
 
 def _dense_enough(x: sp.csc_array, sizes: Ints) -> Ints:
-    """Columns with as many non-zeros as a telling one needs: the zeros all in one class, or the non-zeros one class."""
+    """Columns with enough non-zeros to reveal the label: the zeros are all in one class, or the non-zeros are one class."""
     stored = np.diff(x.indptr)
     nodes, allowed = int(sizes.sum()), _allowed(int(sizes.sum()), int(sizes.max()))
     fits = (stored >= nodes - int(sizes.max()) - allowed) & (stored > 0)
@@ -120,7 +120,7 @@ def _dense_enough(x: sp.csc_array, sizes: Ints) -> Ints:
 
 
 def _allowed(nodes: int, largest: int) -> float:
-    return min(EXCEPTIONS * nodes, MISSED * (nodes - largest))
+    return min(MAX_EXCEPTIONS * nodes, MAX_MISSED * (nodes - largest))
 
 
 def _log_choose(total: int, chosen: int) -> float:

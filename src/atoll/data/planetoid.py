@@ -1,8 +1,8 @@
 """The Planetoid files of 2016 (`ind.cora.x` …) read without unpickling.
 
-They are pickles of protocol 2 that hold NumPy arrays, one SciPy CSR matrix each, or a dictionary of lists. `read` knows the few
-opcodes they consist of and builds arrays from their bytes itself: nothing that a file names is ever looked up or called, and
-whatever is not exactly such a file is refused.
+They are pickles of protocol 2, each of a NumPy array, a SciPy CSR matrix or a dictionary of lists. `read` interprets only the
+opcodes that they consist of and builds arrays from their bytes itself: nothing that a file names is ever imported or called,
+and anything that is not exactly such a file is refused.
 """
 
 from __future__ import annotations
@@ -18,99 +18,98 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 DTYPES = ("i4", "i8", "f4", "f8")
-Graph = dict[int, list[int]]
+AdjacencyLists = dict[int, list[int]]
 
 
-class Name(NamedTuple):
-    """A thing that a file names."""
+class PickledName(NamedTuple):
+    """A Python object that a file names."""
 
     name: str
 
 
-RECONSTRUCT = Name("numpy.core.multiarray _reconstruct")
-NDARRAY, DTYPE, CSR = Name("numpy ndarray"), Name("numpy dtype"), Name("scipy.sparse.csr csr_matrix")
-DEFAULTDICT, LIST = Name("collections defaultdict"), Name("__builtin__ list")
+RECONSTRUCT = PickledName("numpy.core.multiarray _reconstruct")
+NDARRAY, DTYPE, CSR = PickledName("numpy ndarray"), PickledName("numpy dtype"), PickledName("scipy.sparse.csr csr_matrix")
+DEFAULTDICT, LIST = PickledName("collections defaultdict"), PickledName("__builtin__ list")
 NAMES = {name.name: name for name in (RECONSTRUCT, NDARRAY, DTYPE, CSR, DEFAULTDICT, LIST)}
 LITTLE_ENDIAN = (3, b"<", None, None, None, -1, -1, 0)  # the state of a plain dtype
 
 
 @dataclass
-class Type:
-    """A dtype, known once its byte order is."""
+class PickledDtype:
+    """A dtype, complete once its byte order is set."""
 
     code: str
     ordered: bool = False
 
 
 @dataclass
-class Array:
-    """An array, known once its state is."""
+class PickledArray:
+    """An array, complete once its state is set."""
 
     values: NDArray[Any] | None = None
 
 
 @dataclass
-class Matrix:
-    """A CSR matrix, known once its state is."""
+class PickledMatrix:
+    """A CSR matrix, complete once its state is set."""
 
     state: dict[bytes, Any] = field(default_factory=dict)
 
 
-MARK = Name("(mark)")
+MARK = PickledName("(mark)")
 
 
 class RefusedError(ValueError):
-    """Not a file of Planetoid's."""
+    """The file is not one of Planetoid's."""
 
 
-def read(path: Path) -> NDArray[Any] | sp.csr_array | Graph:
+def read(path: Path) -> NDArray[Any] | sp.csr_array | AdjacencyLists:
     """The array, matrix or adjacency lists in a file."""
     try:
-        found = _Reader(path.read_bytes()).run()
+        return _Reader(path.read_bytes()).run()
     except RefusedError as error:
         raise RefusedError(f"{path.name}: {error}") from None
     except (struct.error, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise RefusedError(f"{path.name}: it breaks off or is out of order ({type(error).__name__})") from None
-    return found
+        raise RefusedError(f"{path.name}: it is truncated or out of order ({type(error).__name__})") from None
 
 
 class _Reader:
-    """A stack of plain values."""
+    """Interprets a pickle with a stack of plain values."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.place = 0
+        self.position = 0
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
-    def run(self) -> NDArray[Any] | sp.csr_array | Graph:
-        """Go through the file; what is left at its end is the result."""
+    def run(self) -> NDArray[Any] | sp.csr_array | AdjacencyLists:
+        """Interpret the file; the value left on the stack is the result."""
         if self._take(2) != b"\x80\x02":
             raise RefusedError("it is not a pickle of protocol 2")
         while (code := self._take(1)) != b".":
             self._step(code)
-        if len(self.stack) != 1 or self.place != len(self.data):
+        if len(self.stack) != 1 or self.position != len(self.data):
             raise RefusedError("it does not end where it should")
-        (found,) = self.stack
-        if isinstance(found, Array) and found.values is not None:
-            return found.values
-        if isinstance(found, Matrix):
-            return _matrix(found.state)
-        if isinstance(found, dict) and all(type(key) is int and type(item) is list for key, item in found.items()):
-            return found
-        raise RefusedError("it holds neither an array nor a matrix nor lists of neighbours")
+        (result,) = self.stack
+        if isinstance(result, PickledArray) and result.values is not None:
+            return result.values
+        if isinstance(result, PickledMatrix):
+            return _matrix(result.state)
+        if isinstance(result, dict) and all(type(key) is int and type(item) is list for key, item in result.items()):
+            return result
+        raise RefusedError("it holds neither an array nor a matrix nor lists of neighbors")
 
     def _take(self, count: int) -> bytes:
-        piece = self.data[self.place : self.place + count]
+        piece = self.data[self.position : self.position + count]
         if len(piece) < count:
-            raise RefusedError("it breaks off")
-        self.place += count
+            raise RefusedError("it is truncated")
+        self.position += count
         return piece
 
     def _line(self) -> str:
-        end = self.data.index(b"\n", self.place, self.place + 100)
-        piece = self.data[self.place : end]
-        self.place = end + 1
+        end = self.data.index(b"\n", self.position, self.position + 100)
+        piece = self.data[self.position : end]
+        self.position = end + 1
         return piece.decode("ascii")
 
     def _number(self, form: str) -> int:
@@ -125,10 +124,10 @@ class _Reader:
 
     def _marked(self) -> tuple[Any, ...]:
         """Everything above the last mark."""
-        for place in range(len(self.stack) - 1, -1, -1):
-            if self.stack[place] is MARK:
-                taken = tuple(self.stack[place + 1 :])
-                del self.stack[place:]
+        for index in range(len(self.stack) - 1, -1, -1):
+            if self.stack[index] is MARK:
+                taken = tuple(self.stack[index + 1 :])
+                del self.stack[index:]
                 return taken
         raise RefusedError("it is out of order")
 
@@ -178,28 +177,28 @@ class _Reader:
             case b"u":
                 self._update(self._marked())
             case b"R":
-                push(_made(*self._pop(2)))
+                push(_call(*self._pop(2)))
             case b"\x81":
                 if self._pop(2) != (CSR, ()):
-                    raise RefusedError("it makes an object that has no place in a dataset")
-                push(Matrix())
+                    raise RefusedError("it makes an object that does not belong in a dataset")
+                push(PickledMatrix())
             case b"b":
                 owner, state = self._pop(2)
                 push(owner)
                 _build(owner, state)
             case _:
-                raise RefusedError(f"it has an opcode {code!r} that its kind does not have")
+                raise RefusedError(f"it has an opcode {code!r} that Planetoid files do not have")
 
-    def _named(self) -> Name:
+    def _named(self) -> PickledName:
         name = f"{self._line()} {self._line()}"
         if name not in NAMES:
-            raise RefusedError(f"it names {name!r}, which has no place in a dataset")
+            raise RefusedError(f"it names {name!r}, which does not belong in a dataset")
         return NAMES[name]
 
     def _extend(self, *items: Any) -> None:
         (owner,) = self._pop(1)
         if type(owner) is not list or not all(type(item) is int for item in items):
-            raise RefusedError("a list holds something else than whole numbers")
+            raise RefusedError("a list holds something other than whole numbers")
         owner.extend(items)
         self.stack.append(owner)
 
@@ -211,35 +210,41 @@ class _Reader:
         self.stack.append(owner)
 
 
-def _made(function: Any, arguments: Any) -> Any:
-    """What the few calls in these files stand for."""
+def _call(function: Any, arguments: Any) -> Any:
+    """The results of the calls in these files."""
     if function == RECONSTRUCT and arguments == (NDARRAY, (0,), b"b"):
-        return Array()
+        return PickledArray()
     if function == DEFAULTDICT and arguments == (LIST,):
         return {}
     if function == DTYPE and isinstance(arguments, tuple) and len(arguments) == 3 and arguments[1:] == (0, 1):
         code = arguments[0].decode("ascii", "replace") if isinstance(arguments[0], bytes) else ""
         if code in DTYPES:
-            return Type(code)
-        raise RefusedError(f"it has an array of {code or 'no'!r} numbers; there may be {', '.join(DTYPES)}")
-    raise RefusedError("it calls something that has no place in a dataset")
+            return PickledDtype(code)
+        raise RefusedError(f"it has an array of {code or 'no'!r} numbers; only {', '.join(DTYPES)} are allowed")
+    raise RefusedError("it calls something that does not belong in a dataset")
 
 
 def _build(owner: Any, state: Any) -> None:
     """Give an array, dtype or matrix its state, once."""
-    if isinstance(owner, Type) and not owner.ordered and state == LITTLE_ENDIAN:
+    if isinstance(owner, PickledDtype) and not owner.ordered and state == LITTLE_ENDIAN:
         owner.ordered = True
-    elif isinstance(owner, Array) and owner.values is None and isinstance(state, tuple) and len(state) == 5:
+    elif isinstance(owner, PickledArray) and owner.values is None and isinstance(state, tuple) and len(state) == 5:
         owner.values = _array(*state)
-    elif isinstance(owner, Matrix) and not owner.state and type(state) is dict:
+    elif isinstance(owner, PickledMatrix) and not owner.state and type(state) is dict:
         owner.state = dict(state)
     else:
-        raise RefusedError("an object's state is not of its kind")
+        raise RefusedError("an object's state does not fit its kind")
 
 
 def _array(version: Any, shape: Any, dtype: Any, columns_first: Any, data: Any) -> NDArray[Any]:
-    whole = isinstance(shape, tuple) and 1 <= len(shape) <= 2 and all(type(size) is int and size >= 0 for size in shape)
-    if version != 1 or not whole or not isinstance(dtype, Type) or not dtype.ordered or type(columns_first) is not bool:
+    valid_shape = isinstance(shape, tuple) and 1 <= len(shape) <= 2 and all(type(size) is int and size >= 0 for size in shape)
+    if (
+        version != 1
+        or not valid_shape
+        or not isinstance(dtype, PickledDtype)
+        or not dtype.ordered
+        or type(columns_first) is not bool
+    ):
         raise RefusedError("an array's description is out of order")
     kind = np.dtype(f"<{dtype.code}")
     if type(data) is not bytes or len(data) != prod(shape) * kind.itemsize:
@@ -250,7 +255,9 @@ def _array(version: Any, shape: Any, dtype: Any, columns_first: Any, data: Any) 
 def _matrix(state: dict[bytes, Any]) -> sp.csr_array:
     parts = [state.get(name) for name in (b"data", b"indices", b"indptr")]
     shape = state.get(b"_shape")
-    arrays = [part.values for part in parts if isinstance(part, Array) and part.values is not None and part.values.ndim == 1]
+    arrays = [
+        part.values for part in parts if isinstance(part, PickledArray) and part.values is not None and part.values.ndim == 1
+    ]
     if len(arrays) != 3 or any(array.dtype.kind != "i" for array in arrays[1:]):
         raise RefusedError("a matrix lacks one of its arrays")
     if not isinstance(shape, tuple) or len(shape) != 2 or not all(type(size) is int and size >= 0 for size in shape):
@@ -259,5 +266,5 @@ def _matrix(state: dict[bytes, Any]) -> sp.csr_array:
     rows, columns = shape
     ordered = len(indptr) == rows + 1 and indptr[0] == 0 and indptr[-1] == len(indices) == len(data)
     if not ordered or bool((np.diff(indptr) < 0).any()) or bool(((indices < 0) | (indices >= columns)).any()):
-        raise RefusedError("a matrix's arrays do not fit each other")
+        raise RefusedError("a matrix's arrays do not fit together")
     return sp.csr_array((data, indices, indptr), shape=(rows, columns))

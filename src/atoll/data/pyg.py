@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.data.builder import assemble, check_fold, plain
-from atoll.data.doubts import mind_edges, mind_features
+from atoll.data.builder import build_graph, check_fold, plain
+from atoll.data.lint import warn_about_edges, warn_about_features
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 
@@ -25,7 +25,7 @@ def from_pyg(data: Any, *, fold: int = 0, directed: bool = False) -> Graph:
     whole = torch.where(torch.isnan(y), -1, y) if y.is_floating_point() else y
     if y.is_complex() or (y.is_floating_point() and not (whole.isfinite() & (whole == whole.round())).all()):
         raise AtollError(
-            "The PyG graph's `y` holds numbers that are not classes; give whole numbers, and -1 or NaN where unlabelled."
+            "The PyG graph's `y` holds numbers that are not classes; give whole numbers, and -1 or NaN where unlabeled."
         )
     masks = []
     for part in ("train_mask", "val_mask", "test_mask"):
@@ -36,9 +36,11 @@ def from_pyg(data: Any, *, fold: int = 0, directed: bool = False) -> Graph:
         mask = _tensor(data, part).bool()
         masks.append((mask[:, check_fold(fold, mask.shape[1], WHERE)] if mask.dim() == 2 else mask).numpy())
     labels = whole.to(torch.int64).numpy()
-    graph = assemble(data.x, edges.numpy(), labels, (masks[0], masks[1], masks[2]), where=WHERE, directed=directed)
-    mind_features(plain(data.x, WHERE), labels, None, WHERE)
-    mind_edges(edges.numpy(), WHERE, [name for name in ("edge_attr", "edge_weight") if getattr(data, name, None) is not None])
+    graph = build_graph(data.x, edges.numpy(), labels, (masks[0], masks[1], masks[2]), where=WHERE, directed=directed)
+    warn_about_features(plain(data.x, WHERE), labels, None, WHERE)
+    warn_about_edges(
+        edges.numpy(), WHERE, [name for name in ("edge_attr", "edge_weight") if getattr(data, name, None) is not None]
+    )
     return graph
 
 

@@ -18,10 +18,10 @@ from atoll.data.planetoid import read
 
 @dataclass(frozen=True)
 class Raw:
-    """What a raw folder holds; `folds` are its public splits, several where the dataset has several."""
+    """The content of a raw folder; `folds` are its public splits."""
 
     x: Features
-    edges: Ints  # (2, E) as stored: directions, loops and repeats are the caller's business
+    edges: Ints  # (2, E) as stored, with directions, loops and repeats
     y: Ints
     folds: list[Masks] = field(default_factory=list)
     class_names: tuple[str, ...] | None = None
@@ -33,7 +33,7 @@ Reader = Callable[[Path, str], Raw]
 def planetoid(folder: Path, name: str) -> Raw:
     """Cora, CiteSeer, PubMed with the public split of Yang et al., the same as PyG gives; see `atoll.data.planetoid`.
 
-    Rows of the test nodes stand in `tx` in the order of `test.index`; nodes that are in no file (CiteSeer) get zeros and class 0.
+    `tx` holds the test nodes in the order of `test.index`; nodes that are in no file (CiteSeer) get zeros and class 0.
     """
     stem = f"ind.{name.lower()}"
     tx, allx = (_part(folder / f"{stem}.{part}", sp.csr_array) for part in ("tx", "allx"))
@@ -42,32 +42,38 @@ def planetoid(folder: Path, name: str) -> Raw:
     test = np.loadtxt(folder / f"{stem}.test.index", dtype=np.int64, ndmin=1)
     known, nodes = allx.shape[0], int(test.max()) + 1
     rows = np.concatenate([np.arange(known), test])  # row r of allx over tx is node rows[r]
-    alike = tx.shape[0] == len(test) == len(y_test) and known == len(y_known) and tx.shape[1] == allx.shape[1]
-    alike = alike and y_test.ndim == y_known.ndim == 2 and y_test.shape[1] == y_known.shape[1]
-    if not alike or len(y_train) + 500 > known or len(np.unique(rows)) != len(rows) or test.min() < 0 or nodes > 2 * len(rows):
+    consistent = tx.shape[0] == len(test) == len(y_test) and known == len(y_known) and tx.shape[1] == allx.shape[1]
+    consistent = consistent and y_test.ndim == y_known.ndim == 2 and y_test.shape[1] == y_known.shape[1]
+    if (
+        not consistent
+        or len(y_train) + 500 > known
+        or len(np.unique(rows)) != len(rows)
+        or test.min() < 0
+        or nodes > 2 * len(rows)
+    ):
         raise ValueError("the files are not of one dataset")
-    place = sp.csr_array((np.ones(len(rows), np.float32), (rows, np.arange(len(rows)))), shape=(nodes, len(rows)))
-    x = place @ sp.csr_array(sp.vstack([allx, tx]), dtype=np.float32)
+    permutation = sp.csr_array((np.ones(len(rows), np.float32), (rows, np.arange(len(rows)))), shape=(nodes, len(rows)))
+    x = permutation @ sp.csr_array(sp.vstack([allx, tx]), dtype=np.float32)
     y = np.zeros(nodes, np.int64)
     y[rows] = np.concatenate([y_known, y_test]).argmax(1)
     sources = np.repeat(np.array(list(graph), np.int64), [len(targets) for targets in graph.values()])
     edges = np.stack([sources, np.concatenate([np.asarray(targets, np.int64) for targets in graph.values()])])
     if edges.size and not 0 <= edges.min() <= edges.max() < nodes:
-        raise ValueError(f"an edge of {stem}.graph leads to a node that is not there")
-    labelled = len(y_train)
-    return Raw(x, edges, y, [(_mask(range(labelled), nodes), _mask(range(labelled, labelled + 500), nodes), _mask(test, nodes))])
+        raise ValueError(f"an edge of {stem}.graph leads to a node that does not exist")
+    labeled = len(y_train)
+    return Raw(x, edges, y, [(_mask(range(labeled), nodes), _mask(range(labeled, labeled + 500), nodes), _mask(test, nodes))])
 
 
 def _part(path: Path, kind: type) -> Any:
-    """What a file of Planetoid's holds, if it is of that kind."""
-    found = read(path)
-    if not isinstance(found, kind):
-        raise ValueError(f"{path.name} holds something else than it should")
-    return found
+    """The content of a Planetoid file, if it is of that kind."""
+    content = read(path)
+    if not isinstance(content, kind):
+        raise ValueError(f"{path.name} does not hold what it should")
+    return content
 
 
 def gnn_benchmark(folder: Path, name: str) -> Raw:
-    """Coauthor and Amazon: CSR parts in one .npz, read without ever making a dense matrix."""
+    """Coauthor and Amazon: CSR parts in one .npz, read without making a dense matrix."""
     with np.load(folder / GNN_BENCHMARK[name]) as file:
         x = sp.csr_array((file["attr_data"], file["attr_indices"], file["attr_indptr"]), shape=tuple(file["attr_shape"]))
         adjacency = sp.csr_array((file["adj_data"], file["adj_indices"], file["adj_indptr"]), shape=tuple(file["adj_shape"]))
@@ -100,7 +106,7 @@ def geom_gcn(folder: Path, name: str) -> Raw:
 
 
 def wiki(folder: Path, name: str) -> Raw:
-    """Wiki of TADW: TF-IDF features as they are, classes numbered from 1 in the file."""
+    """Wiki of TADW: TF-IDF features, classes numbered from 1 in the file."""
     labels = np.loadtxt(folder / "labels.txt", dtype=np.int64, ndmin=2)
     y = np.full(labels[:, 0].max() + 1, -1, np.int64)
     y[labels[:, 0]] = labels[:, 1] - 1
@@ -149,12 +155,12 @@ def reddit(folder: Path, name: str) -> Raw:
 def herigraph(folder: Path, name: str) -> Raw:
     """HeriGraph, the union of its three graphs: no features are published, so a node's feature is its own number (one-hot)."""
     with np.load(folder / f"{name.removeprefix('herigraph-')}_structure_labels.npz") as file:
-        labelled = file["y_labelled"]
-        y = np.where(labelled, file["y"], -1).astype(np.int64)
+        labeled = file["y_labelled"]
+        y = np.where(labeled, file["y"], -1).astype(np.int64)
         edges = np.concatenate(
             [file[f"edge_index_{kind}"].astype(np.int64) for kind in ("social", "spatial", "temporal")], axis=1
         )
-        train, val, test = (_mask(file[f"{part}_idx"], len(y)) & labelled for part in ("train", "val", "test"))
+        train, val, test = (_mask(file[f"{part}_idx"], len(y)) & labeled for part in ("train", "val", "test"))
         names = tuple(str(n) for n in file["class_names"])
     return Raw(sp.csr_array(sp.eye_array(len(y), dtype=np.float32, format="csr")), edges, y, [(train, val, test)], names)
 

@@ -27,7 +27,7 @@ class Dataset(Protocol):
             folder, available, Settings = "", True, RingSettings
 
             def load(self, settings, *, seed, fold):
-                return assemble(x, edge_index, y, where="ring")
+                return build_graph(x, edge_index, y, where="ring")
 
         DATASETS.register("ring", Ring())
     """

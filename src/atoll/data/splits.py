@@ -1,4 +1,4 @@
-"""Which nodes train, validate and test: public splits, random ones inside each party, counts a class, stratified fractions."""
+"""Which nodes train, validate and test: public splits, random ones within each party, counts per class, stratified shares."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ KINDS = ("auto", "public", "random", "per_class", "geom", "stratified")
 
 @dataclass(frozen=True)
 class SplitSettings:
-    """How labelled nodes become train, validation and test nodes."""
+    """How labeled nodes become train, validation and test nodes."""
 
     split: str = setting(
         "auto",
-        "auto is the dataset's own split, else random; random splits each party's own nodes; the others split all.",
+        "auto is the dataset's own split, else random; random splits within each party; the others split all nodes together.",
         choices=KINDS,
     )
-    train: float = setting(0.4, "Share of the labelled nodes that train (random, stratified).", low=0, high=1)
-    val: float = setting(0.3, "Share of the labelled nodes that validate (random, stratified).", low=0, high=1)
-    test: float = setting(0.3, "Share of the labelled nodes that test (random, stratified).", low=0, high=1)
+    train: float = setting(0.4, "Share of the labeled nodes that train (random, stratified).", low=0, high=1)
+    val: float = setting(0.3, "Share of the labeled nodes that validate (random, stratified).", low=0, high=1)
+    test: float = setting(0.3, "Share of the labeled nodes that test (random, stratified).", low=0, high=1)
     per_class: int = setting(20, "Training nodes of each class (per_class).", low=1, high=10**9)
     val_count: int = setting(500, "Validation nodes in all (per_class).", low=0, high=10**9)
     test_count: int = setting(1000, "Test nodes in all (per_class).", low=0, high=10**9)
@@ -36,41 +36,41 @@ class SplitSettings:
 
 
 def split(graph: Graph, settings: SplitSettings, seed: int, parties: Sequence[int] | None = None) -> Graph:
-    """The graph with train, val and test set.
+    """The graph with its train, val and test masks set.
 
-    `random` shuffles inside each party, keyed by (seed, party): the party gets the same split wherever it lives (`parties` are
-    the blocks' numbers in the federation, by default 0, 1, …). Everything else is drawn over the distinct nodes of all blocks, so
-    that a node that several parties hold has one role; so is `random` where parties share nodes or hold one each.
+    `random` shuffles within each party, keyed by (seed, party): a party gets the same split wherever it runs (`parties` are the
+    blocks' numbers in the federation, by default 0, 1, …). Everything else is drawn over the distinct nodes of all blocks, so
+    that a node of several parties has one role; so is `random` where parties share nodes or hold one each.
     """
     kind = _checked(settings)
-    own = bool((graph.train | graph.val | graph.test).any())
+    has_split = bool((graph.train | graph.val | graph.test).any())
     if kind == "auto":
-        kind = "public" if own else "random"
+        kind = "public" if has_split else "random"
     if kind in ("public", "geom"):
-        if not own:
+        if not has_split:
             raise AtollError(f"split='{kind}', but this graph comes without a split; use split='random' or 'per_class'.")
         return graph
-    if kind == "random" and not _spread_thin(graph):
+    if kind == "random" and not _shares_nodes(graph):
         numbers = range(graph.parties) if parties is None else parties
         roles = torch.full((graph.num_nodes,), -1)
         blocks = zip(torch.split(roles, graph.sizes), torch.split(graph.y, graph.sizes), numbers, strict=True)
         for block, labels, number in blocks:
             block[:] = _fractions(labels, settings, generator(seed, number, "split"))
-        return _with(graph, roles)
+        return _with_roles(graph, roles)
     ids, row = torch.unique(graph.ids, return_inverse=True)
     labels = torch.full((len(ids),), -1).scatter_reduce_(0, row, graph.y, "amax")
     source = generator(seed, "split")
     if kind == "random":
-        chosen = _fractions(labels, settings, source)
+        roles = _fractions(labels, settings, source)
     elif kind == "stratified":
-        chosen = _stratified(labels, graph.num_classes, settings, source)
+        roles = _stratified(labels, graph.num_classes, settings, source)
     else:
-        chosen = _per_class(labels, graph.num_classes, settings, source)
-    return _with(graph, chosen[row])
+        roles = _per_class(labels, graph.num_classes, settings, source)
+    return _with_roles(graph, roles[row])
 
 
 def replaces_split(graph: Graph, settings: SplitSettings) -> bool:
-    """Whether `split` would put another split in the place of the graph's own."""
+    """Whether `split` would replace the graph's own split."""
     return settings.split not in ("auto", "public", "geom") and bool((graph.train | graph.val | graph.test).any())
 
 
@@ -88,16 +88,16 @@ def _checked(settings: SplitSettings) -> str:
     return settings.split
 
 
-def _spread_thin(graph: Graph) -> bool:
-    """Whether a split inside each party makes no sense: the parties share nodes, or hold one node each."""
+def _shares_nodes(graph: Graph) -> bool:
+    """Whether nodes cannot be split within each party: the parties share nodes, or hold one node each."""
     if graph.widths is not None or graph.parties == 1 or graph.parties == graph.num_nodes:
         return graph.widths is not None or graph.parties > 1
     owners = torch.unique(torch.stack([graph.ids, graph.party]), dim=1)
     return bool(torch.unique(owners[0]).numel() < owners.shape[1])
 
 
-def _with(graph: Graph, roles: Tensor) -> Graph:
-    """Roles 0, 1, 2 become the masks."""
+def _with_roles(graph: Graph, roles: Tensor) -> Graph:
+    """The graph whose masks are the roles 0, 1 and 2."""
     return replace(graph, train=roles == 0, val=roles == 1, test=roles == 2)
 
 
@@ -109,10 +109,10 @@ def _cuts(count: int, settings: SplitSettings) -> tuple[int, int, int]:
 
 
 def _fractions(labels: Tensor, settings: SplitSettings, source: torch.Generator) -> Tensor:
-    """Shuffle the labelled nodes; the first 40 % train, the next 30 % validate, the next 30 % test."""
-    labelled = (labels >= 0).nonzero()[:, 0]
-    shuffled = labelled[torch.randperm(len(labelled), generator=source)]
-    first, second, third = _cuts(len(labelled), settings)
+    """Shuffle the labeled nodes; the first share trains, the next validates, the next tests."""
+    labeled = (labels >= 0).nonzero()[:, 0]
+    shuffled = labeled[torch.randperm(len(labeled), generator=source)]
+    first, second, third = _cuts(len(labeled), settings)
     roles = torch.full_like(labels, -1)
     roles[shuffled[:first]] = 0
     roles[shuffled[first:second]] = 1
@@ -130,7 +130,7 @@ def _stratified(labels: Tensor, classes: int, settings: SplitSettings, source: t
 
 
 def _per_class(labels: Tensor, classes: int, settings: SplitSettings, source: torch.Generator) -> Tensor:
-    """PyG's random Planetoid split: so many training nodes of every class (all of a smaller one), val and test from the rest.
+    """PyG's random Planetoid split: a number of training nodes per class (all of a smaller one), val and test from the rest.
 
     Where the rest is smaller than val_count + test_count, both shrink in proportion.
     """

@@ -1,4 +1,4 @@
-"""What a partition made: sizes, edges kept and lost, classes, splits, and the homophily of majority and minority nodes."""
+"""Statistics of a partition: sizes, edges kept and lost, classes, splits, homophily of majority and minority nodes."""
 
 from __future__ import annotations
 
@@ -12,52 +12,52 @@ from atoll.graphs.graph import Graph
 
 
 @dataclass(frozen=True)
-class PartyFacts:
-    """One party. Its majority class is the most frequent among its labelled nodes; those of other classes are minority nodes."""
+class PartyStatistics:
+    """One party. Its majority class is the most frequent among its labeled nodes; nodes of other classes are minority nodes."""
 
     nodes: int
     edges: int  # undirected
-    labels: list[int]  # labelled nodes of each class
+    labels: list[int]  # labeled nodes of each class
     train: int
     val: int
     test: int
-    majority_class: int | None  # None where no node is labelled
+    majority_class: int | None  # None where no node is labeled
     majority_nodes: int
     minority_nodes: int
-    majority_homophily: float | None  # None where no such node has a labelled neighbour
+    majority_homophily: float | None  # None where no such node has a labeled neighbor
     minority_homophily: float | None
 
 
 @dataclass(frozen=True)
-class Facts:
-    """All parties together; `dataclasses.asdict` makes it ready for JSON."""
+class PartitionStatistics:
+    """All parties; `dataclasses.asdict` makes it ready for JSON."""
 
-    parties: list[PartyFacts]
-    nodes: int  # distinct ones that some party holds
-    edges_kept: int  # distinct undirected ones inside some party
-    nodes_lost: int | None  # against the whole graph, where it is known
+    parties: list[PartyStatistics]
+    nodes: int  # distinct nodes that some party holds
+    edges_kept: int  # distinct undirected edges within some party
+    nodes_lost: int | None  # of the whole graph, where it is known
     edges_lost: int | None
 
 
-def facts(graph: Graph, whole: Graph | None = None) -> Facts:
-    """The facts of the parties' block-diagonal graph, and what was lost of the `whole` one.
+def partition_statistics(graph: Graph, whole: Graph | None = None) -> PartitionStatistics:
+    """Statistics of the parties' block-diagonal graph, and how much of the `whole` one was lost.
 
-    A node's homophily is the share of its neighbours that have its class (FedSpray, Eq. 1), inside the party's own graph, as
-    the paper's Table 1 does; neighbours without a label do not count, nor do nodes without a labelled neighbour.
+    A node's homophily is the share of its neighbors that have its class (FedSpray, Eq. 1) within the party's own graph, as in
+    the paper's Table 1; neighbors without a label do not count, nor do nodes without a labeled neighbor.
     """
     parties, classes = graph.parties, max(graph.num_classes, 1)
     party, y = graph.party.numpy(), graph.y.numpy()
-    labelled = y >= 0
-    labels = np.bincount(party[labelled] * classes + y[labelled], minlength=parties * classes).reshape(parties, classes)
+    labeled = y >= 0
+    labels = np.bincount(party[labeled] * classes + y[labeled], minlength=parties * classes).reshape(parties, classes)
     majority = labels.argmax(1)
-    common = labelled & (y == majority[party])
+    in_majority = labeled & (y == majority[party])
     homophily, defined = node_homophily(graph)
-    means = [_means(homophily, party, group & defined, parties) for group in (common, labelled & ~common)]
+    means = [_means(homophily, party, group & defined, parties) for group in (in_majority, labeled & ~in_majority)]
     rows = _pairs(graph.edge_index.numpy(), np.arange(graph.num_nodes))
     edges = np.bincount(party[rows[0]], minlength=parties)
     roles = [np.bincount(party[mask.numpy()], minlength=parties) for mask in (graph.train, graph.val, graph.test)]
     listed = [
-        PartyFacts(
+        PartyStatistics(
             nodes=graph.sizes[p],
             edges=int(edges[p]),
             labels=labels[p].tolist(),
@@ -75,13 +75,13 @@ def facts(graph: Graph, whole: Graph | None = None) -> Facts:
     nodes = len(np.unique(graph.ids.numpy()))
     kept = _pairs(graph.edge_index.numpy(), graph.ids.numpy()).shape[1]
     if whole is None:
-        return Facts(listed, nodes, kept, None, None)
-    everything = _pairs(whole.edge_index.numpy(), whole.ids.numpy()).shape[1]
-    return Facts(listed, nodes, kept, len(np.unique(whole.ids.numpy())) - nodes, everything - kept)
+        return PartitionStatistics(listed, nodes, kept, None, None)
+    total = _pairs(whole.edge_index.numpy(), whole.ids.numpy()).shape[1]
+    return PartitionStatistics(listed, nodes, kept, len(np.unique(whole.ids.numpy())) - nodes, total - kept)
 
 
 def node_homophily(graph: Graph) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Each node's share of labelled neighbours with its own class, and for which nodes it is defined."""
+    """Each node's share of labeled neighbors with its own class, and for which nodes it is defined."""
     source, target = graph.edge_index.numpy()
     y = graph.y.numpy()
     known = (y[source] >= 0) & (y[target] >= 0)
@@ -91,15 +91,15 @@ def node_homophily(graph: Graph) -> tuple[NDArray[np.float64], NDArray[np.bool_]
     return same / np.maximum(degree, 1), degree > 0
 
 
-def _means(values: NDArray[np.float64], party: Ints, chosen: NDArray[np.bool_], parties: int) -> list[float | None]:
-    """The mean over each party's chosen nodes; None where there are none."""
-    count = np.bincount(party[chosen], minlength=parties)
-    total = np.bincount(party[chosen], weights=values[chosen], minlength=parties)
+def _means(values: NDArray[np.float64], party: Ints, selected: NDArray[np.bool_], parties: int) -> list[float | None]:
+    """The mean over each party's selected nodes; None where there are none."""
+    count = np.bincount(party[selected], minlength=parties)
+    total = np.bincount(party[selected], weights=values[selected], minlength=parties)
     return [float(t / c) if c else None for t, c in zip(total, count, strict=True)]
 
 
 def _pairs(edges: Ints, names: Ints) -> Ints:
-    """(2, ·) the distinct undirected pairs of the edges' ends, by these names."""
+    """(2, ·) the distinct undirected edges, with the ends renamed."""
     a, b = names[edges[0]].astype(np.int64), names[edges[1]].astype(np.int64)
     size = int(names.max(initial=0)) + 1
     code = distinct(np.minimum(a, b) * size + np.maximum(a, b))

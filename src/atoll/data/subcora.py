@@ -1,8 +1,8 @@
 """SubCora: GFL-APPNP's 300-node pieces of Cora (A.2.1), by its authors' (seed, rank) pairs.
 
-A connected component of 800 random nodes is the training set; as many of the other nodes within two hops of it validate, and so
-many test that there are 300 in all. The authors take those in the order of a Python set, which is nearly that of their numbers;
-here it is exactly that, and components of equal size come by their lowest node.
+A connected component of 800 random nodes is the training set; as many of the other nodes within two hops of it validate, and
+the next of them test, 300 nodes in all. The authors take them in the order of a Python set, which is nearly that of their
+numbers; here it is exactly that, and components of equal size are ordered by their lowest node.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from atoll.graphs.graph import Graph
 from atoll.settings import setting
 
 CORA = catalog()["cora"]
-SAMPLED, NODES, HOPS = 800, 300, 2
-PAIRS = (  # the authors' seeds, and which component of that sample by size
+SAMPLED_NODES, NODES, HOPS = 800, 300, 2
+PAIRS = (  # the authors' seeds, and the rank by size of the component of that sample
     *((101993, 1), (124709, 0), (196252, 2), (95930, 3), (68222, 2), (101539, 1), (22989, 2), (45367, 1), (166831, 2)),
     *((189085, 2), (12237, 0), (242044, 1), (40182, 1), (84405, 2), (234468, 0), (233451, 1), (154898, 2), (81745, 1)),
     *((70716, 2), (39777, 1)),
@@ -41,7 +41,7 @@ def subcora(cora: Graph, repetition: int) -> Graph:
     if not 0 <= repetition < len(PAIRS):
         raise AtollError(f"SubCora has {len(PAIRS)} pieces, numbered from 0; there is no repetition {repetition}.")
     seed, rank = PAIRS[repetition]
-    sample = torch.randperm(cora.num_nodes, generator=torch.Generator().manual_seed(seed))[:SAMPLED].numpy()
+    sample = torch.randperm(cora.num_nodes, generator=torch.Generator().manual_seed(seed))[:SAMPLED_NODES].numpy()
     train = component(cora.adjacency, np.sort(sample), rank)
     near = within(cora.adjacency, train, HOPS)
     if len(train) + len(near) < NODES:
@@ -54,17 +54,17 @@ def subcora(cora: Graph, repetition: int) -> Graph:
 
 
 def component(adjacency: sp.csr_array, nodes: Ints, rank: int) -> Ints:
-    """The nodes of the component with that rank by size (equals: the lowest node first) of an induced subgraph."""
+    """The nodes of an induced subgraph's component with that rank by size (ties: the lowest node first)."""
     _, label = sp.csgraph.connected_components(adjacency[nodes][:, nodes], directed=False)
     sizes = np.bincount(label)
     lowest = np.unique(label, return_index=True)[1]
-    chosen = np.lexsort((lowest, -sizes))[rank]
-    found: Ints = nodes[label == chosen]
-    return found
+    selected = np.lexsort((lowest, -sizes))[rank]
+    members: Ints = nodes[label == selected]
+    return members
 
 
 def within(adjacency: sp.csr_array, nodes: Ints, hops: int) -> Ints:
-    """The other nodes at most so many hops away, by number."""
+    """The other nodes at most `hops` away, sorted."""
     reached = np.zeros(adjacency.shape[0], bool)
     reached[nodes] = True
     for _ in range(hops):

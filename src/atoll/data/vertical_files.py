@@ -1,11 +1,11 @@
-"""Own vertical data: a folder with one folder a party, each an own graph of the same nodes with other columns and other edges.
+"""The user's own vertical data: a folder with one folder per party, each with the same nodes and its own columns and edges.
 
     bank/          each as `files.read` takes it: tables `nodes` and `edges`, or `graph.npz`
     insurer/       the parties are numbered in the order of their folders' names
 
 Nodes are matched by their ids (`id` of the tables, `ids` of an .npz), in whatever order each party lists them. Nodes that some
-party does not hold are reported and left out. Labels and splits may stand at all parties or at some; where several say something
-of a node, they must say the same.
+party does not hold are reported and left out. Labels and splits may be at all parties or at some; where several parties label
+a node, they must agree.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from atoll.graphs.graph import Graph, stack
 
 def read_parties(folder: Path, *, directed: bool = False) -> Graph:
     """The parties' graphs, block-diagonal, row i of every block the same node; x padded with zero columns to the widest."""
-    places = party_folders(folder)
-    graphs = [read(place, directed=directed) for place in places]
-    names = [pd.Index(_names(place, graph)) for place, graph in zip(places, graphs, strict=True)]
+    folders = party_folders(folder)
+    graphs = [read(path, directed=directed) for path in folders]
+    names = [pd.Index(_names(path, graph)) for path, graph in zip(folders, graphs, strict=True)]
     common = names[0][np.logical_and.reduce([names[0].isin(other) for other in names])]
     if len(common) == 0:
         raise AtollError(f"The parties in {folder} hold no node in common; their ids must be the same for the same nodes.")
-    _report(places, names, common)
-    graphs = [_matched(graph, own.get_indexer(common)) for graph, own in zip(graphs, names, strict=True)]
-    classes, class_names = _classes(places, graphs)
-    _check_agreement(places, graphs, common)
+    _warn_left_out(folders, names, common)
+    graphs = [_matched(graph, ids.get_indexer(common)) for graph, ids in zip(graphs, names, strict=True)]
+    classes, class_names = _classes(folders, graphs)
+    _check_agreement(folders, graphs, common)
     widest = max(graph.num_features for graph in graphs)
     sparse = all(not isinstance(graph.x, Tensor) for graph in graphs)
     blocks = [
@@ -50,7 +50,7 @@ def read_parties(folder: Path, *, directed: bool = False) -> Graph:
 
 
 def joined(parts: Graph) -> Graph:
-    """What no party has: all columns side by side, all edges, every label that somebody holds."""
+    """The graph that no party has: all columns side by side, all edges, and every label that some party has."""
     blocks = [parts.select([party]) for party in range(parts.parties)]
     widths = parts.widths or [parts.num_features] * len(blocks)
     columns = [block.x[:, :width] for block, width in zip(blocks, widths, strict=True)]
@@ -63,39 +63,39 @@ def joined(parts: Graph) -> Graph:
 
 
 def party_folders(folder: Path) -> list[Path]:
-    """The folders in it, in the order of their names, numbers in them counted as numbers."""
+    """The folders in it, sorted by name; digits in a name sort as numbers."""
     folder = folder.expanduser()
     if not folder.is_dir():
-        raise AtollError(f"There is no folder {folder}; --partition files takes a folder with one folder a party.")
-    found = [place for place in folder.iterdir() if place.is_dir() and not place.name.startswith(".")]
-    if not found:
-        raise AtollError(f"{folder} holds no folders; --partition files takes a folder with one folder a party.")
+        raise AtollError(f"There is no folder {folder}; --partition files takes a folder with one folder per party.")
+    folders = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    if not folders:
+        raise AtollError(f"{folder} holds no folders; --partition files takes a folder with one folder per party.")
     return sorted(
-        found, key=lambda place: [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in _parts(place)]
+        folders, key=lambda path: [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in _parts(path)]
     )
 
 
-def _parts(place: Path) -> list[str]:
-    return [part for part in re.split(r"(\d+)", place.name) if part]
+def _parts(path: Path) -> list[str]:
+    return [part for part in re.split(r"(\d+)", path.name) if part]
 
 
-def _names(place: Path, graph: Graph) -> Sequence[str]:
-    if not (place / "graph.npz").is_file():
-        return list(node_names(place))
+def _names(folder: Path, graph: Graph) -> Sequence[str]:
+    if not (folder / "graph.npz").is_file():
+        return list(node_names(folder))
     names = [str(number) for number in graph.ids.tolist()]
     if len(set(names)) < len(names):
-        raise AtollError(f"`ids` in {place / 'graph.npz'} names a node twice; make ids unique.")
+        raise AtollError(f"`ids` in {folder / 'graph.npz'} names a node twice; make ids unique.")
     return names
 
 
-def _report(places: Sequence[Path], names: Sequence[pd.Index], common: pd.Index) -> None:
-    """Warn of the nodes that are left out."""
-    for place, own in zip(places, names, strict=True):
-        left = own[~own.isin(common)]
+def _warn_left_out(folders: Sequence[Path], names: Sequence[pd.Index], common: pd.Index) -> None:
+    """Warn about the nodes that are left out."""
+    for folder, ids in zip(folders, names, strict=True):
+        left = ids[~ids.isin(common)]
         if len(left):
             listed = ", ".join(left[:3]) + (", …" if len(left) > 3 else "")
-            said = f"{place}: {len(left)} of {len(own)} nodes are not held by every party and left out ({listed})."
-            warnings.warn(said, AtollWarning, stacklevel=3)
+            sentence = f"{folder}: {len(left)} of {len(ids)} nodes are not held by every party and left out ({listed})."
+            warnings.warn(sentence, AtollWarning, stacklevel=3)
 
 
 def _matched(graph: Graph, rows: Ints) -> Graph:
@@ -103,32 +103,32 @@ def _matched(graph: Graph, rows: Ints) -> Graph:
     return replace(graph.rows(torch.from_numpy(rows.astype(np.int64))), ids=torch.arange(len(rows)))
 
 
-def _classes(places: Sequence[Path], graphs: Sequence[Graph]) -> tuple[int, tuple[str, ...] | None]:
-    """How many classes there are and their names: those of the parties that hold labels, who must agree."""
-    holders = [(place, graph) for place, graph in zip(places, graphs, strict=True) if bool((graph.y >= 0).any())]
+def _classes(folders: Sequence[Path], graphs: Sequence[Graph]) -> tuple[int, tuple[str, ...] | None]:
+    """The number of classes and their names: those of the parties that have labels, which must agree."""
+    holders = [(path, graph) for path, graph in zip(folders, graphs, strict=True) if bool((graph.y >= 0).any())]
     if not holders:
         raise AtollError(
-            f"No party in {places[0].parent} holds a label of a node that all of them know; label some nodes at one of them."
+            f"No party in {folders[0].parent} has a label of a node that all of them hold; label some nodes at one of them."
         )
     first, reference = holders[0]
-    for place, graph in holders[1:]:
+    for path, graph in holders[1:]:
         if graph.class_names != reference.class_names:
-            raise AtollError(f"{first} and {place} name their classes differently; put the same classes.txt into both.")
+            raise AtollError(f"{first} and {path} name their classes differently; put the same classes.txt into both.")
     return max(graph.num_classes for _, graph in holders), reference.class_names
 
 
-def _check_agreement(places: Sequence[Path], graphs: Sequence[Graph], common: pd.Index) -> None:
-    """Refuse two parties that say different labels or splits of one node."""
-    said = torch.full((len(common),), -1)
+def _check_agreement(folders: Sequence[Path], graphs: Sequence[Graph], common: pd.Index) -> None:
+    """Refuse two parties that give one node different labels or splits."""
+    label = torch.full((len(common),), -1)
     role = torch.full((len(common),), -1)
-    for place, graph in zip(places, graphs, strict=True):
-        for what, known, own in (("label", said, graph.y), ("split", role, _roles(graph))):
-            odd = ((known >= 0) & (own >= 0) & (known != own)).nonzero()
-            if len(odd):
+    for path, graph in zip(folders, graphs, strict=True):
+        for what, known, given in (("label", label, graph.y), ("split", role, _roles(graph))):
+            different = ((known >= 0) & (given >= 0) & (known != given)).nonzero()
+            if len(different):
                 raise AtollError(
-                    f"{place} gives node '{common[int(odd[0])]}' another {what} than a party before it; make them agree."
+                    f"{path} gives node '{common[int(different[0])]}' another {what} than a party before it; make them agree."
                 )
-            known[:] = torch.where(own >= 0, own, known)
+            known[:] = torch.where(given >= 0, given, known)
 
 
 def _roles(graph: Graph) -> Tensor:
@@ -137,7 +137,7 @@ def _roles(graph: Graph) -> Tensor:
 
 
 def _with_roles(blocks: Sequence[Graph]) -> list[Graph]:
-    """A node's split is that of any party that gives one, at every party that knows its label."""
+    """A node's split is that of any party that gives one, at every party that has its label."""
     role = torch.stack([_roles(block) for block in blocks]).amax(0)
     known = [block.y >= 0 for block in blocks]
     return [

@@ -29,7 +29,7 @@ class Graph:
 
     x: sp.csr_array | Tensor  # (N, d) features, float32: CSR where they are sparse, else a dense tensor
     edge_index: Tensor  # (2, E) int64, source → target; both directions where undirected; no loops, no repeats
-    y: Tensor  # (N,) int64 class, −1 where unlabelled
+    y: Tensor  # (N,) int64 class, −1 where unlabeled
     train: Tensor  # (N,) bool
     val: Tensor  # (N,) bool
     test: Tensor  # (N,) bool
@@ -236,7 +236,7 @@ def majority_class(graph: Graph) -> Tensor:
     """(N,) the most frequent training class of each node's party (the lowest of several); minority nodes are of another."""
     if graph.majority is not None:
         return graph.majority
-    labelled = graph.train & (graph.y >= 0)
-    cells = graph.party[labelled] * graph.num_classes + graph.y[labelled]
+    labeled = graph.train & (graph.y >= 0)
+    cells = graph.party[labeled] * graph.num_classes + graph.y[labeled]
     counts = torch.bincount(cells, minlength=graph.parties * graph.num_classes).view(graph.parties, graph.num_classes)
     return counts.argmax(1)[graph.party]

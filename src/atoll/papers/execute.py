@@ -138,11 +138,11 @@ def _embedded(exhibit: Exhibit, cell: Cell, configs: Sequence[Config], root: Pat
 def _facts(exhibit: Exhibit, cell: Cell) -> Line:
     """The facts of one party of a partition as metrics; none where its graph is not here."""
     from atoll.data.federated import SCENARIOS, federate
-    from atoll.data.statistics import facts
+    from atoll.data.statistics import partition_statistics
 
     try:
         data = federate(cell.configs(1, {})[0], None, SCENARIOS)
     except (AtollError, OSError):
         return Line(cell, {}, 0)
-    party = vars(facts(data.parts, data.source).parties[cell.party or 0])
+    party = vars(partition_statistics(data.parts, data.source).parties[cell.party or 0])
     return Line(cell, {name: (float(party[name]), math.nan) for name in exhibit.metrics if name in party}, 1)

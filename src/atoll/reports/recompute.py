@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from atoll.data.federated import SCENARIOS, federate
-from atoll.data.statistics import Facts, facts, node_homophily
+from atoll.data.statistics import PartitionStatistics, node_homophily, partition_statistics
 from atoll.errors import AtollError
 from atoll.federation import metrics
 from atoll.graphs.graph import Graph, majority_class
@@ -35,7 +35,7 @@ class Partition:
     """How a graph was spread."""
 
     scenario: str
-    facts: Facts
+    facts: PartitionStatistics
     homophily: list[float | None]  # of each party's nodes, the mean share of neighbours of their own class
     flows: NDArray[np.float64] | None  # (P, P + 1) edges from party p's nodes to q's, last column: to nodes of no party
     class_names: list[str]
@@ -69,7 +69,7 @@ def _partition(document: str) -> Partition | str:
     tested = graph.test & (graph.y >= 0)
     return Partition(
         scenario=data.scenario,
-        facts=facts(graph, data.source),
+        facts=partition_statistics(graph, data.source),
         homophily=share,
         flows=_flows(graph, data.source) if data.scenario == "horizontal" else None,
         class_names=list(graph.class_names or map(str, range(graph.num_classes))),

@@ -1,7 +1,7 @@
-"""Own data that is valid but may not mean what its owner expects: one sentence for each doubt, as an `AtollWarning`.
+"""Warnings about valid data that may not mean what its owner expects, each one sentence as an `AtollWarning`.
 
-Readers of own graphs (tables, .npz, PyG) call `mind_features` and `mind_edges` once everything else is checked. Nothing is
-changed and nothing is sent: a site sees its own warnings only.
+The readers of users' own graphs (tables, .npz, PyG) call `warn_about_features` and `warn_about_edges` after all other checks.
+Nothing is changed and nothing is sent: a site sees only its own warnings.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from atoll.data.leaks import telling
+from atoll.data.leaks import label_leaks
 from atoll.errors import AtollWarning
 
-EXACT = 2**24  # up to here float32 holds every whole number
-MIN_ROWS = 20  # fewer rows may be numbered 0, 1, 2, … by chance
-MAX_LISTED = 3  # columns that a sentence names one by one
+MAX_EXACT = 2**24  # float32 represents every integer up to here
+MIN_ROWS = 20  # in fewer rows a feature may count 0, 1, 2, … by chance
+MAX_LISTED = 3  # columns that a sentence names
 LABEL_NAMES = {
     *("label", "labels", "y", "y_true", "target", "targets", "class", "classes"),
     *("class_label", "ground_truth", "groundtruth", "true_label"),
@@ -29,60 +29,58 @@ Values = Any  # scipy sparse or numpy, (N, d)
 Ints = NDArray[np.int64]
 
 
-def caution(sentence: str) -> None:
-    """Warn; the command line prints it as one line, once."""
+def _warn(sentence: str) -> None:
+    """The command line prints it as one line, once."""
     warnings.warn(sentence, AtollWarning, stacklevel=4)
 
 
-def mind_features(x: Values, y: Ints, names: Sequence[str] | None, where: str) -> None:
-    """Warn of columns that lose digits, number the rows or tell the label; x as it came, before it is float32."""
+def warn_about_features(x: Values, y: Ints, names: Sequence[str] | None, where: str) -> None:
+    """Warn about columns that lose digits, number the rows or reveal the label; x before its conversion to float32."""
     if len(large := losing_digits(x)):
         value = _first_lost(x, large[0])
-        caution(
-            f"{where}: {_listed(large, names)} has whole numbers above {EXACT:,} that lose digits as float32 "
+        _warn(
+            f"{where}: {_listed(large, names)} has whole numbers above {MAX_EXACT:,} that lose digits as float32 "
             f"({int(value)} becomes {int(np.float32(value))}); leave it out if it is an id, else scale it."
         )
-    called = [place for place, name in enumerate(names or ()) if name.strip().lower().replace(" ", "_") in LABEL_NAMES]
-    if called:
-        caution(
-            f"{where}: {_listed(called, names)} is named like a label but is taken as a feature; "
+    named = [column for column, name in enumerate(names or ()) if name.strip().lower().replace(" ", "_") in LABEL_NAMES]
+    if named:
+        _warn(
+            f"{where}: {_listed(named, names)} is named like a label but is used as a feature; "
             "leave it out, or name the label's column `label`."
         )
-    found = [place for place in telling(x, y) if place not in called]
-    if found:
-        caution(
-            f"{where}: {_listed(found, names)} tells the label of (nearly) all labelled nodes, as a copy of it would; "
-            "leave it out unless it is known before the label is."
+    leaking = [column for column in label_leaks(x, y) if column not in named]
+    if leaking:
+        _warn(
+            f"{where}: {_listed(leaking, names)} reveals the label of (nearly) all labeled nodes, as a copy of it would; "
+            "leave it out unless it is known before the label."
         )
-    numbered = [place for place in row_numbers(x) if place not in found]
+    numbered = [column for column in row_numbers(x) if column not in leaking]
     if numbered:
-        caution(f"{where}: {_listed(numbered, names)} numbers the rows; leave it out, it says nothing of the nodes.")
+        _warn(f"{where}: {_listed(numbered, names)} numbers the rows; leave it out, it says nothing about the nodes.")
 
 
-def mind_edges(edges: Ints, where: str, ignored: Sequence[str] = ()) -> None:
-    """Warn of self loops and repeated edges that are dropped, and of weights that are `ignored`; (2, E) edges as they came."""
+def warn_about_edges(edges: Ints, where: str, ignored: Sequence[str] = ()) -> None:
+    """Warn about self-loops and repeats that are dropped and weights that are `ignored`; (2, E) edges as they were read."""
     if ignored:
         listed = ", ".join(f"`{name}`" for name in ignored)
-        caution(f"{where}: {listed} is ignored; edges have no weights here.")
+        _warn(f"{where}: {listed} is ignored; edges have no weights here.")
     source, target = edges[0].astype(np.int64), edges[1].astype(np.int64)
     proper = source != target
     if loops := int((~proper).sum()):
-        caution(f"{where}: {_counted(loops, 'edge')} from a node to itself {'is' if loops == 1 else 'are'} dropped.")
+        _warn(f"{where}: {_counted(loops, 'edge')} from a node to itself {'is' if loops == 1 else 'are'} dropped.")
     codes = source[proper] * (1 + int(target.max(initial=0))) + target[proper]
     codes.sort()
     if repeats := int((codes[1:] == codes[:-1]).sum()):
-        caution(
-            f"{where}: {_counted(repeats, 'repeated edge')} {'is' if repeats == 1 else 'are'} dropped; each edge counts once."
-        )
+        _warn(f"{where}: {_counted(repeats, 'repeated edge')} {'is' if repeats == 1 else 'are'} dropped; each edge counts once.")
 
 
 def losing_digits(x: Values) -> list[int]:
-    """Columns with a whole number that float32 cannot hold; float32 and narrower types have none left to lose."""
+    """Columns with an integer that float32 cannot represent; float32 and narrower types have already lost it."""
     if x.dtype.kind not in "iuf" or x.dtype.itemsize < 4 or x.dtype == np.float32:
         return []
     values = x.data if sp.issparse(x) else x
     with np.errstate(over="ignore"):
-        lost = np.abs(values) > EXACT
+        lost = np.abs(values) > MAX_EXACT
     if not lost.any():
         return []
     if sp.issparse(x):
@@ -95,17 +93,17 @@ def losing_digits(x: Values) -> list[int]:
 
 def _lost(x: Values, column: int) -> NDArray[Any]:
     values = _column(x, column)
-    large = values[np.abs(values) > EXACT]
+    large = values[np.abs(values) > MAX_EXACT]
     if large.dtype.kind == "f":
         large = large[large == np.round(large)]
     narrow = large.astype(np.float32)
-    if large.dtype.kind in "iu":  # beyond 2⁵³ float64 could not tell either
+    if large.dtype.kind in "iu":  # beyond 2⁵³ float64 would not be exact either
         same = [int(a) == int(b) for a, b in zip(large.tolist(), narrow.tolist(), strict=True)]
         lost = ~np.array(same, bool)
     else:
         lost = narrow.astype(np.float64) != large
-    found: NDArray[Any] = large[lost]
-    return found
+    result: NDArray[Any] = large[lost]
+    return result
 
 
 def _first_lost(x: Values, column: int) -> Any:
@@ -126,7 +124,7 @@ def _column(x: Values, column: int) -> NDArray[Any]:
 
 
 def _listed(columns: Sequence[int], names: Sequence[str] | None) -> str:
-    """`column age` or `feature 3` (from 0), some of them where there are many."""
+    """`column age` or `feature 3` (from 0); of many, the first few."""
     words = [f"`{names[column]}`" if names else str(column) for column in columns[:MAX_LISTED]]
     more = f" (and {len(columns) - MAX_LISTED} more)" if len(columns) > MAX_LISTED else ""
     noun = ("column" if names else "feature") + ("s" if len(columns) > 1 else "")

@@ -18,8 +18,8 @@ import torch
 import atoll
 from atoll.data import files, from_pyg, known, leaks, load
 from atoll.data.csbm import csbm
-from atoll.data.doubts import losing_digits, row_numbers
-from atoll.data.leaks import telling
+from atoll.data.leaks import label_leaks
+from atoll.data.lint import losing_digits, row_numbers
 from atoll.data.partition import PartitionSettings, partition
 from atoll.errors import AtollWarning
 from atoll.graphs.graph import Graph
@@ -121,12 +121,12 @@ LEAKS: dict[str, Any] = {
 def test_a_column_that_tells_the_label(kind: str, leak: str, tmp_path: Path) -> None:
     """A copy, a renamed one, a finer code, a score with thresholds."""
     (told,) = said(kind, tmp_path, column(LEAKS[leak]))
-    assert ("column `f4` tells the label" if kind != "pyg" else "feature 4 tells the label") in told
+    assert ("column `f4` reveals the label" if kind != "pyg" else "feature 4 reveals the label") in told
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_mark_per_class(kind: str, tmp_path: Path) -> None:
-    """A one-hot group tells the label though no column of it does alone."""
+    """A one-hot group reveals the label though no column of it does alone."""
     (told,) = said(kind, tmp_path, np.concatenate([X, np.eye(3)[Y]], 1))
     listed = "`f4`, `f5`, `f6`" if kind != "pyg" else "4, 5, 6"
     assert listed in told
@@ -139,14 +139,14 @@ def test_a_few_exceptions_do_not_hide_a_copy() -> None:
         copy = y.copy()
         copy[:changed] = 1 - copy[:changed]
         for x in (copy[:, None].astype(float), sp.csr_array(copy[:, None].astype(float))):
-            assert telling(x, y) == found
+            assert label_leaks(x, y) == found
 
 
-def test_unlabelled_nodes_do_not_count() -> None:
+def test_unlabeled_nodes_do_not_count() -> None:
     """What the column says of them tells nothing."""
     y = np.where(np.arange(N) % 3 == 0, -1, Y)
     x = np.where(y < 0, RNG.integers(0, 3, N), Y)[:, None].astype(float)
-    assert telling(x, y) == [0]
+    assert label_leaks(x, y) == [0]
 
 
 def naive(column: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> bool:
@@ -162,9 +162,9 @@ def naive(column: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> bool:
 @pytest.mark.parametrize("seed", range(30))
 def test_the_sample_and_the_sorting_against_a_naive_search(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random columns of few and many values, some of them telling; dense and sparse agree with the loop."""
-    monkeypatch.setattr(leaks, "SAMPLE", 40)
-    monkeypatch.setattr(leaks, "CHUNK", 3)
-    monkeypatch.setattr(leaks, "MIN_CLASS", 10**6)
+    monkeypatch.setattr(leaks, "SAMPLE_ROWS", 40)
+    monkeypatch.setattr(leaks, "CHUNK_COLUMNS", 3)
+    monkeypatch.setattr(leaks, "MIN_CLASS_SIZE", 10**6)
     rng = np.random.default_rng(seed)
     y = rng.integers(0, 2 + seed % 3, 150)
     made = [y * 1.0, y + rng.random(150) / 2, y * 3 + rng.integers(0, 3, 150), rng.normal(size=150), rng.integers(0, 2, 150)]
@@ -172,7 +172,7 @@ def test_the_sample_and_the_sorting_against_a_naive_search(seed: int, monkeypatc
     x = np.stack([made[place] for place in rng.permutation(len(made))], 1)
     expected = [place for place in range(x.shape[1]) if naive(x[:, place], y)]
     assert len(expected) == 3
-    assert telling(x, y) == telling(sp.csr_array(x), y) == expected
+    assert label_leaks(x, y) == label_leaks(sp.csr_array(x), y) == expected
 
 
 def test_chance_is_no_leak() -> None:
@@ -180,10 +180,10 @@ def test_chance_is_no_leak() -> None:
     rng = np.random.default_rng(1)
     for nodes in (50, 60, 100):
         y = (np.arange(nodes) < 8).astype(int)
-        assert telling(rng.integers(0, 2, (nodes, 3000)).astype(float), y) == []
-        assert telling((rng.random((nodes, 3000)) < 0.05).astype(float), y) == []
-        assert telling(rng.normal(size=(nodes, 3000)), y) == []
-    assert telling(np.ones((50, 1)), np.arange(50) % 2) == []
+        assert label_leaks(rng.integers(0, 2, (nodes, 3000)).astype(float), y) == []
+        assert label_leaks((rng.random((nodes, 3000)) < 0.05).astype(float), y) == []
+        assert label_leaks(rng.normal(size=(nodes, 3000)), y) == []
+    assert label_leaks(np.ones((50, 1)), np.arange(50) % 2) == []
 
 
 def test_the_bound_of_chance() -> None:
@@ -226,10 +226,8 @@ def test_warnings_from_python() -> None:
             warnings.simplefilter("always")
             atoll.run("local", dataset=data, partition="random", parties=2, rounds=1, split=split)
         told = [str(warning.message) for warning in caught]
-        assert sum("tells the label" in each for each in told) == 1
-        assert (
-            "The graph brings a split of its own, which split='random' replaces; to use it, set split=auto." in told
-        ) == replaced
+        assert sum("reveals the label" in each for each in told) == 1
+        assert ("The graph has a split of its own, which split='random' replaces; to use it, set split=auto." in told) == replaced
 
 
 def test_known_graphs_cause_no_doubt(tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""From node lists, or from blocks of features, to the parties' block-diagonal graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+from atoll.data.builder import Ints
+from atoll.errors import AtollError
+from atoll.graphs.graph import Graph
+from atoll.random import seed_of
+
+
+def induced_subgraphs(graph: Graph, lists: Sequence[Ints]) -> Graph:
+    """The induced subgraphs of the node lists, block-diagonal; lists may share nodes, edges between parties are dropped."""
+    rows = np.concatenate(lists)
+    sizes = np.array([len(nodes) for nodes in lists])
+    ptr = np.concatenate([[0], sizes.cumsum()])
+    edges = graph.edge_index.numpy()
+    if len(np.unique(rows)) == len(rows):
+        owner, position = np.full(graph.num_nodes, -1), np.zeros(graph.num_nodes, np.int64)
+        owner[rows], position[rows] = np.repeat(np.arange(len(lists)), sizes), np.arange(len(rows))
+        inner = (owner[edges[0]] == owner[edges[1]]) & (owner[edges[0]] >= 0)
+        kept = position[edges[:, inner]]
+        kept = kept[:, np.argsort(owner[edges[0, inner]], kind="stable")]
+    else:
+        pieces = []
+        for start, nodes in zip(ptr, lists, strict=False):
+            position = np.full(graph.num_nodes, -1)
+            position[nodes] = np.arange(len(nodes)) + start
+            piece = position[edges]
+            pieces.append(piece[:, (piece >= 0).all(axis=0)])
+        kept = np.concatenate(pieces, axis=1)
+    return take_rows(graph, rows, kept, ptr)
+
+
+def vertical(graph: Graph, parties: int, edge_fraction: float, seed: int) -> Graph:
+    """GLASU: every party holds all nodes, a block of the shuffled features and a uniform share of the undirected edges.
+
+    Blocks differ by at most one column; x is padded with zero columns on the right to the widest, `widths` holds their widths.
+    """
+    width = graph.num_features
+    if parties > width:
+        raise AtollError(f"{parties} parties cannot share {width} features; use at most {width} parties.")
+    if not 0 < edge_fraction <= 1:
+        raise AtollError(f"edge_fraction must be more than 0 and at most 1, not {edge_fraction:g}.")
+    columns = [np.sort(part) for part in np.array_split(_rng(seed, "vertical", "features").permutation(width), parties)]
+    widest = max(len(part) for part in columns)
+    nodes = graph.num_nodes
+    source, target = graph.edge_index.numpy()
+    pairs, pair = np.unique(np.minimum(source, target) * nodes + np.maximum(source, target), return_inverse=True)
+    pieces = []
+    for party in range(parties):
+        kept = np.zeros(len(pairs), bool)
+        count = round(edge_fraction * len(pairs))
+        kept[_rng(seed, "vertical", "edges", party).choice(len(pairs), count, replace=False)] = True
+        pieces.append(graph.edge_index.numpy()[:, kept[pair]] + party * nodes)
+    everyone = np.tile(np.arange(nodes), parties)
+    whole = take_rows(replace(graph, x=graph.x[:, :0]), everyone, np.concatenate(pieces, axis=1), np.arange(parties + 1) * nodes)
+    padded = [_padded(graph.x, part, widest) for part in columns]
+    x = torch.cat(padded) if isinstance(graph.x, torch.Tensor) else sp.csr_array(sp.vstack(padded, format="csr"))
+    return replace(whole, x=x, widths=tuple(len(part) for part in columns))
+
+
+def _padded(x: sp.csr_array | torch.Tensor, columns: Ints, width: int) -> sp.csr_array | torch.Tensor:
+    if isinstance(x, torch.Tensor):
+        return torch.nn.functional.pad(x[:, torch.from_numpy(columns)], (0, width - len(columns)))
+    part = sp.csr_array(x[:, columns])
+    return sp.csr_array((part.data, part.indices, part.indptr), shape=(x.shape[0], width))
+
+
+def take_rows(graph: Graph, rows: Ints, edges: Ints, ptr: Ints) -> Graph:
+    """The graph of these rows (a node may occur several times) with the given edges and party boundaries."""
+    index = torch.from_numpy(rows)
+    return replace(
+        graph,
+        x=graph.x[index] if isinstance(graph.x, torch.Tensor) else sp.csr_array(graph.x[rows]),
+        edge_index=torch.from_numpy(np.ascontiguousarray(edges)),
+        y=graph.y[index],
+        train=graph.train[index],
+        val=graph.val[index],
+        test=graph.test[index],
+        ids=graph.ids[index],
+        ptr=torch.from_numpy(ptr.astype(np.int64)),
+    )
+
+
+def _rng(*words: int | str) -> np.random.Generator:
+    return np.random.default_rng(seed_of("partition", *words))

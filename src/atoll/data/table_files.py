@@ -1,0 +1,111 @@
+"""Reading `nodes` and `edges` tables, .parquet or .csv, with one clear sentence for each mistake."""
+
+from __future__ import annotations
+
+import csv
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from atoll.errors import AtollError
+
+RESERVED = ("id", "label", "split", "index")  # columns of `nodes` that are not features
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A table and the file it was read from."""
+
+    frame: pd.DataFrame
+    path: Path
+
+    def location(self, row: int) -> str:
+        """`line 7 of nodes.csv` as an editor counts, `row 5 of nodes.parquet` from 0."""
+        number = int(self.frame.index[row])
+        return f"line {number + 2} of {self.path}" if self.path.suffix == ".csv" else f"row {number} of {self.path}"
+
+    def texts(self, column: str) -> NDArray[np.object_]:
+        """The column as text, '' where it is empty; whole floats (integers beside missing values) lose their .0."""
+        values = self.frame[column]
+        if pd.api.types.is_float_dtype(values.dtype):
+            numbers = values.dropna()
+            if ((numbers == numbers.round()) & (numbers.abs() < 2**53)).all():  # beyond, floats are not exact
+                values = values.astype("Int64")
+        texts = values.astype("string").fillna("").str.strip()
+        return np.asarray(texts, dtype=object)
+
+
+def read_table(folder: Path, name: str, needed: tuple[str, ...]) -> TableFile:
+    """The table of that name in a folder, if it has the needed columns."""
+    paths = [folder / f"{name}.{suffix}" for suffix in ("parquet", "csv")]
+    existing = [path for path in paths if path.is_file()]
+    if not existing:
+        raise AtollError(f"{folder} has no {name}.parquet or {name}.csv; a graph needs the tables `nodes` and `edges`.")
+    if len(existing) == 2:
+        raise AtollError(f"{folder} has both {name}.parquet and {name}.csv; keep one of them.")
+    path = existing[0]
+    frame = _read_csv(path) if path.suffix == ".csv" else _read_parquet(path)
+    for column in needed:
+        if column not in frame.columns:
+            listed = ", ".join(map(str, frame.columns[:8]))
+            raise AtollError(f"{path} has no column `{column}` (it has {listed}); add or rename it.")
+    return TableFile(frame, path)
+
+
+def _read_parquet(path: Path) -> pd.DataFrame:
+    try:
+        frame = pd.read_parquet(path)
+    except Exception as error:  # pyarrow raises many kinds
+        raise AtollError(f"{path} cannot be read as parquet ({str(error).splitlines()[0]}); write it again.") from error
+    return frame.reset_index(drop=True)
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    """The table with text ids, labels and splits; empty lines are skipped but counted."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            names = [name.strip() for name in next(csv.reader(file), [])]
+        if not names:
+            raise AtollError(f"{path} is empty; give a line of column names and one line per row.")
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise AtollError(f"{path} has two columns named `{twice}`; name each once.")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            frame = pd.read_csv(
+                path,
+                encoding="utf-8-sig",
+                header=0,
+                names=names,
+                dtype={name: str for name in names if name in (*RESERVED, "source", "target")},
+                index_col=False,
+                skip_blank_lines=False,
+                skipinitialspace=True,
+                keep_default_na=False,
+                na_values=[""],
+                low_memory=False,
+            )
+    except (pd.errors.ParserError, pd.errors.ParserWarning):
+        _refuse_ragged(path)
+        raise AtollError(f"{path} cannot be read as CSV; check its quotes and commas.") from None
+    except (UnicodeDecodeError, OSError, ValueError, csv.Error) as error:
+        raise AtollError(f"{path} cannot be read as CSV ({str(error).splitlines()[0]}); save it as UTF-8 text.") from error
+    if frame[names[-1]].isna().any():
+        _refuse_ragged(path)  # a line that is too short looks like one with empty fields at its end
+    return frame[~frame.isna().all(axis=1)]
+
+
+def _refuse_ragged(path: Path) -> None:
+    """Name the first line that has more or fewer fields than the header."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.reader(file)
+        width = len(next(rows))
+        for row in rows:
+            if len(row) != width and any(field.strip() for field in row):
+                raise AtollError(
+                    f"Line {rows.line_num} of {path} has {len(row)} fields where the header has {width}; give it the same number."
+                )
