@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from atoll import algorithms, wire
+from atoll.deferred import Deferred, dense
 from atoll.federation.cohort import Message, pick
 from atoll.federation.federation import Answer, Engine, Failure
 from atoll.runs import config
@@ -96,7 +97,7 @@ class Poisoned(Wrapper):
             if isinstance(result, Answer) and self.party in result.parties:
                 place = result.parties.index(self.party)
                 for name, value in wire.leaves(result.fields):
-                    if value.is_floating_point() and not name.endswith("]"):
+                    if not isinstance(value, Deferred) and value.is_floating_point() and not name.endswith("]"):
                         value.detach()[place] = float("nan")
                         break
         return results
@@ -117,13 +118,13 @@ class Recorded(Wrapper):
         for party in message.parties:
             own = message.select([party])
             envelope = {"verb": own.verb, "round": own.round, "call": own.call, "training": own.training}
-            self._add(message, party, 1, {**envelope, **own.common, **own.each})
+            self._add(message, party, 1, dense({**envelope, **own.common, **own.each}))
         results = self.engine.deliver(message)
         self.heard.append((message, results))
         for result in results:
             if isinstance(result, Answer):
                 for place, party in enumerate(result.parties):
-                    self._add(message, party, 0, pick(result.fields, [place]))
+                    self._add(message, party, 0, dense(pick(result.fields, [place])))
         return results
 
     def _add(self, message: Message, party: int, direction: int, payload: dict[str, Any]) -> None:

@@ -7,12 +7,16 @@ import torch
 from torch import Tensor
 
 from atoll import wire
-from atoll.deferred import Deferred
-from atoll.federation.federation import _sizes, _unfit
+from atoll.deferred import Deferred, dense
+from atoll.federation.checks import misfit, rows_outside
+from atoll.federation.declarations import Leaf
+from atoll.federation.fields import concatenate, row, sum_over_parties, take
+from atoll.federation.ledger import message_sizes
+from atoll.federation.replies import not_finite
 
 
-class Given:
-    """A description that holds the tensor after all, and notes when it is asked for it."""
+class Given(Deferred):
+    """A deferred tensor that holds the numbers after all, and records what it is asked for."""
 
     def __init__(self, tensor: Tensor, asked: list[str] | None = None) -> None:
         self.tensor = tensor
@@ -49,41 +53,42 @@ def tensor() -> Tensor:
     return torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0))
 
 
-def test_what_the_shape_says_makes_nothing(tensor: Tensor) -> None:
-    """Shape, type, size, the bill, the sum and a choice of parties never make the numbers."""
-    description = Given(tensor)
-    lazy = Deferred(description)
-    assert isinstance(lazy, Tensor)
-    assert (lazy.shape, lazy.dtype, lazy.numel(), lazy.ndim, len(lazy)) == (tensor.shape, torch.float32, 24, 3, 4)
-    assert lazy.is_floating_point()
-    assert _sizes({}, {"a": lazy}, {}) == _sizes({}, {"a": tensor}, {})
-    assert wire.payload_size({"a": lazy}) == 96
-    assert torch.equal(lazy.sum(0), tensor.sum(0))
-    assert torch.isfinite(lazy.sum())
-    chosen = lazy[torch.tensor([2, 0])]
+def test_what_the_shape_says_computes_nothing(tensor: Tensor) -> None:
+    """Shape, type, the bill, the sum and a choice of parties never compute the numbers."""
+    given = Given(tensor)
+    assert not isinstance(given, Tensor)
+    assert (given.shape, given.dtype, len(given)) == ((4, 3, 2), torch.float32, 4)
+    assert message_sizes({}, {"a": given}, {}) == message_sizes({}, {"a": tensor}, {})
+    assert message_sizes({"a": given}, {}, {}) == message_sizes({"a": tensor}, {}, {})
+    chosen = take({"a": given}, torch.tensor([2, 0]))["a"]
     assert isinstance(chosen, Deferred)
-    assert torch.equal(chosen.sum(0), tensor[[2, 0]].sum(0))
-    assert "dense" not in description.asked
-    assert repr(chosen) == "Lazy(Given, shape=(2, 3, 2))"
+    assert torch.equal(sum_over_parties({"a": chosen})["a"], tensor[[2, 0]].sum(0))
+    assert "dense" not in given.asked
 
 
-def test_everything_else_makes_them(tensor: Tensor) -> None:
-    """Arithmetic, joining, rows and bytes are those of the tensor itself."""
-    lazy = Deferred(Given(tensor))
-    assert torch.equal(lazy * 2 + 1, tensor * 2 + 1)
-    assert torch.equal(1 - lazy, 1 - tensor)
-    assert torch.equal(torch.cat([lazy, tensor]), torch.cat([tensor, tensor]))
-    assert torch.equal(lazy[1], tensor[1])
-    assert torch.equal(lazy[:, 0], tensor[:, 0])
-    assert torch.equal(lazy.sum(1), tensor.sum(1))
-    assert torch.equal(lazy.sum(0, keepdim=True), tensor.sum(0, keepdim=True))
-    assert torch.equal(torch.einsum("pij,pij->p", lazy, tensor), torch.einsum("pij,pij->p", tensor, tensor))
-    assert wire.encode({"a": lazy}) == wire.encode({"a": tensor})
-    assert type(lazy.detach()) is Tensor
+def test_whoever_needs_the_numbers_gets_them(tensor: Tensor) -> None:
+    """Joining sites, single rows and bytes are those of the tensor itself."""
+    given = Given(tensor)
+    assert torch.equal(concatenate([{"a": given}, {"a": tensor}])["a"], torch.cat([tensor, tensor]))
+    assert torch.equal(row(given, 1), tensor[1])
+    assert wire.encode({"a": given}) == wire.encode({"a": tensor})
+    assert torch.equal(dense({"b": {"a": given}})["b"]["a"], tensor)
 
 
 def test_the_federation_finds_what_is_not_finite(tensor: Tensor) -> None:
-    """A description is probed like a tensor; the party behind a NaN is named."""
-    assert _unfit({"a": Deferred(Given(tensor))}, 4) == {}
+    """A deferred tensor is probed; the party behind a NaN is named."""
+    given = Given(tensor)
+    assert not_finite({"a": given}, 4) == {}
+    assert given.asked == ["probe"]
     tensor[2, 1, 0] = torch.nan
-    assert _unfit({"a": Deferred(Given(tensor))}, 4) == {2: "field 'a' is not finite"}
+    assert not_finite({"a": Given(tensor)}, 4) == {2: "field 'a' is not finite"}
+
+
+def test_declared_bounds_probe_it(tensor: Tensor) -> None:
+    """Type and shape are checked as a tensor's; where a number is not finite, all rows of the process are refused."""
+    declared = {"a": Leaf((3, 2), torch.float32, -1e30, 1e30)}
+    assert misfit(declared, {"a": Given(tensor)}, 0, 4) == ""
+    assert "has the shape" in misfit(declared, {"a": Given(tensor[:, :2])}, 0, 4)
+    assert rows_outside(Given(tensor), declared["a"], None) == []
+    tensor[2, 1, 0] = torch.nan
+    assert rows_outside(Given(tensor), declared["a"], None) == [0, 1, 2, 3]

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from atoll.deferred import Deferred
 from atoll.errors import AtollError, short
 
 Payload = Mapping[str, Any]
@@ -218,6 +219,8 @@ def _split(payload: Payload) -> tuple[dict[str, Tensor], dict[str, Any]]:
     for name, value in leaves(payload):
         if isinstance(value, Tensor):
             tensors[name] = value
+        elif isinstance(value, Deferred):
+            tensors[name] = value.dense()
         else:
             scalars[name] = value
     return tensors, scalars

@@ -31,7 +31,7 @@ def test_twenty_rounds_equal_one_object_a_user(values: dict[str, Any]) -> None:
     uploaded = cohort.upload()["weight"]
     assert isinstance(uploaded, Deferred)
     whole = torch.stack([user.weight.detach() for user in plain.users])
-    torch.testing.assert_close(uploaded.description.dense(), whole, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(uploaded.dense(), whole, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(average(uploaded), whole.mean(0), atol=1e-5, rtol=1e-5)
     assert wire.rows_are_shared(cohort.rest)  # kept once for all users
 
@@ -48,7 +48,7 @@ def test_partial_participation_equals_one_object_a_user() -> None:
     _, state = go(experiment, 20)
     torch.testing.assert_close(state["latent"], plain.latent, atol=1e-5, rtol=1e-5)
     whole = torch.stack([user.weight.detach() for user in plain.users])
-    torch.testing.assert_close(federation.engine.cohorts[0].upload()["weight"].description.dense(), whole, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(federation.engine.cohorts[0].upload()["weight"].dense(), whole, atol=1e-5, rtol=1e-5)
 
 
 def test_the_bill_counts_whole_weights() -> None:
@@ -64,9 +64,9 @@ def test_weights_described_and_written_out_are_the_same() -> None:
     graph = some_users()
     federation, _ = go(prepared(graph, "cnfgnn", **GCN), 4)
     described = federation.engine.cohorts[0].upload()["weight"]
-    dense = described.description.dense()
+    dense = described.dense()
     some = torch.tensor([9, 2, 5])
-    assert torch.equal(described[some].description.dense(), dense[some])
+    assert torch.equal(described.take(some).dense(), dense[some])
     assert torch.equal(wire.decode(wire.encode({"weight": described}))["weight"], dense)
     assert torch.equal(average(described), average(dense))
-    assert torch.equal(average(described[some]), average(dense[some]))
+    assert torch.equal(average(described.take(some)), average(dense[some]))

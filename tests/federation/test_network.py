@@ -1,4 +1,4 @@
-"""The link model: seconds by hand, in the history, and after a resume."""
+"""The network model: seconds by hand, in the history, and after a resume."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ import pytest
 from atoll import wire
 from atoll.errors import AtollError
 from atoll.federation.cohort import pick
-from atoll.federation.network import Link
+from atoll.federation.network import NetworkModel
 from atoll.runs import runner
 from small import Recorded, small
 
 
 def test_a_message_takes_its_latency_and_its_bytes() -> None:
     """latency + bytes / bandwidth, party by party; 0 is no limit."""
-    link = Link.of(3, [0.5, 1.0, 2.0], [1.0, 2.0, 0.0])
-    assert link is not None
-    assert link.seconds([0, 1, 2], 4_000_000).tolist() == [4.5, 3.0, 2.0]
-    assert link.seconds([2, 0], np.array([7, 2_000_000])).tolist() == [2.0, 2.5]
+    network = NetworkModel.of(3, [0.5, 1.0, 2.0], [1.0, 2.0, 0.0])
+    assert network is not None
+    assert network.seconds([0, 1, 2], 4_000_000).tolist() == [4.5, 3.0, 2.0]
+    assert network.seconds([2, 0], np.array([7, 2_000_000])).tolist() == [2.0, 2.5]
 
 
 def test_parties_are_waited_for_together() -> None:
     """Down and up follow each other; the slowest party counts, also one that never replies."""
-    link = Link.of(2, [0.1], [1.0])
-    assert link is not None
-    assert link.exchange([0, 1], 1_000_000, [0, 1], np.array([0, 3_000_000])) == pytest.approx(1.1 + 3.1)
-    assert link.exchange([0, 1], np.array([0, 9_000_000]), [0], 1_000_000) == pytest.approx(9.1)
+    network = NetworkModel.of(2, [0.1], [1.0])
+    assert network is not None
+    assert network.exchange([0, 1], 1_000_000, [0, 1], np.array([0, 3_000_000])) == pytest.approx(1.1 + 3.1)
+    assert network.exchange([0, 1], np.array([0, 9_000_000]), [0], 1_000_000) == pytest.approx(9.1)
 
 
-def test_without_settings_there_is_no_link() -> None:
+def test_without_settings_there_is_no_network_model() -> None:
     """And nothing in the history."""
-    assert Link.of(3, [], []) is None
+    assert NetworkModel.of(3, [], []) is None
     assert "simulated_seconds" not in runner.run(small("fedavg", rounds=1)).rows[0]
 
 
 @pytest.mark.parametrize(
     ("latency", "bandwidth", "sentence"),
-    [([1.0, 2.0], [], "one for all or one a party"), ([-1.0], [], "negative"), ([], [float("inf")], "infinite")],
+    [([1.0, 2.0], [], "one for all or one per party"), ([-1.0], [], "negative"), ([], [float("inf")], "infinite")],
 )
-def test_what_is_no_link_is_refused(latency: list[float], bandwidth: list[float], sentence: str) -> None:
+def test_impossible_networks_are_refused(latency: list[float], bandwidth: list[float], sentence: str) -> None:
     """One sentence."""
     with pytest.raises(AtollError, match=sentence):
-        Link.of(3, latency, bandwidth)
+        NetworkModel.of(3, latency, bandwidth)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "glasu"])

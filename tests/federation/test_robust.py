@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from atoll import algorithms, wire
+from atoll.deferred import dense
 from atoll.errors import AtollError, AtollWarning
 from atoll.federation.cohort import Message
 from atoll.federation.federation import Answer, Engine, Failure
@@ -243,14 +244,9 @@ class Lying(Wrapper):
         if message.verb in self.averaged:
             for result in results:
                 assert isinstance(result, Answer)
-                result.fields.update({name: dense(value) for name, value in result.fields.items()})
+                result.fields.update(dense(result.fields))
                 self.attack(message, result.fields, list(self.liars), self.averaged[message.verb])
         return results
-
-
-def dense(value: Any) -> Any:
-    """The numbers of what may only describe them."""
-    return {name: dense(item) for name, item in value.items()} if isinstance(value, dict) else value + 0
 
 
 OWN: dict[str, dict[str, Any]] = {

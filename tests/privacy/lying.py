@@ -116,17 +116,25 @@ class World:
             self.records[party] = OpenedTotals(self.folder / f"{party}.jsonl")
         self.hosts[party] = self._host(party)
 
-    def send(self, party: int, name: str, call: Call, common: dict[str, Any], each: dict[str, Any] | None = None) -> Any:
+    def send(
+        self,
+        party: int,
+        name: str,
+        call: Call,
+        common: dict[str, Any],
+        each: dict[str, Any] | None = None,
+        secure: dict[str, Any] | None = None,
+    ) -> Any:
         """One message to one party, as bytes: its reply, or why there is none."""
-        message = Message(name, call.round, call.call, True, [party], common, each or {})
+        message = Message(name, call.round, call.call, True, [party], common, each or {}, secure)
         return self.deliver(party, message)
 
     def deliver(self, party: int, message: Message) -> Any:
         """Deliver, and write down all that the server has of it."""
         self.sent.append((party, message))
-        decoded = wire.decode(wire.encode({"common": message.common, "each": message.each}))
-        common, each = decoded.get("common", {}), decoded.get("each", {})
-        message = Message(message.verb, message.round, message.call, True, [party], common, each)
+        decoded = wire.decode(wire.encode({"common": message.common, "each": message.each, "secure": message.secure or {}}))
+        common, each, secure = decoded.get("common", {}), decoded.get("each", {}), decoded.get("secure")
+        message = Message(message.verb, message.round, message.call, True, [party], common, each, secure)
         host = self.hosts[party]
         assert host.secrets is not None
         own = host.secrets.sessions.get(party)
@@ -197,9 +205,9 @@ class World:
     def mask(self, talk: Talk, users: Sequence[int], to: Sequence[int] | None = None) -> None:
         """Step 4."""
         talk.masked = list(users)
-        agreed = {"secure": {"session": masking.as_bytes(talk.session), "users": masking.ids(users)}}
+        agreed = {"session": masking.as_bytes(talk.session), "users": masking.ids(users)}
         for party in users if to is None else to:
-            if not isinstance(self.send(party, talk.call.verb, talk.call, agreed), str):
+            if not isinstance(self.send(party, talk.call.verb, talk.call, {}, secure=agreed), str):
                 talk.answered.append(party)
 
     def confirm(self, talk: Talk, answered: Sequence[int], to: Sequence[int] | None = None) -> None:

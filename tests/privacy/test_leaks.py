@@ -12,6 +12,7 @@ from torch import Tensor
 
 from atoll.algorithms import nfedgnn
 from atoll.algorithms.gfl_appnp import FIRST, SECOND
+from atoll.deferred import dense
 from atoll.federation.cohort import Message
 from atoll.federation.federation import Answer, Failure
 from atoll.runs import runner
@@ -32,7 +33,7 @@ def listened(algorithm: str, *, parties: int | None = None, rounds: int = 1, **v
             """Pass on."""
             (answer,) = self.engine.deliver(message)
             assert isinstance(answer, Answer)
-            heard.append((message.verb, {**message.common, **message.each}, answer.fields))
+            heard.append((message.verb, {**message.common, **message.each}, dense(answer.fields)))
             return [answer]
 
     config = small(algorithm, rounds=rounds, **values)

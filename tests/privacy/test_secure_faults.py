@@ -171,10 +171,10 @@ def test_a_session_that_is_not_known_does_not_run_the_verb() -> None:
     """A repeated masked step must not train again: it is refused before the verb is called."""
     found = federation()
     total(found)
-    message = Message("give", 1, found.calls, True, range(PARTIES), {"secure": {}}, {"extra": EXTRA})
     secrets: Secrets = found.engine.cohorts[0].secrets  # type: ignore[attr-defined]
     session = masking.as_bytes(secrets.sessions[0].session)
-    message.common["secure"].update(session=session, users=masking.ids(range(PARTIES)))
+    agreed = {"session": session, "users": masking.ids(range(PARTIES))}
+    message = Message("give", 1, found.calls, True, range(PARTIES), {}, {"extra": EXTRA}, agreed)
     found.engine.cohorts[0].give = None  # type: ignore[attr-defined]
     (first, *_) = found.engine.deliver(message)
     assert isinstance(first, Failure)

@@ -118,16 +118,16 @@ class Replay(RuleBasedStateMachine):
         """A message from before again: as it was, under the number of another session, or for another call."""
         party, message = self.world.sent[which % len(self.world.sent)]
         another = self.world.sent[other % len(self.world.sent)][1]
-        round, common = message.round, dict(message.common)
+        round, common, secure = message.round, dict(message.common), message.secure
         if mix == "call":
             round = 3 - round
         elif mix == "session":
-            number = dict(another.common.get("secure", another.common))["session"]
-            if "secure" in common:
-                common["secure"] = {**common["secure"], "session": number}
+            number = dict(another.secure or another.common)["session"]
+            if secure is not None:
+                secure = {**secure, "session": number}
             else:
                 common["session"] = number
-        self.world.deliver(party, Message(message.verb, round, message.call, True, [party], common, message.each))
+        self.world.deliver(party, Message(message.verb, round, message.call, True, [party], common, message.each, secure))
         self.check()
 
     def check(self) -> None:

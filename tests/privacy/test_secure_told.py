@@ -106,8 +106,9 @@ def test_the_steps_of_a_total_are_not_totalled() -> None:
     world.open(talk, range(4))
     session = talk.session
     agreed = {"session": torch.frombuffer(bytearray(session), dtype=torch.uint8)}
-    common = {"secure": {**agreed, "users": torch.arange(4)}, **agreed, "answered": torch.ones(4, dtype=torch.bool)}
-    assert "refuses a total of the steps" in world.send(0, "secure_confirm", talk.call, common)
+    common = {**agreed, "answered": torch.ones(4, dtype=torch.bool)}
+    secure = {**agreed, "users": torch.arange(4)}
+    assert "refuses a total of the steps" in world.send(0, "secure_confirm", talk.call, common, secure=secure)
 
 
 def test_a_refusal_does_not_tell_the_number() -> None:

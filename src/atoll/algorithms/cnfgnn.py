@@ -61,7 +61,7 @@ class Cohort(nfedgnn.Cohort):
     @verb(takes={}, gives={"latent": LATENT, "weight": WEIGHTS})
     def upload(self) -> Fields:
         """x̄_i = x_i·W_i and W_i."""
-        return self.embed() | {"weight": Deferred(Patched(self.features, self.weights.rows.clone(), self.rest))}
+        return self.embed() | {"weight": Patched(self.features, self.weights.rows.clone(), self.rest)}
 
     @verb(takes={"weight": WEIGHTS, "gradient": LATENT}, gives={})
     def update(self, weight: Tensor, gradient: Tensor) -> None:  # type: ignore[override]
@@ -94,7 +94,7 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
     return state
 
 
-def average(weights: Tensor) -> Tensor:
+def average(weights: Tensor | Deferred) -> Tensor:
     """(P, d, h) → (d, h), summed in double precision: it must not matter whether weights are described or written out."""
-    total = weights.sum(0) if isinstance(weights, Deferred) else weights.sum(0, dtype=torch.float64)
+    total = weights.total() if isinstance(weights, Deferred) else weights.sum(0, dtype=torch.float64)
     return (total / len(weights)).float()

@@ -72,6 +72,7 @@ def message(request: Mapping[str, Any]) -> Message:
         parties(request),
         table(request, "common"),
         table(request, "each"),
+        table(request, "secure") if "secure" in request else None,
     )
 
 

@@ -24,6 +24,7 @@ from atoll.data import files
 from atoll.data.builder import row_normalize
 from atoll.data.federated import federate
 from atoll.data.splits import replaces_split, split
+from atoll.deferred import dense
 from atoll.deploy import description, requests
 from atoll.deploy.journal import JOURNAL_FILE, Journal, RecordingGuard
 from atoll.deploy.policy import SitePolicy
@@ -151,7 +152,8 @@ class Site:
             raise AtollError("the message is for parties that do not live here.")
         if cohort.limits is not None:
             cohort.limits.arguments(message, MAX_MESSAGE_BYTES)
-        return cohort.answer(message)
+        fields: Fields = dense(cohort.answer(message))
+        return fields
 
     def _describe(self, config: Config) -> Fields:
         """What the server must know of a graph to compare it with the others': numbers, and digests instead of names."""

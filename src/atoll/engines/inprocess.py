@@ -99,5 +99,5 @@ def apart(parties: int) -> list[list[int]]:
 
 
 def _through_bytes(message: Message) -> Message:
-    decoded = wire.decode(wire.encode({"common": message.common, "each": message.each}))
-    return replace(message, common=decoded.get("common", {}), each=decoded.get("each", {}))
+    decoded = wire.decode(wire.encode({"common": message.common, "each": message.each, "secure": message.secure or {}}))
+    return replace(message, common=decoded.get("common", {}), each=decoded.get("each", {}), secure=decoded.get("secure"))

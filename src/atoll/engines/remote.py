@@ -246,6 +246,7 @@ def _request(message: Message) -> Fields:
         "parties": torch.tensor(message.parties.numbers),
         "common": message.common,
         "each": message.each,
+        **({} if message.secure is None else {"secure": message.secure}),
     }
 
 

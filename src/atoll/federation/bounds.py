@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from atoll.deferred import Deferred
+from atoll.deferred import Deferred, dense
 from atoll.errors import AtollError, PartyFailure, short
+from atoll.federation.checks import flatten, misfit, out_of_range, rows_outside, type_name, wrong_scalar
 from atoll.federation.declarations import Case, Free, Leaf, Scalar, flat
+from atoll.federation.fields import row
 
 if TYPE_CHECKING:
-    from atoll.federation.cohort import Cohort, Message, Schema
+    from atoll.federation.cohort import Cohort
+    from atoll.federation.messages import Message, Schema
 
 DOMINANT = 0.9  # a party with more than this share of all weights is noted in the history
 Expected = Mapping[str, Leaf | Scalar]
@@ -59,7 +62,7 @@ class Limits:
 
     def reply(self, message: Message) -> dict[str, Leaf] | None:
         """The fields of the reply to this message, by full name; None where the verb declares nothing."""
-        secure = message.common.get("secure") is not None
+        secure = message.secure is not None
         kept = self.replies.get((message.verb, secure))
         if kept is not None:
             return kept
@@ -68,7 +71,7 @@ class Limits:
             return None
         leaves = {name: leaf for name, leaf in expected.items() if isinstance(leaf, Leaf)}
         if secure:
-            leaves = {f"{_short_type(leaf.dtype)}/{name}": _masked(leaf) for name, leaf in leaves.items()}
+            leaves = {f"{type_name(leaf.dtype)}/{name}": _masked(leaf) for name, leaf in leaves.items()}
         leaves = dict(sorted(leaves.items(), key=lambda item: bool(item[1].times)))  # weights before what they multiply
         if ("gives", message.verb) in self.known:  # the same for every message
             self.replies[message.verb, secure] = leaves
@@ -76,7 +79,7 @@ class Limits:
 
     def misfit(self, leaves: Mapping[str, Leaf], fields: Mapping[str, Any], parties: int) -> str:
         """What is wrong with the names, types or shapes of a reply of so many parties; empty where nothing is."""
-        return _misfit(leaves, dict(_flatten(fields)), self.case.nodes, parties)
+        return misfit(leaves, dict(flatten(fields)), self.case.nodes, parties)
 
     def outliers(
         self, leaves: Mapping[str, Leaf], fields: Mapping[str, Any], parties: int, *, tell: bool = True
@@ -84,23 +87,23 @@ class Limits:
         """Rows of the parties with a number outside its range, and in which field; names and shapes fit.
 
         Without `tell` the number itself is not in the reason."""
-        values = dict(_flatten(fields))
+        values = dict(flatten(fields))
         found: dict[int, str] = {}
         for name, leaf in leaves.items():
             value = values.get(name)
             if leaf.ragged:
-                for place, own in enumerate(value or []):
-                    if _outside(own[None], leaf, None):
-                        found.setdefault(place, _reason(name, own, leaf, tell=tell))
-            elif isinstance(value, Tensor):
+                for index, rows in enumerate(value or []):
+                    if rows_outside(rows[None], leaf, None):
+                        found.setdefault(index, out_of_range(name, rows, leaf, tell=tell))
+            elif isinstance(value, Tensor | Deferred):
                 weights = values.get(leaf.times)
-                for place in _outside(value, leaf, weights):
-                    found.setdefault(place, _reason(name, value[place], leaf, weights is not None, tell=tell))
+                for index in rows_outside(value, leaf, weights):
+                    found.setdefault(index, out_of_range(name, row(value, index), leaf, weights is not None, tell=tell))
         return found
 
     def own(self, message: Message, fields: Mapping[str, Any], parties: int) -> None:
         """Refuse to mask a reply that is out of bounds: the server cannot see it any more. It is not told by how much."""
-        leaves = self.reply(replace(message, common={name: x for name, x in message.common.items() if name != "secure"}))
+        leaves = self.reply(replace(message, secure=None))
         if leaves is None:
             return
         if reason := self.misfit(leaves, fields, parties):
@@ -148,7 +151,7 @@ class Limits:
     def arguments(self, message: Message, largest: int) -> None:
         """Refuse a message whose arguments are not the verb's, or whose reply would not fit into `largest` bytes."""
         method = self.cohort.verb_named(message.verb)
-        given = {name: value for name, value in {**message.common, **message.each}.items() if name != "secure"}
+        given = {**message.common, **message.each}
         if twice := sorted(message.common.keys() & message.each.keys()):
             raise AtollError(f"{message.verb!r} is given {short(twice[0])!r} twice.")
         parameters = dict(list(inspect.signature(method).parameters.items())[1:])
@@ -170,14 +173,14 @@ class Limits:
 
     def _check(self, message: Message, expected: Expected) -> None:
         for values, parties in ((message.common, None), (message.each, len(message.parties))):
-            here = {name: value for name, value in _flatten(values) if value is not None and not name.startswith("secure")}
+            here = {name: value for name, value in flatten(values) if value is not None}
             groups = {name.partition("/")[0] for name in here}
             parts = {name: what for name, what in expected.items() if name.partition("/")[0] in groups}
             tensors = {name: leaf for name, leaf in parts.items() if isinstance(leaf, Leaf)}
             scalars = {name: what for name, what in parts.items() if isinstance(what, Scalar)}
-            reason = next((_wrong(name, here[name], what) for name, what in scalars.items()), "")
+            reason = next((wrong_scalar(name, here[name], what) for name, what in scalars.items()), "")
             rest = {name: value for name, value in here.items() if name not in scalars}
-            reason = reason or _misfit(tensors, rest, self.case.nodes, parties)
+            reason = reason or misfit(tensors, rest, self.case.nodes, parties)
             if not reason:
                 one = rest if parties is not None else {name: value[None] for name, value in rest.items()}
                 reason = next(iter(self.outliers(tensors, one, parties or 1).values()), "")
@@ -208,107 +211,6 @@ class Limits:
         return expected
 
 
-def _flatten(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value by its full name; lists stay whole."""
-    for name, value in fields.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{name}/")
-        else:
-            yield prefix + name, value
-
-
-def _misfit(leaves: Mapping[str, Leaf], values: Mapping[str, Any], nodes: int, parties: int | None) -> str:
-    if values.keys() != leaves.keys():
-        for name in sorted(values.keys() - leaves.keys()):
-            return f"field {short(name)!r} is not one of its fields ({short(', '.join(leaves) or 'it has none')})"
-        groups = {name.partition("/")[0] for name in values}
-        for name, leaf in leaves.items():
-            if name not in values and (not leaf.optional or leaf.group in groups):
-                return f"field {name!r} is missing"
-    sizes: dict[tuple[str, int], int] = {}
-    for name, value in values.items():
-        leaf = leaves[name]
-        if leaf.ragged:
-            if not isinstance(value, list) or len(value) != parties:
-                return f"field {name!r} is not a list of one tensor per party"
-            reasons = (_form(own, leaf, leaf.shape, nodes, place, sizes) for place, own in enumerate(value))
-            reason = next(filter(None, reasons), "")
-        else:
-            shape = leaf.shape if parties is None else (parties, *leaf.shape)
-            reason = _form(value, leaf, shape, nodes, -1, sizes)
-        if reason:
-            return f"field {name!r} {reason}"
-    return ""
-
-
-def _form(
-    value: Any, leaf: Leaf, shape: tuple[int | Free, ...], nodes: int, place: int, sizes: dict[tuple[str, int], int]
-) -> str:
-    """What is wrong with the type or shape of one tensor."""
-    if not isinstance(value, Tensor):
-        return f"is {short(type(value).__name__)}, not a tensor"
-    if value.dtype != leaf.dtype:
-        return f"has the type {_short_type(value.dtype)}, not {_short_type(leaf.dtype)}"
-    actual = tuple(value.shape)
-    if actual == shape:
-        return ""
-    fits = len(actual) == len(shape)
-    for size, part in zip(actual, shape, strict=False):
-        if isinstance(part, Free):
-            fits = fits and size <= nodes and sizes.setdefault((part.name, place), size) == size
-        else:
-            fits = fits and size == part
-    named = tuple(f"{part.name} ≤ {nodes}" if isinstance(part, Free) else part for part in shape)
-    return "" if fits else f"has the shape {short(actual)}, not ({', '.join(map(str, named))})"
-
-
-def _outside(value: Tensor, leaf: Leaf, weights: Tensor | None) -> list[int]:
-    """Rows with a number outside the leaf's range; one pass where there is none."""
-    if leaf.low is None or value.numel() == 0 or value.dtype == torch.bool:
-        return []
-    if isinstance(value, Deferred):  # this process' own numbers, not written out
-        return [] if bool(torch.isfinite(value.sum())) else list(range(len(value)))
-    value = value.detach()
-    lowest, highest = value.amin().item(), value.amax().item()  # faster than aminmax
-    unit = 1 if weights is None else max(1, int(weights.min()))
-    if _ends(leaf.low, max) * unit <= lowest and highest <= _ends(leaf.high, min) * unit:
-        return []
-    low, high = (
-        torch.as_tensor(bound, dtype=torch.float64 if value.is_floating_point() else None) for bound in (leaf.low, leaf.high)
-    )
-    if weights is not None:
-        unit_of = weights.clamp(min=1).double().view(-1, *[1] * (value.ndim - 1))
-        low, high = low * unit_of, high * unit_of
-    fits = (value >= low) & (value <= high)  # never where it is not a number
-    return (~fits.reshape(len(value), -1).all(1)).nonzero()[:, 0].tolist()
-
-
-def _ends(bound: Any, end: Callable[[Any], Any]) -> Any:
-    """A bound, or the narrowest of several, one per column."""
-    return end(bound) if isinstance(bound, tuple) else bound
-
-
-def _reason(name: str, value: Tensor, leaf: Leaf, weighted: bool = False, *, tell: bool = True) -> str:
-    if not tell:
-        return f"field {name!r} is not finite, or beyond its bounds"
-    if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-        return f"field {name!r} is not finite"
-    value = value.detach().double()
-    worst = float(value.flatten()[value.abs().argmax()])
-    low, high = (f"{min(bound) if isinstance(bound, tuple) else bound:g}" for bound in (leaf.low, leaf.high))
-    unit = f" for each of its {leaf.times}" if weighted else ""
-    return f"field {name!r} goes to {worst:g}, beyond {low} to {high}{unit}"
-
-
-def _wrong(name: str, value: Any, scalar: Scalar) -> str:
-    """What is wrong with a scalar argument."""
-    if scalar.low is None:
-        return "" if isinstance(value, bool) else f"field {name!r} is not true or false"
-    if type(value) is not int or not scalar.low <= value <= scalar.high:
-        return f"field {name!r} is not a whole number from {scalar.low} to {scalar.high}"
-    return ""
-
-
 def _weighted(expected: Expected, averaged: Mapping[str, str]) -> dict[str, Leaf | Scalar]:
     """Fields that each party has multiplied by its weight: their range is for one unit of it."""
     single = {
@@ -332,13 +234,10 @@ def _noised(leaf: Leaf) -> Leaf:
     return replace(leaf, low=-largest, high=largest, times="")
 
 
-def _short_type(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _scaled(value: Any, factor: Tensor) -> Any:
     if isinstance(value, Mapping):
-        return {name: _scaled(own, factor) for name, own in value.items()}
+        return {name: _scaled(item, factor) for name, item in value.items()}
+    value = dense(value)
     return value * factor.view(-1, *[1] * (value.ndim - 1)).to(value)
 
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, TypeVar, overload, runtime_checkable
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
+from atoll import deferred
 from atoll.errors import AtollError, AtollWarning, PartyFailure, short
 from atoll.federation.bounds import Limits
-from atoll.federation.declarations import Declared, flag, secret
 from atoll.federation.declarations import Model as ModelForm
-from atoll.graphs.graph import Graph, spans
+from atoll.federation.declarations import flag, secret
+from atoll.federation.fields import Fields, pick, put, take
+from atoll.federation.memory import AXES, NODE, PARTY, STORED_FEATURE, TRAIN_ITEM, restore_attributes, rows_of, state_of
+from atoll.federation.messages import Guard, Message, Schema, verb
+from atoll.graphs.graph import Graph
 from atoll.models.backbone import Backbone
-from atoll.models.parameters import get_parameters, set_parameters
+from atoll.models.parameters import get_parameters
 from atoll.models.registry import build
 from atoll.parties import Parties
 from atoll.privacy import masking
@@ -27,116 +28,39 @@ from atoll.privacy.masking import ADVERT_PARTS, SECURE_STEPS, SEED_BYTES, SHARE_
 from atoll.privacy.secrets import Secrets, Session
 from atoll.random import SERVER, Draws, Word
 from atoll.settings import Training
-from atoll.wire import rows_are_shared
 
-Fields = dict[str, Any]
-Function = TypeVar("Function", bound=Callable[..., Any])
-PARTY, NODE, TRAIN_ITEM, STORED_FEATURE = AXES = ("party", "node", "train_item", "stored_feature")  # first axes of memory
+__all__ = [
+    "AXES",
+    "MODEL",
+    "NODE",
+    "PARTY",
+    "STORED_FEATURE",
+    "TRAIN_ITEM",
+    "Cohort",
+    "Fields",
+    "Guard",
+    "Message",
+    "Schema",
+    "backbone",
+    "first_model",
+    "pick",
+    "verb",
+]
+PHASE = "phase"  # the name in a cohort's state of what its round memory belongs to
+MAX_SUBGRAPHS = 4  # graphs of some of a cohort's parties that are kept for the next message to the same ones
 SIGNATURE = secret(SIGNATURE_BYTES)
-
-
-@dataclass(frozen=True)
-class Schema:
-    """What everybody knows of the data: how many features and classes, and how many parties there are."""
-
-    features: int
-    classes: int
-    parties: int
-    nodes: int = 0  # where all parties hold the same nodes (vertical), how many; else 0
-
-
-@dataclass(frozen=True)
-class Message:
-    """One call of a verb: `common` goes to every addressed party, the first axis of each tensor in `each` is the party."""
-
-    verb: str
-    round: int
-    call: int  # the how-manieth `ask` or `total` of this round
-    training: bool  # False while evaluating: then no gradient is kept
-    parties: Parties
-    common: Mapping[str, Any]
-    each: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "parties", Parties(self.parties))
-
-    def select(self, parties: Sequence[int]) -> Message:
-        """The same message to some of its parties."""
-        chosen = Parties(parties)
-        if chosen == self.parties:
-            return self
-        return replace(self, parties=chosen, each=pick(self.each, self.parties.indices(chosen)))
-
-
-class Guard(Protocol):
-    """What stands between a verb's reply and the channel, at the party (clipping, noise); `fields` have a party axis."""
-
-    def __call__(self, message: Message, fields: Fields, draws: Draws) -> Fields:
-        """The fields as they may leave the party."""
-        ...
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """Something whose whole state is a dict of tensors with a leading party axis: an optimiser."""
-
-    def state(self) -> dict[str, Tensor]:
-        """The state as it stands."""
-        ...
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take the state back."""
-        ...
-
-
-@overload
-def verb(function: Function, /) -> Function: ...
-@overload
-def verb(
-    *,
-    public: bool = False,
-    averaged: Mapping[str, str] | None = None,
-    apart: Sequence[str] = (),
-    takes: Declared | None = None,
-    gives: Declared | None = None,
-) -> Callable[[Function], Function]: ...
-def verb(
-    function: Function | None = None,
-    /,
-    *,
-    public: bool = False,
-    averaged: Mapping[str, str] | None = None,
-    apart: Sequence[str] = (),
-    takes: Declared | None = None,
-    gives: Declared | None = None,
-) -> Function | Callable[[Function], Function]:
-    """Mark a method of a cohort as one the server may call; `public` ones may be asked under secure aggregation.
-
-    `averaged` names the fields of the reply that are multiplied by a weight, and the field that holds the weight: the server
-    divides one's total by the other's. Those are the fields that robust totals are about.
-    `apart` names the arguments that may differ from party to party in a secure total: nobody can check them, and a server that
-    lies can choose them so that it knows all replies but one. All others must have been told to everybody alike.
-    `takes` and `gives` declare its arguments and its reply (see `atoll.federation.declarations`): what does not fit is refused.
-    """
-
-    def mark(method: Function) -> Function:
-        method.__dict__["verb"] = "public" if public else "private"
-        method.__dict__["averaged"] = dict(averaged or {})
-        method.__dict__["apart"] = tuple(apart)
-        method.__dict__["takes"], method.__dict__["gives"] = takes, gives
-        return method
-
-    return mark if function is None else mark(function)
 
 
 class Cohort:
     """The parties of one site: private graphs in one block-diagonal graph, a memory, the verbs they answer.
 
     Written once for any number of parties: parameters and replies carry a leading party axis; a party alone is P = 1.
+    What is not declared in `memory` or `round_memory` must follow from what is: a cohort may be rebuilt before any message.
     """
 
     memory: ClassVar[Mapping[str, str]] = {}  # attributes that survive between messages, restarts and resume → their first axis
-    limits: Limits | None = None  # what its verbs declare, in this run
+    round_memory: ClassVar[Mapping[str, str]] = {}  # likewise, but within one round or one evaluation only
+    limits: Limits | None = None  # what the verbs declare, in this run
 
     def __init__(
         self,
@@ -150,8 +74,8 @@ class Cohort:
         secrets: Secrets | None = None,
         blank: bool = False,
     ) -> None:
-        """`secrets`: the host's, for secure totals; no part of the memory. `blank` leaves out first random values: the memory
-        is about to come."""
+        """`secrets`: for secure totals; not part of the memory. `blank` skips the first random values: memory is about to be
+        restored."""
         self.graph = graph
         self.settings = settings
         self.schema = schema
@@ -161,8 +85,10 @@ class Cohort:
         self.secrets = secrets
         self.blank = blank
         self.message: Message | None = None
-        self.parts: dict[bytes, Graph] = {}
+        self.subgraphs: dict[bytes, Graph] = {}
+        self.phase = torch.full((len(self.parties),), -1)  # 2·round + training that the round memory of each party belongs to
         self.setup()
+        self.clear_round()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -174,21 +100,26 @@ class Cohort:
                 stacklevel=2,
             )
             cls.memory = dict.fromkeys(declared, PARTY)
-        if unknown := set(cls.memory.values()) - set(AXES):
+        if unknown := {*cls.memory.values(), *cls.round_memory.values()} - set(AXES):
             raise AtollError(f"{cls.__module__}: memory has an unknown axis {min(unknown)!r}; there is {', '.join(AXES)}.")
+        if twice := (cls.memory.keys() & cls.round_memory.keys()) | ({*cls.memory, *cls.round_memory} & {PHASE}):
+            raise AtollError(f"{cls.__module__}: {min(twice)!r} cannot be memory; rename it, or declare it once.")
 
     def setup(self) -> None:
         """Make the things named in `memory`."""
 
+    def clear_round(self) -> None:
+        """Make the things named in `round_memory`, empty; called when a round or an evaluation begins."""
+
     def draws(self, *words: Word) -> Draws:
-        """The parties' own randomness for this call: a function of seed, party, round, call and the words alone."""
+        """The parties' own randomness for this call: a function of seed, party, round, call and the words only."""
         call: tuple[Word, ...] = ("setup",)
         if self.message is not None:
             call = (self.message.verb, self.message.round, self.message.call)
         return Draws(self.seed, self.parties, *call, *words)
 
     def first_draws(self, *words: Word) -> Draws | None:
-        """Randomness for first values; None where they are about to be replaced by what is remembered."""
+        """Randomness for first values; None where memory is about to be restored."""
         return None if self.blank else Draws(self.seed, self.parties, "setup", *words)
 
     def answer(self, message: Message) -> Fields:
@@ -197,14 +128,15 @@ class Cohort:
         if message.parties != self.parties and message.verb not in SECURE_STEPS:
             return self._answer_for_some(message)
         self.message = message
-        common = dict(message.common)
-        agreed = common.pop("secure", None)
-        sessions = self._enter(message, common, agreed) if agreed is not None else []
+        if self.round_memory and message.verb not in SECURE_STEPS:
+            self._enter_phase(2 * message.round + message.training)
+        sessions = self._enter_sessions(message, message.secure) if message.secure is not None else []
         with torch.set_grad_enabled(message.training):
-            fields = method(self, **common, **message.each) or {}
+            fields = method(self, **message.common, **message.each) or {}
         for guard in self.guards:
             fields = guard(message, fields, Draws(self.seed, self.parties, "guard", message.verb, message.round, message.call))
-        if agreed is not None:
+        if message.secure is not None:
+            fields = deferred.dense(fields)
             if self.limits is not None:
                 self.limits.own(message, fields, len(self.parties))
             return self._secrets().mask(fields, message.parties, sessions)
@@ -214,14 +146,28 @@ class Cohort:
             )
         return fields
 
-    def _enter(self, message: Message, common: Fields, agreed: Mapping[str, Any]) -> list[Session]:
-        """Whether a masked reply may be given: as part of a session, to arguments that all parties were given alike."""
+    def _enter_phase(self, phase: int) -> None:
+        """Clear the round memory of the parties for which another round, or an evaluation, begins."""
+        current = self.phase == phase
+        if bool(current.all()):
+            return
+        kept = {name: state_of(getattr(self, name)) for name in self.round_memory} if bool(current.any()) else {}
+        self.clear_round()
+        if kept:
+            parties = current.nonzero()[:, 0].numpy()
+            rows = {name: rows_of(parties, self.round_memory[name], self.graph) for name in kept}
+            cleared = {name: state_of(getattr(self, name)) for name in kept}
+            restore_attributes(self, {name: put(cleared[name], rows[name], take(kept[name], rows[name])) for name in kept})
+        self.phase = torch.full_like(self.phase, phase)
+
+    def _enter_sessions(self, message: Message, agreed: Mapping[str, Any]) -> list[Session]:
+        """The sessions of a masked reply; refused unless all parties were sent the same arguments."""
         secrets, method = self._secrets(), self.verb_named(message.verb)
         if message.verb in SECURE_STEPS:
             raise PartyFailure("refuses a total of the steps of secure totals")
         if odd := sorted(set(message.each) - set(getattr(method, "apart", ()))):
             raise PartyFailure(f"refuses {short(odd[0])!r} told to it apart: in a secure total all must be told the same")
-        told = masking.arguments_digest(common, message.training, message.each)
+        told = masking.arguments_digest(message.common, message.training, message.each)
         return secrets.enter(message.parties, self._call(message.verb), told, **agreed)
 
     @verb(public=True, gives={"keys": secret(ADVERT_PARTS, 32), "signature": SIGNATURE, "settled": flag("parties")})
@@ -263,39 +209,28 @@ class Cohort:
         return Call(self.message.round, self.message.call, str(total))
 
     def _answer_for_some(self, message: Message) -> Fields:
-        """Stand up a cohort of the addressed parties alone, let it answer, and take its memory back."""
-        places = self.parties.indices(message.parties)
-        key = places.tobytes()
-        if key not in self.parts:
-            while len(self.parts) >= 4:
-                self.parts.pop(next(iter(self.parts)))
-            self.parts[key] = self.graph.select(places)
-        graph = self.parts[key]
+        """Build a cohort of the addressed parties alone, let it answer, and take its memory back."""
+        index = self.parties.indices(message.parties)
+        key = index.tobytes()
+        if key not in self.subgraphs:
+            while len(self.subgraphs) >= MAX_SUBGRAPHS:
+                self.subgraphs.pop(next(iter(self.subgraphs)))
+            self.subgraphs[key] = self.graph.select(index)
         part = type(self)(
-            graph, self.settings, self.schema, self.seed, message.parties, self.guards, secrets=self.secrets, blank=True
+            *(self.subgraphs[key], self.settings, self.schema, self.seed, message.parties, self.guards),
+            secrets=self.secrets,
+            blank=True,
         )
         part.limits = self.limits
         whole = self.state()
-        places_of = {name: self._places(name, places) for name in whole}
-        part.restore({name: _take(whole[name], places_of[name]) for name in whole})
+        axes = {PHASE: PARTY, **self.round_memory, **self.memory}
+        rows = {name: rows_of(index, axes[name], self.graph) for name in whole}
+        part.restore({name: take(whole[name], rows[name]) for name in whole})
         fields = part.answer(message)
         for name, value in part.state().items():
-            whole[name] = _put(whole[name], places_of[name], value)
+            whole[name] = put(whole[name], rows[name], value)
         self.restore(whole)
         return fields
-
-    def _places(self, name: str, parties: NDArray[np.int64]) -> Tensor:
-        """The rows of some parties in a piece of memory, along its first axis."""
-        index = torch.from_numpy(parties)
-        axis = self.memory[name]
-        if axis == PARTY:
-            return index
-        if axis == STORED_FEATURE:
-            starts = torch.from_numpy(self.graph.nonzero_features.indptr.astype(np.int64))[self.graph.ptr]
-        else:
-            sizes = self.graph.ptr.diff() if axis == NODE else self.graph.num_train
-            starts = nn.functional.pad(sizes.cumsum(0), (1, 0))
-        return spans(starts[index], starts[index + 1])
 
     @classmethod
     def verb_named(cls, name: str) -> Callable[..., Fields | None]:
@@ -303,8 +238,8 @@ class Cohort:
         method: Any = getattr(cls, name, None)
         if getattr(method, "verb", None) is None:
             raise AtollError(f"{cls.__module__} has no verb {name!r}; its verbs are {', '.join(cls.verbs())}.")
-        found: Callable[..., Fields | None] = method
-        return found
+        function: Callable[..., Fields | None] = method
+        return function
 
     @classmethod
     def verbs(cls) -> dict[str, str]:
@@ -314,34 +249,25 @@ class Cohort:
 
     @classmethod
     def averaged(cls) -> dict[str, dict[str, str]]:
-        """Of the verbs whose replies are averaged: field → the field that holds its weight."""
+        """The verbs whose replies are averaged: verb → field → the field that holds its weight."""
         declared = {name: getattr(cls, name).averaged for name in cls.verbs()}
         return {name: fields for name, fields in declared.items() if fields}
 
     def state(self) -> Fields:
-        """The whole memory as tensors."""
-        kept = {}
-        for name in self.memory:
-            value = getattr(self, name)
-            kept[name] = (
-                get_parameters(value) if isinstance(value, nn.Module) else value.state() if isinstance(value, Stateful) else value
-            )
-        return kept
+        """The whole memory as tensors, the round's included."""
+        state = {name: state_of(getattr(self, name)) for name in (*self.memory, *self.round_memory)}
+        return state | {PHASE: self.phase} if self.round_memory else state
 
     def restore(self, memory: Mapping[str, Any]) -> None:
-        """Take back what `recall` gave."""
-        for name, kept in memory.items():
-            value = getattr(self, name)
-            if isinstance(value, nn.Module):
-                set_parameters(value, kept)
-            elif isinstance(value, Stateful):
-                value.restore(kept)
-            else:
-                setattr(self, name, kept)
+        """Return to what `state` gave."""
+        declared = {*self.memory, *self.round_memory, *([PHASE] if self.round_memory else [])}
+        if unknown := sorted(memory.keys() - declared):
+            raise AtollError(f"{type(self).__module__}: the saved memory holds {unknown[0]!r}, which is not declared.")
+        restore_attributes(self, memory)
 
 
 def backbone(settings: Training, schema: Schema, parties: int, draws: Draws | None) -> Backbone:
-    """The graph neural network the settings name, for so many parties; its first values are drawn, or zero without draws."""
+    """The graph neural network that the settings name; its first values are drawn, or zero without draws."""
     return build(
         settings.model,
         parties=parties,
@@ -364,31 +290,3 @@ def first_model(settings: Training, schema: Schema, seed: int) -> dict[str, Tens
     return {
         name: value[0] for name, value in get_parameters(backbone(settings, schema, 1, Draws(seed, [SERVER], "model"))).items()
     }
-
-
-def pick(fields: Mapping[str, Any], places: Sequence[int] | NDArray[np.int64]) -> Fields:
-    """The rows of some parties from fields with a party axis."""
-    index = torch.from_numpy(np.array(places, dtype=np.int64))
-    return {name: _take(value, index) for name, value in fields.items()}
-
-
-def _take(value: Any, index: Tensor) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _take(item, index) for name, item in value.items()}
-    if isinstance(value, list):
-        return [value[i] for i in index.tolist()]
-    return value[:1].expand(len(index), *value.shape[1:]) if rows_are_shared(value) else value[index]
-
-
-def _put(value: Any, index: Tensor, new: Any) -> Any:
-    """The value with the rows of some parties replaced: in place, unless its rows are one."""
-    if isinstance(value, Mapping):
-        return {name: _put(value[name], index, new[name]) for name in value}
-    if isinstance(value, list):
-        for place, item in zip(index.tolist(), new, strict=True):
-            value[place] = item
-        return value
-    if rows_are_shared(value):
-        value = value.clone(memory_format=torch.contiguous_format)
-    value[index] = new
-    return value

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from atoll.federation.cohort import Schema
+    from atoll.federation.messages import Schema
 
 MAX_PARAMETER = 1e6  # a model's weight, in absolute value
 MAX_REAL = 1e30  # any other number: sums over a million parties stay finite in float32

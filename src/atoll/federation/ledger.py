@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-DETAILED = 1024  # up to so many parties every round's bytes are kept for each party; beyond, only their sum
+from atoll import wire
+from atoll.deferred import Deferred
+
+MAX_DETAILED = 1024  # parties up to which every round's bytes are kept per party; beyond, only their sum
 COLUMNS = ("up", "down", "wire_up", "wire_down", "messages")
 
 
@@ -22,21 +26,21 @@ class Ledger:
         self.parties = parties
         self.by_party = np.zeros((parties, len(COLUMNS)), dtype=np.int64)  # training only, all rounds
         self.rounds: dict[int, dict[tuple[str, bool], np.ndarray]] = {}  # round → (verb, training) → (P or 1, columns)
-        self.seconds: dict[int, float] = {}  # round → what its training messages would take, where there is a link model
+        self.seconds: dict[int, float] = {}  # round → what its training messages would take, where there is a network model
 
     def record(self, round: int, verb: str, training: bool, parties: Sequence[int], **bytes: int | np.ndarray) -> None:
         """Add what some parties sent or received; a number stands for each of them, an array for one after the other."""
-        places: Any = slice(None) if len(parties) == self.parties else np.asarray(parties, dtype=np.int64)
-        detailed = self.parties <= DETAILED
+        rows: Any = slice(None) if len(parties) == self.parties else np.asarray(parties, dtype=np.int64)
+        detailed = self.parties <= MAX_DETAILED
         table = self.rounds.setdefault(round, {}).setdefault(
             (verb, training), np.zeros((self.parties if detailed else 1, len(COLUMNS)), np.int64)
         )
         for name, count in bytes.items():
             column = COLUMNS.index(name)
             if training:
-                self.by_party[places, column] += count
+                self.by_party[rows, column] += count
             if detailed:
-                table[places, column] += count
+                table[rows, column] += count
             else:
                 table[0, column] += int(np.sum(count)) if np.ndim(count) else len(parties) * int(count)
 
@@ -81,3 +85,33 @@ class Ledger:
         for (at, verb, training), row in zip(state["keys"], state["rows"].numpy(), strict=True):
             self.rounds.setdefault(at, {})[verb, training] = row.copy()
         self.seconds = dict(state.get("seconds", []))
+
+
+def message_sizes(
+    common: Mapping[str, Any], each: Mapping[str, Any], scalars: Mapping[str, Any]
+) -> tuple[int | np.ndarray, int | np.ndarray]:
+    """Payload and wire bytes of each party's message: a number where all are equal, an array where some field is ragged."""
+    shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    values = dict(scalars)
+    ragged: dict[str, list[torch.Tensor]] = {}
+    for name, value in wire.leaves(common):
+        if isinstance(value, torch.Tensor | Deferred):
+            shapes[name] = (value.dtype, tuple(value.shape))
+        else:
+            values[name] = value
+    for name, value in wire.leaves(each):
+        if name.endswith("]"):
+            ragged.setdefault(name.rsplit("/[", 1)[0], []).append(value)
+        else:
+            shapes[name] = (value.dtype, (1, *value.shape[1:]))
+    if not ragged:
+        return _payload(shapes), wire.wire_size(shapes, values)
+    count = len(next(iter(ragged.values())))
+    single = [
+        shapes | {f"{name}/[0]": (items[i].dtype, tuple(items[i].shape)) for name, items in ragged.items()} for i in range(count)
+    ]
+    return np.array([_payload(shape) for shape in single]), np.array([wire.wire_size(shape, values) for shape in single])
+
+
+def _payload(shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> int:
+    return sum(dtype.itemsize * math.prod(shape) for dtype, shape in shapes.values())

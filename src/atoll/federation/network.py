@@ -1,7 +1,7 @@
-"""A link model: how long a run's messages would take on a network of given latency and bandwidth. Nothing is delayed for it.
+"""A network model: how long messages would take on a network of given latency and bandwidth. Nothing is really delayed.
 
-A message of b bytes to or from a party takes latency + b / bandwidth seconds. The server speaks to all parties at once and waits
-for the slowest; one exchange comes after the other. Bytes are those on the wire.
+A message of b bytes to or from a party takes latency + b / bandwidth seconds. The server sends to all parties at once and waits
+for the slowest; exchanges follow one another. Bytes are those on the wire.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from atoll.errors import AtollError
 
 
 @dataclass(frozen=True)
-class Link:
-    """Every party's way to the server."""
+class NetworkModel:
+    """The latency and bandwidth between the server and each party."""
 
     latency: NDArray[np.float64]  # (M,) seconds one way
-    bandwidth: NDArray[np.float64]  # (M,) bytes a second; infinite where there is no limit
+    bandwidth: NDArray[np.float64]  # (M,) bytes per second; infinite where there is no limit
 
     @classmethod
-    def of(cls, parties: int, latency: Sequence[float], bandwidth: Sequence[float]) -> Link | None:
-        """From settings: seconds, and 10⁶ bytes a second (0: no limit), one number for all or one a party; None without any."""
+    def of(cls, parties: int, latency: Sequence[float], bandwidth: Sequence[float]) -> NetworkModel | None:
+        """From settings: seconds, and 10⁶ bytes per second (0: no limit), one number for all or one per party; or None."""
         if not latency and not bandwidth:
             return None
         speed = _each("bandwidth", bandwidth or [0.0], parties) * 1e6
@@ -32,8 +32,8 @@ class Link:
 
     def seconds(self, parties: Sequence[int], bytes: int | NDArray[np.int64]) -> NDArray[np.float64]:
         """How long a message to or from each of these parties takes."""
-        places = np.asarray(parties, dtype=np.int64)
-        result: NDArray[np.float64] = self.latency[places] + bytes / self.bandwidth[places]
+        index = np.asarray(parties, dtype=np.int64)
+        result: NDArray[np.float64] = self.latency[index] + bytes / self.bandwidth[index]
         return result
 
     def exchange(
@@ -48,7 +48,7 @@ class Link:
 
 def _each(name: str, values: Sequence[float], parties: int) -> NDArray[np.float64]:
     if len(values) not in (1, parties):
-        raise AtollError(f"{name} has {len(values)} numbers for {parties} parties; give one for all or one a party.")
+        raise AtollError(f"{name} has {len(values)} numbers for {parties} parties; give one for all or one per party.")
     if not all(0 <= value < float("inf") for value in values):
         raise AtollError(f"{name} must not be negative or infinite; it is {', '.join(f'{value:g}' for value in values)}.")
     return np.broadcast_to(np.asarray(values, dtype=np.float64), parties)

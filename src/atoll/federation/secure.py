@@ -24,6 +24,7 @@ from torch import Tensor
 
 from atoll import wire
 from atoll.errors import AtollError
+from atoll.federation.fields import pick
 from atoll.privacy import masking
 from atoll.privacy.identities import SIGNATURE_BYTES
 from atoll.privacy.masking import MASKS, SELF, Advert, Call, Integers
@@ -31,7 +32,8 @@ from atoll.privacy.masking import stream as stream  # noise draws from it
 from atoll.privacy.masking import threshold as threshold
 
 if TYPE_CHECKING:
-    from atoll.federation.federation import Federation, Replies
+    from atoll.federation.federation import Federation
+    from atoll.federation.replies import Replies
 
 log = logging.getLogger("atoll.secure")
 
@@ -60,17 +62,13 @@ class Attempt:
 
     def total(self, parties: Sequence[int], each: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
         """All steps."""
-        from atoll.federation.cohort import pick
-
         self.told = masking.arguments_digest(common, self.federation.training, each)
         keys, settled = self._keys(parties)
         shared = self._exchange("secure_shares", self.users, keys)
         self._enough(shared.parties)
         users = self._deal(shared)
         rows = pick(each, [list(parties).index(user) for user in users])
-        masked = self.federation.exchange(
-            self.verb, users, rows, {**common, "secure": {**self.session, "users": masking.ids(users)}}
-        )
+        masked = self.federation.exchange(self.verb, users, rows, common, {**self.session, "users": masking.ids(users)})
         answered = list(masked.parties)
         self._enough(answered, settled)
         shares = self._reveal(users, answered)

@@ -36,6 +36,11 @@ class Level:
         self.rows = rows
         self.blocks = Blocks(sizes)
 
+    @property
+    def index(self) -> Tensor:
+        """The rows as a tensor."""
+        return torch.from_numpy(self.rows)
+
     @classmethod
     def everything(cls, graph: Graph) -> Level:
         """All nodes of all parties."""

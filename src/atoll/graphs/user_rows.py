@@ -12,6 +12,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
+from atoll.deferred import Deferred
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph, spans
 from atoll.graphs.sparse import csr, multiply
@@ -96,12 +97,16 @@ class Weights(nn.Module):
         self.rows.data = streams.rows(self.entries.user, self.entries.feature, width, low=-bound, high=bound)
 
 
-class Patched:
+class Patched(Deferred):
     """Whole weights (N, d, h), as a description: a user's kept rows (E, h) are its own, all others are `rest` (N, d, h)'s."""
 
     def __init__(self, entries: Entries, rows: Tensor, rest: Tensor) -> None:
         self.entries, self.rows, self.rest = entries, rows, rest
-        self.shape = tuple(rest.shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, d, h)."""
+        return tuple(self.rest.shape)
 
     def dense(self) -> Tensor:
         """The weights themselves."""

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll import wire
+from atoll.deferred import Deferred, dense
 from atoll.errors import AtollError
 from atoll.parties import Parties
 from atoll.privacy.discrete import SIGMA, Lanes, discrete_gaussian, seeded_words, shrinking, system_words, to_grid
@@ -177,10 +178,10 @@ class Noise:
             flat[name] = torch.cat([torch.stack([nodes, right, capped], 1), flat[name][:, 3:]], 1)
         return wire.nest(self._parties(flat, draws, self.settings.evaluation_clip, self.settings.evaluation))
 
-    def _chosen(self, message: Request, flat: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _chosen(self, message: Request, flat: Mapping[str, Any]) -> dict[str, Tensor]:
         """The fields that are meant; one that is not there is a mistake, unless the message does without it: `gradient=False`."""
         meant = self.settings.fields
-        able = {name: value for name, value in flat.items() if value.is_floating_point()}
+        able = {name: value for name, value in flat.items() if isinstance(value, Deferred) or value.is_floating_point()}
         there = list(dict.fromkeys(_first(name) for name in able))
         unasked = [name for name, value in message.common.items() if value is False]
         wrong = [name for name in meant if name not in there and name not in unasked]
@@ -189,7 +190,7 @@ class Noise:
             raise AtollError(f"dp.fields names {', '.join(wrong)}, but {message.verb!r} replies {told}.")
         if not meant and not able:
             raise AtollError(f"dp.verb is {message.verb!r}, which replies nothing that noise can be put on; name another verb.")
-        return {name: value for name, value in able.items() if not meant or _first(name) in meant}
+        return {name: dense(value) for name, value in able.items() if not meant or _first(name) in meant}
 
     def _moved(self, value: Tensor, sent: Any, weight: Tensor | None) -> Tensor:
         if not isinstance(sent, Tensor) or self.settings.unit == "row":

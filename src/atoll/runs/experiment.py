@@ -14,7 +14,7 @@ from atoll.federation import robust
 from atoll.federation.bounds import Limits, Rules
 from atoll.federation.cohort import Cohort, Guard, Schema
 from atoll.federation.federation import Engine, Federation
-from atoll.federation.network import Link
+from atoll.federation.network import NetworkModel
 from atoll.graphs.graph import Graph
 from atoll.privacy.identities import Identities, simulated_identities
 from atoll.privacy.masking import min_total_parties
@@ -164,7 +164,7 @@ def build_experiment(
         public=data.public if data else None,
         whole=data.whole if data else None,
         scenario=scenario,
-        link=Link.of(schema.parties, config.run.latency, config.run.bandwidth),
+        network=NetworkModel.of(schema.parties, config.run.latency, config.run.bandwidth),
         names=data.names if data else names,
         limits=limits_of(config, schema),
     )

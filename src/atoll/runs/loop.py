@@ -121,7 +121,7 @@ def _row(progress: Progress, federation: Federation, metrics: dict[str, Any]) ->
             row["partial"] = True  # the metrics leave those parties out
     if federation.dominant:
         row["dominant"] = {str(party): share for party, share in federation.dominant.items()}
-    if federation.link is not None:
+    if federation.network is not None:
         row["simulated_seconds"] = federation.ledger.seconds.get(progress.round, 0.0)
     return row | {"seconds": round(progress.seconds, 6)}
 
@@ -129,7 +129,7 @@ def _row(progress: Progress, federation: Federation, metrics: dict[str, Any]) ->
 def _seconds(progress: Progress, federation: Federation) -> dict[str, float]:
     """Wall-clock seconds and, with a network model, those that the messages of training would take."""
     seconds = {"total": progress.seconds, "per_round": progress.seconds / max(progress.round, 1)}
-    return seconds if federation.link is None else seconds | {"simulated": sum(federation.ledger.seconds.values())}
+    return seconds if federation.network is None else seconds | {"simulated": sum(federation.ledger.seconds.values())}
 
 
 def _result(experiment: Experiment, progress: Progress, rows: list[dict[str, Any]], state: dict[str, Any]) -> Result:

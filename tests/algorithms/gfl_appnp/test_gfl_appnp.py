@@ -13,7 +13,7 @@ from atoll.algorithms import fedmlp, gfl_appnp
 from atoll.algorithms.gfl_appnp.compensation import Arriving
 from atoll.algorithms.gfl_appnp.local_steps import Subtracted
 from atoll.data import csbm
-from atoll.deferred import Deferred
+from atoll.deferred import Deferred, dense
 from atoll.errors import AtollError
 from atoll.federation.cohort import Message
 from atoll.graphs.graph import Graph
@@ -357,7 +357,7 @@ def test_v1_noise_arrives_as_independent_normal_noise_would(values: dict[str, An
         def deliver(self, message: Message) -> Any:
             """Look at both ways."""
             if message.verb == "fit":
-                heard.append(message.each["gradient"].clone())
+                heard.append(dense(message.each["gradient"]).clone())
             results = self.engine.deliver(message)
             if message.verb == "represent":
                 hidden.append(torch.cat([result.fields["hidden"] for result in results]))  # type: ignore[union-attr]

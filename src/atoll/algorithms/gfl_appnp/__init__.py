@@ -27,7 +27,6 @@ from atoll.algorithms import State
 from atoll.algorithms.gfl_appnp.compensation import Mixture, Sources, Upload, mix, to_means, to_rows, width
 from atoll.algorithms.gfl_appnp.local_steps import Explicit, Implicit, Local, Trained
 from atoll.algorithms.gfl_appnp.propagation import Propagation, Toward
-from atoll.deferred import Deferred
 from atoll.errors import AtollError
 from atoll.federation import metrics
 from atoll.federation.cohort import Fields, Schema, verb
@@ -130,7 +129,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         reply = {"hidden": mean @ model[SECOND], **roles(graph)}
         if gradient:
             sources = Sources(graph, torch.tensor(self.parties.numbers), (inner > 0).float(), mean, model[SECOND], self.couplings)
-            reply["gradient"] = Deferred(Upload(sources, self.settings.encoding))
+            reply["gradient"] = Upload(sources, self.settings.encoding)
         return self.noised(reply)
 
     def noised(self, reply: Fields) -> Fields:
@@ -146,7 +145,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         gives={"model": MODEL, "n": whole(low=1, high=1)},
         averaged={"model": "n"},
     )
-    def fit(self, model: Fields, weight: Tensor, context: Tensor, gradient: Tensor | None = None) -> Fields:
+    def fit(self, model: Fields, weight: Tensor, context: Tensor, gradient: Tensor | Mixture | None = None) -> Fields:
         """I times W_k ← W_k − η·mean_s (ŷ_s − y_s)·(Ã_kk·∇h_s + ∇C_k) with ŷ_s = softmax(Ã_kk·h_s + C_k).
 
         Deviation: the paper prints y − ŷ for the descent direction's ŷ − y.
@@ -162,12 +161,12 @@ class Cohort(atoll.federation.cohort.Cohort):
         first, second = local.weights()
         return {"model": {FIRST: first, SECOND: second}, "n": torch.ones(self.graph.parties, dtype=torch.int64)}
 
-    def start(self, trained: Trained, model: Fields, gradient: Tensor | None) -> Local:
+    def start(self, trained: Trained, model: Fields, gradient: Tensor | Mixture | None) -> Local:
         """W_k ← W̄, as tensors where ∇C_k came as one."""
         if gradient is None:
             return Implicit(trained, model[FIRST], model[SECOND], None)
-        if isinstance(gradient, Deferred) and isinstance(gradient.description, Mixture):
-            return Implicit(trained, model[FIRST], model[SECOND], gradient.description)
+        if isinstance(gradient, Mixture):
+            return Implicit(trained, model[FIRST], model[SECOND], gradient)
         return Explicit(trained, model[FIRST], model[SECOND], gradient, self.settings.encoding)
 
     def keys(self, trained: Trained) -> Tensor | None:
@@ -233,7 +232,7 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
     if not len(training):
         return state | {"hidden": hidden}
     toward = propagation_of(federation, settings).toward(training)
-    each = {"weight": toward.diagonal, "context": toward.gather(hidden)}  # Ã_kk, C_k
+    each: Fields = {"weight": toward.diagonal, "context": toward.gather(hidden)}  # Ã_kk, C_k
     if compensated:
         noise = seed_of(federation.seed, SERVER, "noise", federation.round) if settings.compensation == "noisy" else None
         each["gradient"] = mix(replies.stack("gradient"), present, toward, noise)  # ∇C_k

@@ -94,7 +94,7 @@ class Sources:
 
 
 @dataclass(frozen=True)
-class Upload:
+class Upload(Deferred):
     """∇ĥ of the parties."""
 
     sources: Sources
@@ -177,7 +177,7 @@ class Arriving:
 
 
 @dataclass(frozen=True)
-class Mixture:
+class Mixture(Deferred):
     """∇C_k = Σ_{j≠k} Ã_kj·∇ĥ_j of K parties; with `noise`, of ∇ĥ_j + ε_j."""
 
     upload: Upload
@@ -208,20 +208,18 @@ class Mixture:
         return self.upload.probe()
 
 
-def mix(gradient: Tensor, parties: Tensor, toward: Toward, noise: int | None = None) -> Tensor:
+def mix(gradient: Tensor | Upload, parties: Tensor, toward: Toward, noise: int | None = None) -> Tensor | Mixture:
     """∇C_k for the parties `toward` is about, from the ∇ĥ_j of some parties; a description of it where that is what came.
 
     `noise`, a seed, is for descriptions alone: whoever sends numbers adds its own to them.
     """
-    if not isinstance(gradient, Deferred):
+    if not isinstance(gradient, Upload):
         return mixed(gradient, parties, toward)
-    upload = gradient.description
-    assert isinstance(upload, Upload)
     arriving = None
     if noise is not None:
-        sizes = (upload.sources.graph.num_features, *upload.sources.second.shape)
+        sizes = (gradient.sources.graph.num_features, *gradient.sources.second.shape)
         arriving = Arriving(toward.root(parties), noise, sizes)
-    return Deferred(Mixture(upload, toward, arriving))
+    return Mixture(gradient, toward, arriving)
 
 
 def mixed(gradient: Tensor, parties: Tensor, toward: Toward) -> Tensor:

@@ -102,7 +102,7 @@ class Local(Protocol):
         """One step along Σ_s errors_s·(Ã_kk·∇h_s + ∇C_k); errors (K, n, C) carry 1/|B|, weight (K,) is Ã_kk."""
         ...
 
-    def weights(self) -> tuple[Tensor, Tensor]:
+    def weights(self) -> tuple[Tensor | Deferred, Tensor]:
         """(K, d, h) and (K, h, C)."""
         ...
 
@@ -198,13 +198,13 @@ class Implicit:
         if self.mixture.noise is not None:
             self.second.sub_(torch.bmm(total[:, None], self.noise_second).view_as(self.second), alpha=lr)
 
-    def weights(self) -> tuple[Tensor, Tensor]:
+    def weights(self) -> tuple[Deferred, Tensor]:
         """A description of the first weights; the second themselves."""
-        return Deferred(Subtracted(self)), self.second
+        return Subtracted(self), self.second
 
 
 @dataclass(frozen=True)
-class Subtracted:
+class Subtracted(Deferred):
     """W₁ of K parties: s·W̄₁ − M_k·diag(D_k) − Σ_s x_ks S_ksᵀ."""
 
     models: Implicit

@@ -1,0 +1,81 @@
+"""Payload fields with a party axis: choosing, replacing, joining and adding up the rows of parties.
+
+A field is a tensor (or a `Deferred`) whose first axis is the party, a list with one tensor per party where their shapes differ,
+or a dict of such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.deferred import Deferred
+from atoll.wire import rows_are_shared
+
+Fields = dict[str, Any]
+
+
+def pick(fields: Mapping[str, Any], index: Sequence[int] | NDArray[np.int64]) -> Fields:
+    """The rows of some parties from fields with a party axis."""
+    rows = torch.from_numpy(np.array(index, dtype=np.int64))
+    return {name: take(value, rows) for name, value in fields.items()}
+
+
+def take(value: Any, index: Tensor) -> Any:
+    """The rows of some parties of one field."""
+    if isinstance(value, Mapping):
+        return {name: take(item, index) for name, item in value.items()}
+    if isinstance(value, list):
+        return [value[i] for i in index.tolist()]
+    if isinstance(value, Deferred):
+        return value.take(index)
+    return value[:1].expand(len(index), *value.shape[1:]) if rows_are_shared(value) else value[index]
+
+
+def put(value: Any, index: Tensor, new: Any) -> Any:
+    """The field with the rows of some parties replaced: in place, unless all rows share one piece of memory."""
+    if isinstance(value, Mapping):
+        return {name: put(value[name], index, new[name]) for name in value}
+    if isinstance(value, list):
+        for row, item in zip(index.tolist(), new, strict=True):
+            value[row] = item
+        return value
+    if rows_are_shared(value):
+        value = value.clone(memory_format=torch.contiguous_format)
+    value[index] = new
+    return value
+
+
+def row(value: Any, index: int) -> Any:
+    """One party's row of a field, without the party axis."""
+    if isinstance(value, Mapping):
+        return {name: row(item, index) for name, item in value.items()}
+    return value.take(torch.tensor([index])).dense()[0] if isinstance(value, Deferred) else value[index]
+
+
+def sum_over_parties(value: Any) -> Any:
+    """The sum of a field over the parties, in their order."""
+    if isinstance(value, Mapping):
+        return {name: sum_over_parties(item) for name, item in value.items()}
+    return value.total() if isinstance(value, Deferred) else value.sum(0)
+
+
+def concatenate(chunks: Sequence[Fields]) -> Fields:
+    """The fields of several sites one after the other; those of a single site as they are."""
+    if len(chunks) <= 1:
+        return chunks[0] if chunks else {}
+    joined: Fields = {}
+    for name, first in chunks[0].items():
+        values = [chunk[name] for chunk in chunks]
+        if isinstance(first, Mapping):
+            joined[name] = concatenate(values)
+        elif isinstance(first, list):
+            joined[name] = [item for value in values for item in value]
+        else:
+            joined[name] = torch.cat([value.dense() if isinstance(value, Deferred) else value for value in values])
+    return joined

@@ -1,0 +1,131 @@
+"""What passes between the server and the parties: messages, answers, and the verbs that may be called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar, overload
+
+from atoll.federation.declarations import Declared
+from atoll.federation.fields import Fields, pick
+from atoll.parties import Parties
+from atoll.random import Draws
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What everybody knows of the data: the number of features, classes and parties."""
+
+    features: int
+    classes: int
+    parties: int
+    nodes: int = 0  # of a vertical federation, where all parties hold the same nodes; else 0
+
+
+@dataclass(frozen=True)
+class Message:
+    """One call of a verb: `common` goes to every addressed party, the first axis of each tensor in `each` is the party."""
+
+    verb: str
+    round: int
+    call: int  # index of this call within the round
+    training: bool  # False while evaluating: then no gradient is kept
+    parties: Parties
+    common: Mapping[str, Any]
+    each: Mapping[str, Any]
+    secure: Mapping[str, Any] | None = None  # of a secure total: its session and users. The reply is masked
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parties", Parties(self.parties))
+
+    def select(self, parties: Sequence[int]) -> Message:
+        """The same message to some of its parties."""
+        selected = Parties(parties)
+        if selected == self.parties:
+            return self
+        return replace(self, parties=selected, each=pick(self.each, self.parties.indices(selected)))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The reply of the parties of one site; every field has a party axis, or is a list with one tensor per party."""
+
+    parties: Parties
+    fields: Fields
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parties", Parties(self.parties))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A party that did not answer, and why."""
+
+    party: int
+    reason: str
+
+
+class Engine(Protocol):
+    """What carries messages to the parties and their answers back."""
+
+    def deliver(self, message: Message) -> list[Answer | Failure]:
+        """Send one message to the parties it names; every one of them is in an answer or a failure."""
+        ...
+
+    def state(self) -> Fields:
+        """The memory of all parties, for a checkpoint."""
+        ...
+
+    def restore(self, memory: Fields) -> None:
+        """Give all parties their memory back."""
+        ...
+
+
+class Guard(Protocol):
+    """What a party does to a reply before it leaves (clipping, noise); `fields` have a party axis."""
+
+    def __call__(self, message: Message, fields: Fields, draws: Draws) -> Fields:
+        """The fields as they may leave the party."""
+        ...
+
+
+@overload
+def verb(function: Function, /) -> Function: ...
+@overload
+def verb(
+    *,
+    public: bool = False,
+    averaged: Mapping[str, str] | None = None,
+    apart: Sequence[str] = (),
+    takes: Declared | None = None,
+    gives: Declared | None = None,
+) -> Callable[[Function], Function]: ...
+def verb(
+    function: Function | None = None,
+    /,
+    *,
+    public: bool = False,
+    averaged: Mapping[str, str] | None = None,
+    apart: Sequence[str] = (),
+    takes: Declared | None = None,
+    gives: Declared | None = None,
+) -> Function | Callable[[Function], Function]:
+    """Mark a method of a cohort as one the server may call; `public` ones may be asked under secure aggregation.
+
+    `averaged` names the fields of the reply that are multiplied by a weight, and the field that holds the weight: the server
+    divides one's total by the other's. Those are the fields that robust totals are about.
+    `apart` names the arguments that may differ between parties in a secure total: nobody can check them, and a server that
+    lies can choose them so that it knows all replies but one. All others must be the same for every party.
+    `takes` and `gives` declare its arguments and its reply (see `atoll.federation.declarations`): what does not fit is refused.
+    """
+
+    def mark(method: Function) -> Function:
+        method.__dict__["verb"] = "public" if public else "private"
+        method.__dict__["averaged"] = dict(averaged or {})
+        method.__dict__["apart"] = tuple(apart)
+        method.__dict__["takes"], method.__dict__["gives"] = takes, gives
+        return method
+
+    return mark if function is None else mark(function)

@@ -1,0 +1,112 @@
+"""The parties' replies at the server: one row per party, checked for one common form, and their sums."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll import wire
+from atoll.deferred import Deferred
+from atoll.federation.fields import Fields, row, sum_over_parties
+from atoll.federation.messages import Answer
+from atoll.parties import Parties
+
+
+class Replies(Mapping[int, Fields]):
+    """The parties' replies by party; `stack` gives one field of all of them along a party axis, in party order."""
+
+    def __init__(self, parties: Sequence[int], fields: Fields) -> None:
+        self.parties = Parties(parties)
+        self.fields = fields
+
+    def __getitem__(self, party: int) -> Fields:
+        index = self.parties.index(party)
+        return {name: row(value, index) for name, value in self.fields.items()}
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.parties)
+
+    def __len__(self) -> int:
+        return len(self.parties)
+
+    def stack(self, field: str) -> Any:
+        """(P, …) or a dict of such; a list where the parties' tensors differ in shape."""
+        return self.fields[field]
+
+    def total(self, *, scatter: str = "", size: int = 0, weights: Sequence[float] | None = None) -> Fields:
+        """The sum of the replies over the parties, in their order.
+
+        Fields with one tensor per party are summed by scatter-add: `scatter` names the field with each party's row numbers,
+        `size` is the number of rows of the sums, and each party's rows are multiplied by its weight. The sum of the weights
+        on each row stands in the place of the row numbers.
+        """
+        weights = [1.0] * len(self) if weights is None else weights
+        index = self.fields.get(scatter, [])
+        sums: Fields = {}
+        for name, value in self.fields.items():
+            if not isinstance(value, list):
+                sums[name] = sum_over_parties(value)
+            elif name == scatter:
+                sums[name] = scatter_add([torch.ones(len(rows)) for rows in index], index, size, weights)
+            else:
+                sums[name] = scatter_add(value, index, size, weights)
+        return sums
+
+
+def scatter_add(values: Sequence[Tensor], index: Sequence[Tensor], size: int, weights: Sequence[float]) -> Tensor:
+    """(size, …): the weighted rows of every party, added up where its row numbers say."""
+    total = torch.zeros(size, *values[0].shape[1:])
+    for rows, numbers, weight in zip(values, index, weights, strict=True):
+        total.index_add_(0, numbers, rows * weight)
+    return total
+
+
+def agreeing(answers: list[Answer]) -> tuple[list[Answer], dict[int, str]]:
+    """Answers of the most common form, and for the parties whose answer has another one what differs."""
+    forms = [_form(answer.fields) for answer in answers]
+    usual = dict(Counter(forms).most_common(1)[0][0])
+    kept: list[Answer] = []
+    odd: dict[int, str] = {}
+    for answer, form in zip(answers, forms, strict=True):
+        differing = [
+            f"field {name!r} is {dict(form).get(name)}, expected {usual.get(name)}"
+            for name in sorted(dict(form).keys() | usual.keys())
+            if dict(form).get(name) != usual.get(name)
+        ]
+        if differing:
+            odd |= dict.fromkeys(answer.parties, differing[0])
+        else:
+            kept.append(answer)
+    return kept, odd
+
+
+def _form(fields: Fields) -> tuple[Any, ...]:
+    """Names, types and shapes of a reply without its party axis."""
+    described: dict[str, Any] = {}
+    for name, value in wire.leaves(fields):
+        ragged = name.endswith("]")
+        described[name.rsplit("/[", 1)[0]] = (str(value.dtype), "ragged" if ragged else tuple(value.shape[1:]))
+    return tuple(sorted(described.items()))
+
+
+def not_finite(fields: Fields, parties: int) -> dict[int, str]:
+    """Rows of the parties whose reply holds a number that is not finite, and in which field."""
+    found: dict[int, str] = {}
+    for name, value in wire.leaves(fields):
+        if isinstance(value, Deferred):
+            if bool(torch.isfinite(value.probe())):
+                continue
+            value = value.dense()
+        if not value.is_floating_point() or value.numel() == 0:
+            continue
+        if name.endswith("]"):
+            if not bool(torch.isfinite(value).all()):
+                found.setdefault(int(name.rsplit("[", 1)[1][:-1]), f"field {name!r} is not finite")
+        elif not bool(torch.isfinite(value.sum())):  # one pass; look closer only where the sum is off
+            for index in (~torch.isfinite(value).reshape(parties, -1).all(1)).nonzero()[:, 0].tolist():
+                found.setdefault(index, f"field {name!r} is not finite")
+    return found
