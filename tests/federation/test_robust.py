@@ -244,9 +244,14 @@ class Lying(Wrapper):
         if message.verb in self.averaged:
             for result in results:
                 assert isinstance(result, Answer)
-                result.fields.update(dense(result.fields))
+                result.fields.update(copied(dense(result.fields)))
                 self.attack(message, result.fields, list(self.liars), self.averaged[message.verb])
         return results
+
+
+def copied(value: Any) -> Any:
+    """The numbers on their own: lies must not reach what a party keeps."""
+    return {name: copied(item) for name, item in value.items()} if isinstance(value, dict) else value.clone()
 
 
 OWN: dict[str, dict[str, Any]] = {
