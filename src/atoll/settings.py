@@ -37,7 +37,7 @@ def setting(
 class Training:
     """What every method that trains a graph neural network at the parties has in common."""
 
-    model: str = setting("gcn", "Backbone of the parties.", choices=("gcn", "sgc", "sage", "gat", "gcnii", "appnp", "mlp"))
+    model: str = setting("gcn", "Backbone of the parties: one of `atoll models`, or a FILE.py with a torch.nn.Module.")
     hidden: int = setting(64, "Width of the hidden layers.", low=1, high=10**6)
     layers: int = setting(2, "Number of layers.", low=1, high=1000)
     dropout: float = setting(0.0, "Share of hidden units dropped while training.", low=0, high=0.99)
@@ -47,11 +47,12 @@ class Training:
     weight_decay: float = setting(0.0, "L2 penalty on the weights.", low=0)
     optimizer: str = setting("adam", "Optimiser of the parties.", choices=("adam", "sgd"))
     epochs: int = setting(5, "Local epochs a round.", low=0, high=10**5)
+    architecture: Any = dataclasses.field(default=None, kw_only=True, metadata={"internal": True})  # the model's own settings
 
 
 def known(group: type) -> dict[str, dataclasses.Field[Any]]:
-    """The fields of a settings dataclass by name."""
-    return {field.name: field for field in dataclasses.fields(group)}
+    """The settings of a dataclass by name: its fields without the internal ones."""
+    return {field.name: field for field in dataclasses.fields(group) if not field.metadata.get("internal")}
 
 
 def renamed(group: type) -> dict[str, str]:
@@ -62,7 +63,7 @@ def renamed(group: type) -> dict[str, str]:
 def first_named(settings: Any) -> dict[str, Any]:
     """The values by the names their settings had first, without those added since at their defaults: equal across versions."""
     values = {}
-    for field in dataclasses.fields(settings):
+    for field in known(type(settings)).values():
         value = getattr(settings, field.name)
         if not field.metadata.get("since") or value != field.default:
             values[(field.metadata.get("was") or (field.name,))[0]] = value

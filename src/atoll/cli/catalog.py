@@ -19,7 +19,7 @@ def algorithms(name: Annotated[str | None, typer.Argument(help="Show this algori
     if name is not None:
         chosen = config.resolve(name)
         console.print((algorithms.find(name).__doc__ or "").strip() + "\n")
-        console.print(settings_table(config.groups_of(name, chosen.dataset), chosen))
+        console.print(settings_table(config.groups_of(name, chosen.dataset, getattr(chosen.settings, "model", "")), chosen))
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("algorithm", "scenario", ""):

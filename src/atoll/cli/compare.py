@@ -31,7 +31,7 @@ def compare(
     dataset: Dataset = None,
     partition: Partition = None,
     parties: Parties = None,
-    model: Annotated[str | None, typer.Option(help="One or several models, separated by commas.")] = None,
+    model: Annotated[str | None, typer.Option(help="Models (`atoll models`, or a FILE.py), separated by commas.")] = None,
     rounds: Rounds = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, 2, …")] = 5,
     sets: Sets = None,

@@ -12,6 +12,7 @@ from atoll.cli.catalog import algorithms, datasets
 from atoll.cli.compare import compare
 from atoll.cli.deploy import join, provision, serve
 from atoll.cli.journal import journal
+from atoll.cli.models import models
 from atoll.cli.partition import partition
 from atoll.cli.report import report
 from atoll.cli.reproduce import reproduce
@@ -27,7 +28,8 @@ app = typer.Typer(
     help="Federated graph learning: train graph neural networks on graphs that cannot be put in one place.\n\n"
     "Start with `atoll compare local,fedavg,centralized`: a small synthetic graph, no data needed.",
 )
-for command in (run, resume, compare, partition, report, reproduce, provision, serve, join, journal, algorithms, datasets):
+COMMANDS = (run, resume, compare, partition, report, reproduce, provision, serve, join, journal, algorithms, models, datasets)
+for command in COMMANDS:
     app.command()(command)
 
 

@@ -35,7 +35,7 @@ def run(
     dataset: Dataset = None,
     partition: Partition = None,
     parties: Parties = None,
-    model: Annotated[str | None, typer.Option(help="gcn, sgc, sage, gat, gcnii, appnp or mlp.")] = None,
+    model: Annotated[str | None, typer.Option(help="One of `atoll models`, or a FILE.py with a torch.nn.Module.")] = None,
     rounds: Rounds = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     sets: Sets = None,
@@ -78,6 +78,9 @@ def resume(
     algorithm: Annotated[
         Path | None, typer.Option(help="The file of an algorithm of your own: a folder alone never makes atoll run one.")
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The file of a model of your own: a folder alone never makes atoll run one.")
+    ] = None,
     log: Log = None,
     threads: Threads = None,
     quiet: Quiet = False,
@@ -87,5 +90,5 @@ def resume(
     from atoll.runs import runner
 
     with open_loggers(str(folder), quiet=quiet, log=log, folder=folder) as watch:
-        result = runner.resume(folder, algorithm=algorithm, watch=watch)
+        result = runner.resume(folder, algorithm=algorithm, model=model, watch=watch)
     print_result(result, folder)

@@ -25,6 +25,7 @@ from atoll.deploy.signing import Signing
 from atoll.deploy.supervisor import ServerProcess, SiteProcess, local_federation, with_prefix
 from atoll.errors import AtollError, shown
 from atoll.graphs.graph import Graph
+from atoll.models import user
 from atoll.runs import config as configuration
 from atoll.runs import unchanged
 from atoll.runs.config import GIVEN, Config
@@ -47,12 +48,16 @@ def launch(
         raise AtollError(
             "The engine nvflare cannot take a graph as an object; save it with atoll.data.files.save and name the folder."
         )
+    model = getattr(config.settings, "model", "")
+    if user.is_user_model(model) and user.file_of(model) is None:
+        raise AtollError("The engine nvflare cannot take a model as an object; write it to a file and name that.")
     data = federate(config, None, algorithms.find(config.algorithm).SCENARIOS)  # bad data is refused before anything starts
     parties = data.parts.parties
     with tempfile.TemporaryDirectory(prefix="atoll-") as scratch:
         target = Path(scratch) / "run" if out is None else Path(out)
         sites = config.run.sites or min(parties, 8)
         files = [config.algorithm] if config.algorithm.endswith(".py") else []
+        files += [model] if user.is_user_model(model) else []
         with (
             _using(target, config, resume),
             terminable(),
@@ -108,6 +113,11 @@ def deployment_config(document: Mapping[str, Any], where: str, sites: Sequence[s
     config = configuration.from_dict({**document, "dataset": GIVEN}, where)
     if "split" not in document.get("split", {}):
         config = replace(config, split=replace(config.split, split="auto"))  # the data's own where it has one, not the paper's
+    if user.is_user_model(model := getattr(config.settings, "model", "")):
+        raise AtollError(
+            f"{where} names the model {model}, but sites run no code that the server names; install it as a package with an "
+            "entry point in the group atoll.models at the server and at every site, and use its name."
+        )
     spreads = algorithms.find(config.algorithm).SCENARIOS
     possible = [setting for setting in spreads if setting in DEPLOYABLE]
     if not possible:

@@ -9,6 +9,7 @@ from typing import Any
 
 from atoll import algorithms
 from atoll.errors import AtollError
+from atoll.models import user
 from atoll.privacy.noise import NoiseSettings
 from atoll.privacy.releases import Budget
 from atoll.runs.config import GIVEN, Config
@@ -24,7 +25,7 @@ class SitePolicy:
     dp_epsilon: float = 0.0  # at most this ε at `dp_delta`, by party, over all runs with the kit; 0 insists on none
     dp_delta: float = 1e-5
     simulated: bool = False  # the site is played on its user's own machine: it may load datasets that the configuration names
-    files: tuple[str, ...] = ()  # algorithms of one's own, as files, that the user of a simulation named
+    files: tuple[str, ...] = ()  # algorithms and models that are files, named by the user of a simulation
 
     def check_document(self, document: Any, *, own_data: bool) -> None:
         """Refuse a configuration as it came from the server, before anything that it names is looked up, imported or read."""
@@ -39,6 +40,10 @@ class SitePolicy:
             raise AtollError("this site insists on secure aggregation.")
         if algorithm not in algorithms.names() and not (self.simulated and algorithm in self.files):
             raise AtollError(f"no algorithm {algorithm[:100]!r} is installed at this site, and none is taken from the server.")
+        models = [table["model"] for table in document.values() if isinstance(table, dict) and "model" in table]
+        for model in models:
+            if user.is_user_model(model) and not (self.simulated and model in self.files):
+                raise AtollError(f"the model {model[:100]!r} is not installed at this site, and none is taken from the server.")
         if own_data and document.get("dataset") != GIVEN:
             raise AtollError("this site has data of its own and loads no other.")
 

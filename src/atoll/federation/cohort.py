@@ -278,6 +278,7 @@ def backbone(settings: Training, schema: Schema, parties: int, draws: Draws | No
         dropout=settings.dropout,
         input_dropout=settings.input_dropout,
         bias=settings.bias,
+        settings=settings.architecture,
         draws=draws,
     )
 

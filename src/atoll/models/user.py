@@ -38,7 +38,7 @@ def load(model: Any) -> str:
     if isinstance(model, Path):
         model = str(model)
     if isinstance(model, str):
-        if is_user_model(model) and _file_of(model) is not None:
+        if is_user_model(model) and file_of(model) is not None:
             _loaded[_key(model)] = _from_file(model)
         return model
     name = getattr(model, "__qualname__", None)
@@ -55,7 +55,7 @@ def find_loaded(name: str) -> type[Backbone]:
     """The backbone that the user gave under this name."""
     if (found := _loaded.get(_key(name))) is not None:
         return found
-    if _file_of(name) is not None:
+    if file_of(name) is not None:
         raise AtollError(f"The model is the file {name}, which is not run because a folder or a server names it; give --model.")
     raise AtollError(f"The model {name} was given as an object; give it again: model={name.rpartition(':')[2]}.")
 
@@ -65,15 +65,22 @@ def is_loaded(name: str) -> bool:
     return _key(name) in _loaded
 
 
+def short_name(name: str) -> str:
+    """A name for tables and folders: without the path of a file, without the module of a class."""
+    path = file_of(name) if is_user_model(name) else None
+    shown = name.rpartition(":")[2] if path is None else path.stem + name[len(name.rpartition(".py")[0]) + 3 :]
+    return shown.replace(":", ".").replace("<locals>.", "")
+
+
 def digest(name: str, *, read: bool = False) -> str | None:
     """SHA-256 of a model's file as it was imported; with `read`, of one that was not, as it is now. None for all others."""
-    file = _file_of(name) if is_user_model(name) else None
+    file = file_of(name) if is_user_model(name) else None
     if file is None:
         return None
     return _digests.get(file) or (hashlib.sha256(_source(file)).hexdigest() if read else None)
 
 
-def _file_of(name: str) -> Path | None:
+def file_of(name: str) -> Path | None:
     """The file in `path/to/file.py` and `path/to/file.py:Class`."""
     path, colon, _ = name.rpartition(":")
     path = path if colon and path.endswith(".py") else name
@@ -81,7 +88,7 @@ def _file_of(name: str) -> Path | None:
 
 
 def _key(name: str) -> str:
-    file = _file_of(name)
+    file = file_of(name)
     return name if file is None else str(file) + name[len(name.rpartition(".py")[0]) + 3 :]
 
 
@@ -93,7 +100,7 @@ def _source(path: Path) -> bytes:
 
 
 def _from_file(name: str) -> type[Backbone]:
-    path = _file_of(name)
+    path = file_of(name)
     assert path is not None
     module = _import(path)
     classes = {

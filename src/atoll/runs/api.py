@@ -10,6 +10,7 @@ from atoll.data.builder import check
 from atoll.data.pyg import from_pyg
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
+from atoll.models import user
 from atoll.runs import config, runner
 from atoll.runs.comparison import Comparison, Trial
 from atoll.runs.loggers import Logger, MakeLogger, RoundCallback, open_loggers
@@ -56,7 +57,9 @@ def run(
     loggers
         What else to call with every round: names such as `"tensorboard"` or `"csv"`, loggers, or functions of (row, rounds).
     **settings
-        Any setting of the algorithm, model, partition, split or run (`atoll algorithms NAME` lists them).
+        Any setting of the algorithm, model, partition, split or run (`atoll algorithms NAME` lists them). `model` is a name
+        (`atoll models` lists them), the path of a Python file with a `torch.nn.Module`, such a class, or a function that makes
+        a module; a setting of the model itself is written `**{"model.heads": 4}`.
 
     Returns
     -------
@@ -85,6 +88,7 @@ def resume(
     *,
     dataset: Any = None,
     algorithm: str | Path | None = None,
+    model: Any = None,
     progress: bool = False,
     loggers: Loggers = (),
 ) -> Result:
@@ -98,6 +102,8 @@ def resume(
         The dataset again, if it was given as an object, which a folder cannot hold.
     algorithm
         The file of an algorithm of your own again: a folder alone never makes atoll run a file.
+    model
+        The file, class or function of a model of your own again.
     progress, loggers
         As for `run`.
 
@@ -116,7 +122,7 @@ def resume(
     True
     """
     with open_loggers([*(["progress"] if progress else []), *loggers], str(path), path) as watch:
-        return runner.resume(path, _dataset(dataset)[1], algorithm=algorithm, watch=watch)
+        return runner.resume(path, _dataset(dataset)[1], algorithm=algorithm, model=model, watch=watch)
 
 
 def compare(
@@ -124,7 +130,7 @@ def compare(
     *,
     dataset: Any = None,
     seeds: int | Iterable[int] = 5,
-    models: Sequence[str] | str = (),
+    models: Sequence[Any] | str = (),
     partition: str | None = None,
     parties: int | None = None,
     out: str | Path | None = None,
@@ -142,7 +148,7 @@ def compare(
     seeds
         How many seeds (0, 1, 2, …), or the seeds themselves.
     models
-        Backbones to run each algorithm with; the paper's by default.
+        Backbones to run each algorithm with, as for `run`; the paper's by default.
     out
         A folder for all runs; those already there are not run again.
     **settings
@@ -164,7 +170,7 @@ def compare(
     comparison = Comparison(
         _listed("algorithms", algorithms),
         dataset=name,
-        models=_listed("models", models),
+        models=[user.load(model) for model in _listed("models", models)],
         seeds=_listed("seeds", range(seeds) if isinstance(seeds, int) else seeds),
         partition=partition,
         parties=parties,

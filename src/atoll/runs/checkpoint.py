@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from atoll import algorithms
 from atoll.errors import AtollError
 from atoll.runs import unchanged
 from atoll.runs.experiment import Experiment
@@ -22,7 +21,7 @@ def capture(experiment: Experiment, progress: Progress, state: dict[str, Any]) -
         "data": experiment.extent,
         "spent": experiment.spent,
         "config": unchanged.record(experiment.config),
-    } | ({"algorithm_sha256": digest} if (digest := algorithms.digest(experiment.config.algorithm)) else {})
+    } | unchanged.file_digests(experiment.config)
 
 
 def restore(experiment: Experiment, checkpoint: dict[str, Any]) -> Progress:

@@ -14,6 +14,7 @@ from atoll import storage
 from atoll.algorithms import find
 from atoll.errors import AtollError, suggest
 from atoll.graphs.graph import Graph
+from atoll.models import user
 from atoll.runs import config, runner
 from atoll.runs.config import Config
 from atoll.runs.folder import Folder
@@ -64,7 +65,7 @@ class Comparison:
             raise AtollError("A comparison needs at least one algorithm and one seed; say for instance local,fedavg --seeds 5.")
         self.partition = self._common_partition()
         trials = [
-            Trial(f"{algorithm} {model}".strip(), self._config(algorithm, model, seed))
+            Trial(f"{algorithm} {user.short_name(model)}".strip(), self._config(algorithm, model, seed))
             for model in (self.models or [""])
             for algorithm in self.algorithms
             for seed in self.seeds
@@ -109,10 +110,12 @@ class Comparison:
         options: set[str] = set()
         accepted: set[str] = set()
         for chosen in configs:
-            for name, group in config.groups_of(chosen.algorithm, chosen.dataset).items():
+            for name, group in config.groups_of(chosen.algorithm, chosen.dataset, getattr(chosen.settings, "model", "")).items():
                 options |= set(known(group))
                 keys = {*known(group), *renamed(group)}
-                accepted |= {item for key in keys for item in (key, f"{name}.{key}", f"{chosen.algorithm}.{key}")}
+                accepted |= {f"{name}.{key}" for key in keys}
+                if name not in config.PREFIXED:
+                    accepted |= {item for key in keys for item in (key, f"{chosen.algorithm}.{key}")}
         for name in self.values:
             if name not in accepted:
                 raise AtollError(f"None of {', '.join(self.algorithms)} has a setting {name!r}{suggest(name, options)}")

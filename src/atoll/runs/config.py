@@ -19,16 +19,18 @@ from atoll.data.splits import SplitSettings
 from atoll.engines import ENGINES
 from atoll.errors import AtollError, AtollWarning, closest, suggest
 from atoll.federation.robust import check_algorithm
+from atoll.models import user
+from atoll.models.registry import find_model
 from atoll.privacy.masking import SECURE_STEPS
 from atoll.privacy.noise import NoiseSettings
 from atoll.runs.defaults import defaults
 from atoll.runs.run_settings import RunSettings
-from atoll.settings import build, known, renamed
+from atoll.settings import Training, build, known, renamed
 
 ARGUMENTS = ("dataset", "partition", "parties", "seed", "engine")  # of a run, beside its algorithm and settings
 GIVEN = "given"  # the name of a dataset that was given as an object
-GROUPS = ("settings", "run", "partition", "split", "data", "dp")
-PREFIXED = ("dp",)  # groups whose settings must be named with the group
+GROUPS = ("settings", "run", "partition", "split", "data", "dp", "model")
+PREFIXED = ("dp", "model")  # groups whose settings must be named with the group
 
 
 @dataclass(frozen=True)
@@ -55,13 +57,24 @@ class Config:
 
     @property
     def groups(self) -> dict[str, Any]:
-        """The groups of settings by the names of their tables in config.toml; noise only where there is any."""
+        """The groups of settings by the names of their tables in config.toml; noise and the model's only where they are set."""
         names = ("settings", "run", "partition_settings", "split", "data", *(("dp",) if self.dp.active else ()))
-        return {name: getattr(self, name) for name in names}
+        groups = {name: getattr(self, name) for name in names}
+        architecture = getattr(self.settings, "architecture", None)
+        return groups if architecture is None else groups | {"model": architecture}
+
+    @property
+    def model(self) -> Any:
+        """The settings of the model itself, such as `heads`; None where the algorithm does not take a backbone."""
+        if not isinstance(self.settings, Training):
+            return None
+        architecture = self.settings.architecture
+        return find_model(self.settings.model).settings_type() if architecture is None else architecture
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as in config.toml."""
         tables = {name: plain(dataclasses.asdict(group)) for name, group in self.groups.items()}
+        tables["settings"].pop("architecture", None)  # it is the table [model]
         return plain(self.arguments) | {name: table for name, table in tables.items() if table}
 
 
@@ -87,7 +100,7 @@ def resolve(
     ENGINES.check(engine)
     dataset = defaults(algorithm, {})[0].get("dataset", "csbm") if dataset is None else _text("dataset", dataset)
     groups = groups_of(algorithm, dataset)
-    values = _with_present_names(values or {}, algorithm, groups, warn=warn)
+    values = _with_present_names(_with_loaded_model(values or {}, algorithm), algorithm, groups, warn=warn)
     asked = _bare(values, algorithm) | {"dataset": dataset}
     if partition is not None:
         asked["partition"] = partition = _text("partition", partition)
@@ -95,9 +108,13 @@ def resolve(
     if partition is not None and partition != chosen.get("partition"):
         chosen.pop("parties", None)  # the paper's number belongs to the paper's partition
     parties = chosen.get("parties") if parties is None else parties
+    groups = groups_of(algorithm, dataset, str(asked.get("model", chosen.get("model", ""))))
     by_group = _sorted(algorithm, groups, chosen, values, deciding, optional=optional)
     built = {name: build(group, by_group[name], f"{algorithm} {name}") for name, group in groups.items()}
     _check(algorithm, built)
+    architecture = built.pop("model", None)
+    if architecture is not None and architecture != type(architecture)():
+        built["settings"] = dataclasses.replace(built["settings"], architecture=architecture)
     built["partition_settings"] = built.pop("partition")
     return Config(
         algorithm=algorithm,
@@ -110,16 +127,31 @@ def resolve(
     )
 
 
-def groups_of(algorithm: str, dataset: str) -> dict[str, type]:
-    """The settings dataclasses of a run by group, the algorithm's first."""
-    return {
-        "settings": algorithms.find(algorithm).Settings,
+def groups_of(algorithm: str, dataset: str, model: str | None = None) -> dict[str, type]:
+    """The settings dataclasses of a run by group, the algorithm's first; with `model` (empty: the default), the model's too."""
+    settings = algorithms.find(algorithm).Settings
+    groups = {
+        "settings": settings,
         "run": RunSettings,
         "partition": PartitionSettings,
         "split": SplitSettings,
         "data": settings_of(dataset),
         "dp": NoiseSettings,
     }
+    if model is None or not issubclass(settings, Training):
+        return groups
+    field = known(settings)["model"]
+    if field.metadata["choices"]:  # a name that is not among them is an error of the setting
+        model = model if model in field.metadata["choices"] else str(field.default)
+    return groups | {"model": find_model(model or str(field.default)).settings_type}
+
+
+def _with_loaded_model(values: Mapping[str, Any], algorithm: str) -> Mapping[str, Any]:
+    """The values with the model by its name: a model that is a file is imported, one that is an object remembered."""
+    if not _takes_backbone(algorithm):
+        return values
+    names = ("model", "settings.model", f"{algorithm}.model")
+    return {name: user.load(value) if name in names else value for name, value in values.items()}
 
 
 def _with_present_names(values: Mapping[str, Any], algorithm: str, groups: Mapping[str, type], *, warn: bool) -> dict[str, Any]:
@@ -143,7 +175,10 @@ def _with_present_names(values: Mapping[str, Any], algorithm: str, groups: Mappi
 def _bare(values: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     """Values by the setting's name alone."""
     owners = (algorithm, *GROUPS)
-    return {name.partition(".")[2] if name.partition(".")[0] in owners else name: value for name, value in values.items()}
+    return {
+        name.partition(".")[2] if "." in name and name.partition(".")[0] in owners else name: value
+        for name, value in values.items()
+    }
 
 
 def _sorted(
@@ -189,6 +224,10 @@ def _unknown(algorithm: str, name: str, groups: Mapping[str, type]) -> str:
     """The error for a name that is not a setting."""
     if name in ARGUMENTS:
         return f"{name} is not a setting but an argument; say --{name} in place of --set {name}=…"
+    group, _, rest = name.partition(".")
+    if group == "model" and rest and group in groups:
+        near = suggest(rest, known(groups[group])) if known(groups[group]) else "; it has none."
+        return f"The model has no setting {rest!r}{near}"
     options = [f"{group}.{key}" if group in PREFIXED else key for group in groups for key in known(groups[group])]
     near = closest(name, options) or f"; `atoll algorithms {algorithm}` lists its settings."
     return f"{algorithm} has no setting {name!r}{near}"
@@ -244,24 +283,42 @@ def from_dict(document: Mapping[str, Any], where: str, over: Mapping[str, Any] |
 
 
 class Described:
-    """Settings of an algorithm that is a file and was not imported: values to show, not to run."""
+    """Settings of an algorithm or model that is a file and was not imported: values to show, not to run."""
 
 
 def described(document: Mapping[str, Any], where: str) -> Config:
-    """The configuration in a run's folder, for reading: an algorithm that is a file is taken by name, never imported."""
-    algorithm = document.get("algorithm")
-    if not isinstance(algorithm, str) or not algorithm.endswith(".py"):
-        return from_dict(document, where, warn=False)
-    values = document.get("settings", {})
+    """The configuration in a run's folder, for reading: an algorithm or a model that is a file is never imported."""
+    algorithm, settings = document.get("algorithm"), document.get("settings", {})
+    rest = {name: value for name, value in document.items() if name not in ("settings", "dp", "model")}
+    architecture = _described(document["model"], "model", where) if "model" in document else None
+    if isinstance(algorithm, str) and algorithm.endswith(".py"):
+        chosen = from_dict(rest | {"algorithm": "local"}, where, warn=False)
+        values = _described(settings, "settings", where, **({"architecture": architecture} if architecture else {}))
+        noise = build(NoiseSettings, document.get("dp", {}), f"{where} dp")
+        return dataclasses.replace(chosen, algorithm=algorithm, settings=values, dp=noise)
+    if isinstance(settings, dict) and user.is_user_model(model := settings.get("model")) and _takes_backbone(algorithm):
+        others = {name: value for name, value in settings.items() if name != "model"}
+        noise = {name: value for name, value in document.items() if name == "dp"}
+        chosen = from_dict(rest | noise | {"settings": others}, where, warn=False)
+        return dataclasses.replace(chosen, settings=dataclasses.replace(chosen.settings, model=model, architecture=architecture))
+    return from_dict(document, where, warn=False)
+
+
+def _takes_backbone(algorithm: Any) -> bool:
+    """Whether an algorithm trains any backbone, and so a user's own."""
+    if not isinstance(algorithm, str):
+        return False
+    settings = algorithms.find(algorithm).Settings
+    return issubclass(settings, Training) and not known(settings)["model"].metadata["choices"]
+
+
+def _described(values: Any, table: str, where: str, **others: Any) -> Any:
     if not isinstance(values, dict) or not all(
         name.isidentifier() and not iskeyword(name) and not name.startswith("_") for name in values
     ):
-        raise AtollError(f"{where} has a table [settings] with a name that no setting has; restore it.")
-    rest = {name: value for name, value in document.items() if name not in ("settings", "dp")}
-    kind = dataclasses.make_dataclass("Settings", list(values), bases=(Described,), frozen=True)
-    chosen = from_dict(rest | {"algorithm": "local"}, where, warn=False)
-    noise = build(NoiseSettings, document.get("dp", {}), f"{where} dp")
-    return dataclasses.replace(chosen, algorithm=algorithm, settings=kind(**values), dp=noise)
+        raise AtollError(f"{where} has a table [{table}] with a name that no setting has; restore it.")
+    kind = dataclasses.make_dataclass("Settings", list(values | others), bases=(Described,), frozen=True)
+    return kind(**values, **others)
 
 
 def _text(what: str, value: Any) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from atoll import algorithms
 from atoll.runs.config import Config
+from atoll.runs.unchanged import file_digests
 from atoll.version import __version__
 
 if TYPE_CHECKING:
@@ -64,4 +64,4 @@ class Result:
             "bytes": self.bytes,
             "seconds": self.seconds,
             "warnings": self.warnings,
-        } | ({"algorithm_sha256": digest} if (digest := algorithms.digest(self.config.algorithm)) else {})
+        } | file_digests(self.config)

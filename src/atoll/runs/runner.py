@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from atoll import algorithms
 from atoll.engines import ENGINES
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
+from atoll.models import user
 from atoll.runs import config as configuration
 from atoll.runs.config import GIVEN, Config
 from atoll.runs.experiment import Experiment, build_cohort, build_experiment, limits_of, noise, prepare, schema_of
@@ -31,18 +33,29 @@ def run(config: Config, graph: Graph | None = None, *, out: str | Path | None = 
 
 
 def resume(
-    path: str | Path, graph: Graph | None = None, *, algorithm: str | Path | None = None, watch: Watch | None = None
+    path: str | Path,
+    graph: Graph | None = None,
+    *,
+    algorithm: str | Path | None = None,
+    model: Any = None,
+    watch: Watch | None = None,
 ) -> Result:
     """Continue a run from its last checkpoint; a finished run returns its result again.
 
-    A folder alone never makes atoll import a file: an algorithm that is a file must be given again as `algorithm`.
+    A folder alone never makes atoll import a file: an algorithm that is a file must be given again as `algorithm`,
+    a model that is a file or an object as `model`.
     """
     folder, config = Folder.open(path)
     if config.dataset == GIVEN and config.engine == "nvflare":
         raise AtollError(f"{path} is the run of a federation; start `atoll serve` again with the same --config and --out.")
     if config.dataset == GIVEN and graph is None:
         raise AtollError(f"The dataset of {path} was given as an object; give it again: atoll.resume({str(path)!r}, dataset=…).")
-    config = _with_algorithm(folder, config, algorithm)
+    _check_algorithm(folder, config, algorithm)
+    _check_model(folder, config, model)
+    if algorithm is not None or model is not None:
+        document = config.to_dict() | ({} if algorithm is None else {"algorithm": str(algorithm)})
+        values = {} if model is None else {"settings.model": model}
+        config = configuration.from_dict(document, f"{folder.path / 'config.toml'}", values)
     if launch := getattr(ENGINES.find(config.engine), "launch", None):
         result: Result = launch(config, graph, out=path, watch=watch, resume=True)
         return result
@@ -50,8 +63,8 @@ def resume(
         return rounds(prepare(config, graph), folder, watch, folder.load())
 
 
-def _with_algorithm(folder: Folder, config: Config, algorithm: str | Path | None) -> Config:
-    """The configuration of a resumed run; an algorithm that is a file is imported only where the caller names it."""
+def _check_algorithm(folder: Folder, config: Config, algorithm: str | Path | None) -> None:
+    """An algorithm that is a file must be named by the caller and be the file that the run began with."""
     is_file = config.algorithm.endswith(".py")
     if algorithm is None and is_file:
         raise AtollError(
@@ -59,7 +72,7 @@ def _with_algorithm(folder: Folder, config: Config, algorithm: str | Path | None
             f"if you trust it, say so: atoll resume {folder.path} --algorithm {config.algorithm}"
         )
     if algorithm is None:
-        return config
+        return
     if not is_file and str(algorithm) != config.algorithm:
         raise AtollError(f"{folder.path} is a run of {config.algorithm}, not of {algorithm}; leave --algorithm out.")
     known = (folder.look() or {}).get("algorithm_sha256")
@@ -68,7 +81,30 @@ def _with_algorithm(folder: Folder, config: Config, algorithm: str | Path | None
             f"{algorithm} is not the file that {folder.path} was begun with (its SHA-256 was {known}); "
             "restore it, or start a new run."
         )
-    return configuration.from_dict(config.to_dict() | {"algorithm": str(algorithm)}, f"{folder.path / 'config.toml'}")
+
+
+def _check_model(folder: Folder, config: Config, model: Any) -> None:
+    """A model that is a file or an object must be given by the caller and be the one that the run began with."""
+    name = str(getattr(config.settings, "model", ""))
+    if model is None and user.is_user_model(name):
+        if user.file_of(name) is None:
+            again = f"atoll.resume({str(folder.path)!r}, model={name.rpartition(':')[2]})"
+            raise AtollError(f"The model of {folder.path}, {name}, was given as an object; give it again: {again}.")
+        raise AtollError(
+            f"The model of {folder.path} is the file {name}, which is not run because a folder names it; "
+            f"if you trust it, say so: atoll resume {folder.path} --model {name}"
+        )
+    if model is None:
+        return
+    given = str(model) if isinstance(model, str | Path) else user.load(model)
+    known = (folder.look() or {}).get("model_sha256")
+    if known is not None and known != user.digest(given, read=True):
+        raise AtollError(
+            f"{given} is not the file that {folder.path} was begun with (its SHA-256 was {known}); "
+            "restore it, or start a new run."
+        )
+    if given != name and (user.file_of(given) is None or user.file_of(name) is None):
+        raise AtollError(f"{folder.path} is a run of the model {name}, not of {given}; leave it out.")
 
 
 __all__ = [

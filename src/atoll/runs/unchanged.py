@@ -6,6 +6,8 @@ import dataclasses
 import json
 from typing import Any
 
+from atoll import algorithms
+from atoll.models import user
 from atoll.runs.config import Config
 from atoll.settings import renamed
 
@@ -17,9 +19,12 @@ ENDINGS = frozenset(("run.rounds", "run.patience", "run.target"))  # when a run 
 
 def record(config: Config) -> list[dict[str, Any]]:
     """Every setting by its full name, for a checkpoint; in a list, so that the file format keeps it as one value."""
-    flat = _flat(config.to_dict() | {"dp": dataclasses.asdict(config.dp)})
-    for name in ("algorithm", "partition"):  # a file may lie elsewhere by now; what it holds is checked by digest
-        if str(flat[name]).endswith((".py", ".npz")):
+    tables = config.to_dict() | {"dp": dataclasses.asdict(config.dp)}
+    if config.model is not None:
+        tables["model"] = dataclasses.asdict(config.model)
+    flat = _flat(tables)
+    for name in ("algorithm", "partition", "settings.model"):  # a file may lie elsewhere by now; its content has a digest
+        if str(flat.get(name, "")).partition(":")[0].endswith((".py", ".npz")):
             del flat[name]
     return [json.loads(json.dumps({name: value for name, value in flat.items() if name not in HARMLESS}))]
 
@@ -36,6 +41,15 @@ def changes(recorded: Any, config: Config) -> list[str]:
     if breaking := {name: values for name, values in changed.items() if name not in ENDINGS}:
         raise ValueError(told(breaking))
     return [f"{name} in config.toml is {new}; the run began with {old}." for name, (old, new) in changed.items()]
+
+
+def file_digests(config: Config) -> dict[str, str]:
+    """SHA-256 of the algorithm and of the model where they are files, as they were imported."""
+    digests = {
+        "algorithm_sha256": algorithms.digest(config.algorithm),
+        "model_sha256": user.digest(str(getattr(config.settings, "model", ""))),
+    }
+    return {name: digest for name, digest in digests.items() if digest is not None}
 
 
 def differing(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
