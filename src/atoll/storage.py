@@ -1,7 +1,7 @@
 """Files that survive a crash: whole-file writes, durable lines, documents with a checksum, and locks.
 
-Foundation: everything atoll writes whole goes through `write_whole`. A failed write is one sentence (`AtollError`) and leaves
-what was there before.
+Whatever atoll writes whole goes through `write_whole` or `replacing`. A write that fails is one sentence (`AtollError`) and
+leaves the earlier file as it was.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ Bytes = bytes | memoryview
 
 LOCK = ".lock"
 _OPENING = b'{"__metadata__":{'  # how the header of every document begins, after its length
-_PLAIN = _OPENING + b'"scalars":'  # one without a checksum
-_CHECKED = _OPENING + b'"checksum": "'  # one with: 64 hexadecimal digits follow
+_PLAIN = _OPENING + b'"scalars":'  # the header of one without a checksum
+_CHECKED = _OPENING + b'"checksum": "'  # that of one with a checksum: 64 hexadecimal digits follow
 _CLOSING = b'", '  # the entry is 80 bytes in all, so that the tensors stay aligned
 _DIGITS = 64
-_UNLOCKABLE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # file systems without locks
+_UNLOCKABLE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of file systems without locks
 
 
 class DamagedError(AtollError):
-    """A file that is not what was written."""
+    """A file whose content is not what atoll wrote."""
 
 
-def write_whole(path: Path, *parts: Bytes, previous: Path | None = None) -> None:
+def write_whole(path: Path, *parts: Bytes, previous: Path | None = None, mode: int = 0o666) -> None:
     """Replace a file by these bytes; see `replacing`."""
-    with replacing(path, previous) as file:
+    with replacing(path, previous, mode=mode) as file:
         for part in parts:
             _write(file.fileno(), part)
 
 
 @contextlib.contextmanager
-def replacing(path: Path, previous: Path | None = None) -> Iterator[BinaryIO]:
+def replacing(path: Path, previous: Path | None = None, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Replace a file so that it is there whole or not at all, whenever the process or the machine stops.
 
-    Symbolic links are not followed: one at `path` is replaced, and the partial file has a name nobody can guess. The file that
-    was there is kept as `previous`; a process that stops in between leaves that one only.
+    Symbolic links are not followed: one at `path` is replaced, and the partial file has an unguessable name. The earlier file
+    is kept as `previous`; a process that stops in between leaves that one only. `mode` is 0o600 for secrets.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     with writing(path):
-        handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         try:
             with os.fdopen(handle, "w+b") as file:
                 yield file
@@ -70,12 +70,12 @@ def replacing(path: Path, previous: Path | None = None) -> Iterator[BinaryIO]:
 
 
 def append_line(path: Path, text: str, *, durable: bool = True) -> None:
-    """Add one line to a file: wholly or not at all and, where `durable`, on the disk before this returns.
+    """Add one line to a file, wholly or not at all and, if `durable`, on the disk before this returns.
 
-    A last line without its end was cut off by a crash and was never acknowledged; it is dropped first.
+    A last line without a line break was cut off by a crash and never acknowledged; it is dropped first.
     """
     if "\n" in text:
-        raise ValueError("a line holds no line break")
+        raise ValueError("the text has a line break")
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
@@ -96,7 +96,7 @@ def append_line(path: Path, text: str, *, durable: bool = True) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have a file that was appended to on the disk, with its name in the folder."""
+    """Force a file that was appended to, and its name in the folder, to the disk."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -109,19 +109,19 @@ def sync(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have a folder's names on the disk."""
+    """Force the names in a folder to the disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EROFS):  # file systems that cannot
+        if error.errno not in (errno.EINVAL, errno.EROFS):  # file systems that cannot do it
             raise
     finally:
         os.close(handle)
 
 
 def sweep(folder: Path) -> None:
-    """Remove partial files that a killed process left; only under the folder's lock."""
+    """Remove partial files that a killed process left behind; the caller holds the folder's lock."""
     for left in folder.glob(".*.partial"):
         with contextlib.suppress(OSError):
             left.unlink()
@@ -140,9 +140,9 @@ def write_document(path: Path, payload: wire.Payload, *, compact: bool = False, 
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """The payload that `write_document` wrote; a file with any other bit is a `DamagedError`.
+    """The payload that `write_document` wrote; a file with any bit changed is a `DamagedError`.
 
-    One of an earlier version, without a checksum, is read with a warning.
+    A file without a checksum, from an earlier version, is read with a warning.
     """
     try:
         data = path.read_bytes()
@@ -156,10 +156,10 @@ def read_document(path: Path) -> dict[str, Any]:
             raise DamagedError(f"{path} is damaged: its checksum does not match its content.")
     elif data[8 : 8 + len(_PLAIN)] == _PLAIN:
         warnings.warn(
-            f"{path} has no checksum: an earlier version wrote it, and damage to it goes unnoticed.", AtollWarning, stacklevel=2
+            f"{path} has no checksum: an earlier version wrote it, so damage to it goes unnoticed.", AtollWarning, stacklevel=2
         )
     else:
-        raise DamagedError(f"{path} is damaged: it is not a document of atoll's.")
+        raise DamagedError(f"{path} is damaged: it is not a document that atoll wrote.")
     try:
         return wire.decode(data)
     except AtollError as error:
@@ -167,16 +167,16 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 class Lock:
-    """A folder that one process uses at a time; the system lets go of it when the process ends, however it ends."""
+    """A folder that one process uses at a time; the system releases it when the process ends, however it ends."""
 
     def __init__(self, folder: Path, what: str) -> None:
-        """`what` begins the sentence for whoever comes second: "The run runs/a"."""
+        """`what` begins the error for a second process: "The run runs/a"."""
         self.path = folder / LOCK
         self.what = what
         self.handle: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock, or say in one sentence who has it."""
+        """Take the lock; where another process has it, raise an error that names it."""
         try:
             while self.handle is None:
                 self.handle = self._taken()
@@ -201,18 +201,18 @@ class Lock:
                 os.close(handle)
                 raise
             warnings.warn(
-                f"{self.path.parent} is on a file system without locks: make sure that nobody else uses it.",
+                f"{self.path.parent} is on a file system without locks; make sure that no other process uses it.",
                 AtollWarning,
                 stacklevel=4,
             )
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle), self.path.lstat()):
                 return handle
-        os.close(handle)  # whoever had it before has just removed the file
+        os.close(handle)  # its last holder has just removed the file
         return None
 
     def release(self) -> None:
-        """Let go; the file goes first, so that nobody waits for one that is about to go."""
+        """Release it; the file is removed first, so that no process locks a file that is about to go."""
         if self.handle is not None:
             with contextlib.suppress(OSError):
                 self.path.unlink()
@@ -236,7 +236,7 @@ def unwritable(path: Path, error: OSError) -> AtollError:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Inside, whatever the system refuses is one sentence on `path`."""
+    """Turn an OSError in the block into one sentence about `path`."""
     try:
         yield
     except OSError as error:

@@ -165,7 +165,7 @@ def test_the_server_says_that_its_own_checkpoint_is_damaged(tmp_path: Path, monk
     with pytest.warns(match="is damaged"):
         server.ServerRun(Wire(tmp_path / "sites"), order).go()
     (told,) = [each["warn"] for each in reports if "warn" in each]
-    assert "going on from the checkpoint before it, of round 3" in told
+    assert "continuing from the checkpoint before it, of round 3" in told
     assert json.loads(folder.result.read_text())["metrics"] == whole.metrics
 
 

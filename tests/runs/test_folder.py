@@ -83,7 +83,7 @@ def test_a_flipped_bit_anywhere_never_passes(whole: Path, tmp_path: Path) -> Non
         shutil.copytree(whole, run)
         flip(run / "checkpoint.safetensors", place, place % 8)
         with pytest.warns(
-            AtollWarning, match=r"checkpoint\.safetensors is damaged.* going on from the checkpoint before it, of round 5"
+            AtollWarning, match=r"checkpoint\.safetensors is damaged.* continuing from the checkpoint before it, of round 5"
         ):
             result = runner.resume(run)
         assert_same(run, whole)
@@ -110,11 +110,11 @@ def test_the_user_is_told(whole: Path, tmp_path: Path, monkeypatch: pytest.Monke
     flip(run / "checkpoint.safetensors", 500)
     assert command(monkeypatch, "resume", str(run), "--quiet") == 0
     seen = capsys.readouterr()
-    assert "going on from the checkpoint before it" in seen.err
+    assert "continuing from the checkpoint before it" in seen.err
     assert "warning" in seen.out
     assert "round 5" in " ".join(seen.out.split())
     assert command(monkeypatch, "report", str(run), "--html", str(tmp_path / "page.html"), "--embeddings", "none") == 0
-    assert "going on from the checkpoint before it, of round 5" in (tmp_path / "page.html").read_text()
+    assert "continuing from the checkpoint before it, of round 5" in (tmp_path / "page.html").read_text()
 
 
 def test_both_damaged_is_one_sentence(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -177,7 +177,7 @@ def test_folders_are_not_overwritten_and_strangers_not_resumed(tmp_path: Path) -
         runner.run(small("local", rounds=1), out=tmp_path / "file" / "run")
     (tmp_path / "left").mkdir()
     (tmp_path / "left" / "history.jsonl").write_text('{"round": 77}\n')
-    with pytest.raises(AtollError, match=r"left/history\.jsonl is of a run that is not here any more"):
+    with pytest.raises(AtollError, match=r"left/history\.jsonl is left from a run whose config\.toml is gone"):
         runner.run(small("local", rounds=1), out=tmp_path / "left")
 
 
@@ -219,7 +219,7 @@ def edited(name: str, path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        ("foreign", "is no checkpoint of a run; restore it, or delete"),
+        ("foreign", "is not a checkpoint of a run; restore it, or delete"),
         ("book", "does not fit the run's config.toml or data"),
         ("no state", r"does not fit the run's config.toml or data \(its state has lost model\)"),
         ("directory", r"cannot be read \(Is a directory\); restore it, or delete"),

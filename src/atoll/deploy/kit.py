@@ -23,6 +23,7 @@ from typing import Any
 
 import tomli_w
 
+from atoll import storage
 from atoll.deploy import signing
 from atoll.errors import AtollError
 from atoll.version import __version__
@@ -98,8 +99,7 @@ def provision(sites: Sequence[str], host: str, out: str | Path, *, port: int = P
                 signing.write(folder / name, None if name == SERVER else name, signing_keys)
                 _furnish(folder / name, None if name == SERVER else name, sites, host, port)
                 if name != SERVER:  # so that the server cannot look up what the sites' columns are called
-                    (folder / name / NAMES_KEY).touch(0o600)
-                    (folder / name / NAMES_KEY).write_text(names_key + "\n")
+                    storage.write_whole(folder / name / NAMES_KEY, f"{names_key}\n".encode(), mode=0o600)
         except OSError as error:
             raise AtollError(f"{folder} cannot be written to ({error.strerror}); choose another --out.") from error
     return [folder / name for name in (SERVER, *sites)]
@@ -174,7 +174,7 @@ def _furnish(folder: Path, site: str | None, sites: Sequence[str], host: str, po
     about: dict[str, Any] = {"atoll": __version__, "host": host, "port": port, "sites": list(sites)}
     if site is not None:
         about["site"] = site
-    (folder / "atoll.toml").write_text(tomli_w.dumps(about))
+    storage.write_whole(folder / "atoll.toml", tomli_w.dumps(about).encode())
     for path in folder.rglob("*.key"):
         path.chmod(0o600)
     folder.chmod(0o700)

@@ -72,7 +72,7 @@ def serve(kit: Kit, config: Config, target: Path, *, watch: Watch | None = None)
     resume = (target / "config.toml").exists()
     if resume and (differences := unchanged.differing(Folder.open(target)[1].to_dict(), config.to_dict())):
         raise AtollError(
-            f"{target} holds a run with another configuration ({unchanged.told(differences)}); "
+            f"{target} holds a run with another configuration ({unchanged.describe(differences)}); "
             "give the --config that it began with, or choose another --out."
         )
     if resume and (target / MODEL).exists():

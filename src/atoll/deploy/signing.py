@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from atoll import storage
 from atoll.errors import AtollError
 from atoll.parties import divide_evenly
 from atoll.privacy.identities import Identities
@@ -101,10 +102,9 @@ def write(kit: Path, site: str | None, made: dict[str, tuple[bytes, bytes]]) -> 
     """Put everybody's certificates into a kit, and a site's own key into its own."""
     (kit / FOLDER).mkdir()
     for name, (_, certificate) in made.items():
-        (kit / FOLDER / f"{name}.crt").write_bytes(certificate)
+        storage.write_whole(kit / FOLDER / f"{name}.crt", certificate)
     if site is not None:
-        (kit / FOLDER / KEY).touch(0o600)
-        (kit / FOLDER / KEY).write_bytes(made[site][0])
+        storage.write_whole(kit / FOLDER / KEY, made[site][0], mode=0o600)
 
 
 def _checked(certificate: Certificate, site: str, authority: Certificate) -> Ed25519PublicKey:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 
 import torch
 from torch import Tensor, nn
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, suggest
 
 MANY = 64  # parties, or groups of parties with different step counts: more do not go one after the other
 LANES = 16  # float32 numbers in a vector register
@@ -150,9 +149,7 @@ def make(name: str, params: Parameters, lr: float, weight_decay: float = 0.0, mo
         return Adam(params, lr, weight_decay)
     if name == "sgd":
         return SGD(params, lr, weight_decay, momentum)
-    close = get_close_matches(name.lower(), ["adam", "sgd"], 1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise AtollError(f"unknown optimizer {name!r}: choose adam or sgd{hint}")
+    raise AtollError(f"There is no optimizer {name!r}{suggest(name.lower(), ('adam', 'sgd'))}")
 
 
 def descend(optimizer: Optimizer | Sequence[Optimizer], loss: Tensor) -> None:

@@ -1,7 +1,7 @@
-"""Who was missing how often: counted from the history, told in words for summary and report.
+"""Which parties were missing how often: counted from the history, put into words for summary and report.
 
 Metrics of a round in which a party was missing leave out that party's nodes, so they cannot be compared with those of other
-rounds: a model may look better only because the party it is worst for was not asked. Such a round is marked `partial`.
+rounds: a model may look better only because the party it is worst for was missing. Such a round is marked `partial`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def rounds_missed(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def summary(missing: Mapping[str, int], rounds: int, names: Sequence[str] = ()) -> str:
-    """For instance `party 1 in 4 of 10 rounds, party 3 in 1`; `names` are what the parties are called, if known."""
+    """For instance `party 1 in 4 of 10 rounds, party 3 in 1`; `names` are the parties' names, if known."""
     if not missing:
         return ""
     often = sorted(missing.items(), key=lambda item: (-item[1], int(item[0])))

@@ -1,4 +1,4 @@
-"""Comparisons: several algorithms on the same data, splits and seeds, told as mean ± standard deviation."""
+"""Comparisons: several algorithms on the same data, splits and seeds, summarized as mean ± standard deviation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Trial:
         return f"{self.row} seed {self.config.seed}"
 
     def run(self, folder: Path | None, graph: Graph | None, watch: Watch | None) -> Result:
-        """Run it, or go on with it where the folder holds it already."""
+        """Run it, or continue it where the folder holds it already."""
         if folder is not None and (folder / "config.toml").exists():
             if Folder.open(folder)[1].to_dict() != self.config.to_dict():
                 raise AtollError(f"{folder} holds a run with other settings; choose another --out or delete that folder.")
@@ -47,7 +47,33 @@ class Trial:
 
 @dataclass
 class Comparison:
-    """Which algorithms, on what; after `run`, their results by row."""
+    """Several algorithms, models and seeds on the same data; `atoll.compare` makes and runs one.
+
+    Parameters
+    ----------
+    algorithms
+        Names, each a row of the table.
+    dataset, partition, parties
+        As for `atoll.run`; where algorithms differ in their default partition, it must be given.
+    models
+        Backbones; each algorithm is run with each of them.
+    seeds
+        The seeds of every row.
+    values
+        Settings by name; each goes to every algorithm that has it.
+
+    Attributes
+    ----------
+    results
+        After `run`: the results by row, one per seed.
+
+    Examples
+    --------
+    >>> import atoll
+    >>> comparison = atoll.compare("local,fedavg", dataset="csbm", parties=2, rounds=2, nodes=200, seeds=2)
+    >>> sorted(comparison.results), len(comparison.results["fedavg"])
+    (['fedavg', 'local'], 2)
+    """
 
     algorithms: Sequence[str]
     dataset: str | None = None
@@ -62,7 +88,7 @@ class Comparison:
         """All runs, the seeds of a row together; everything is checked before the first one starts."""
         self.algorithms, self.models, self.seeds = _once(self.algorithms), _once(self.models), list(dict.fromkeys(self.seeds))
         if not self.seeds or not self.algorithms:
-            raise AtollError("A comparison needs at least one algorithm and one seed; say for instance local,fedavg --seeds 5.")
+            raise AtollError("A comparison needs at least one algorithm and one seed, for instance local,fedavg --seeds 5.")
         self.partition = self._common_partition()
         trials = [
             Trial(f"{algorithm} {user.short_name(model)}".strip(), self._config(algorithm, model, seed))
@@ -76,7 +102,7 @@ class Comparison:
     def _config(self, algorithm: str, model: str, seed: int) -> Config:
         values = dict(self.values) | ({"settings.model": model} if model else {})
         return config.resolve(
-            self._meant(algorithm),
+            self._resolved(algorithm),
             dataset=self.dataset,
             partition=self.partition,
             parties=self.parties,
@@ -86,27 +112,27 @@ class Comparison:
         )
 
     def _common_partition(self) -> str | None:
-        """The partition of all rows: as said, or the one all have by default, or that of the only method that needs another."""
+        """The partition of all rows: as given, or the default of all, or that of the only method that needs another one."""
         if self.partition is not None:
             return self.partition
         usual = {name: self._config(name, "", 0).partition for name in self.algorithms}
         if len(set(usual.values())) == 1:
             return None
-        needed = {usual[name] for name in usual if find(self._meant(name)).SCENARIOS[0] not in ("horizontal", "whole")}
+        needed = {usual[name] for name in usual if find(self._resolved(name)).SCENARIOS[0] not in ("horizontal", "whole")}
         if len(needed) != 1:
-            told = ", ".join(f"{name}: {partition}" for name, partition in usual.items())
+            listed = ", ".join(f"{name}: {partition}" for name, partition in usual.items())
             raise AtollError(
-                f"These algorithms are spread differently by default ({told}); say --partition to compare them fairly."
+                f"These algorithms are spread differently by default ({listed}); give --partition to compare them fairly."
             )
         return needed.pop()
 
-    def _meant(self, algorithm: str) -> str:
-        """A method may bring a yardstick of its own: beside GLASU, `centralized` is its network on the joined columns."""
-        own = [getattr(find(other), "YARDSTICKS", {}) for other in self.algorithms]
-        return next((names[algorithm] for names in own if algorithm in names), algorithm)
+    def _resolved(self, algorithm: str) -> str:
+        """A method may have a baseline of its own: beside GLASU, `centralized` is its network on the joined columns."""
+        baselines = [getattr(find(other), "YARDSTICKS", {}) for other in self.algorithms]
+        return next((names[algorithm] for names in baselines if algorithm in names), algorithm)
 
     def _check_values(self, configs: Sequence[Config]) -> None:
-        """Every setting must be known to one of the algorithms at least."""
+        """Every setting must belong to at least one of the algorithms."""
         options: set[str] = set()
         accepted: set[str] = set()
         for chosen in configs:
@@ -121,26 +147,26 @@ class Comparison:
                 raise AtollError(f"None of {', '.join(self.algorithms)} has a setting {name!r}{suggest(name, options)}")
 
     def run(self, one: Callable[[Trial, Path | None], Result], out: Path | None = None) -> None:
-        """Run every trial by `one`; with `out`, each in a folder of its own, and those already there are not run again."""
+        """Run every trial with `one`; with `out`, each in a folder of its own, and those already there are not run again."""
         for trial in self.trials():
             folder = out / f"{trial.row.replace(' ', '-')}-{trial.config.seed}" if out else None
             self.results.setdefault(trial.row, []).append(one(trial, folder))
 
     def summary(self) -> list[dict[str, Any]]:
-        """A row for each algorithm (and model): means and standard deviations over the seeds."""
-        return [summarise(row, results) for row, results in self.results.items()]
+        """One row per algorithm (and model): means and standard deviations over the seeds."""
+        return [summarize(row, results) for row, results in self.results.items()]
 
     def save(self, path: Path) -> None:
-        """The summary as JSON."""
+        """Write the summary as JSON."""
         storage.write_whole(path, (json.dumps(self.summary(), indent=1) + "\n").encode())
 
 
 def _once(names: Sequence[str]) -> list[str]:
-    """Each name once: twice the same run is no second result."""
+    """Drop duplicate names, keeping their order."""
     return list(dict.fromkeys(str(name).strip() for name in names if str(name).strip()))
 
 
-def summarise(row: str, results: Sequence[Result]) -> dict[str, Any]:
+def summarize(row: str, results: Sequence[Result]) -> dict[str, Any]:
     """Means ± standard deviations (n − 1) of the metrics, megabytes both ways, seconds."""
     summary: dict[str, Any] = {"row": row, "seeds": len(results)}
     for name in in_order(name for result in results for name in result.metrics if not name.startswith("val_")):

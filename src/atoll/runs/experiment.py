@@ -26,24 +26,24 @@ from atoll.runs.config import Config, Described
 
 @dataclass
 class Experiment:
-    """A configuration brought to life."""
+    """A resolved run: algorithm, data, federation."""
 
     config: Config
     algorithm: algorithms.Algorithm
     data: FederatedData | None  # None where the parties' data is not here
     federation: Federation
     releases: Releases = field(default_factory=Releases)  # of the parties in this process
-    spent_before: float = 0.0  # what `spent` was in the checkpoint: a site that is away now may have told it
+    spent_before: float = 0.0  # `spent` of the checkpoint: a site that is away now may have reported it
 
     @property
     def spent(self) -> float:
-        """ρ of the party that has released most, by the parties' own count."""
+        """ρ of the party that has released most, by the parties' own accounts."""
         return max(self.releases.most(), getattr(self.engine, "spent", 0.0), self.spent_before)
 
     def recall_spent(self, spent: float) -> None:
-        """Take back what a checkpoint says was released: the file of the parties in this process holds at least as much."""
+        """Restore what a checkpoint says was released; the file of the parties in this process must hold at least as much."""
         if self.releases.path is not None and not hasattr(self.engine, "spent") and self.releases.most() < spent * (1 - 1e-9):
-            raise AtollError(f"{self.releases.path} has lost releases: what was released cannot be told; restore it.")
+            raise AtollError(f"{self.releases.path} has lost releases, so the budget spent is not known; restore it.")
         self.spent_before = spent
 
     @property
@@ -60,7 +60,7 @@ class Experiment:
 
     @cached_property
     def extent(self) -> dict[str, int]:
-        """The size and a digest of the parties' data, to tell on resume whether it is the same; nothing where it is not here."""
+        """The size and a digest of the parties' data, to compare on resume; empty where the data is not here."""
         if self.data is None:
             return {}
         parts = self.data.parts
@@ -75,7 +75,7 @@ class Experiment:
 
 
 def prepare(config: Config, graph: Graph | None = None, *, engine: Callable[[Engine], Engine] | None = None) -> Experiment:
-    """Load, partition and split the data and stand up the parties; `engine` may wrap the engine (tests inject faults)."""
+    """Load, partition and split the data and build the parties; `engine` may wrap the engine (tests inject faults)."""
     if isinstance(config.settings, Described):
         raise AtollError(f"Its algorithm is the file {config.algorithm}, which is not run because a folder names it.")
     data = federate(config, graph, algorithms.find(config.algorithm).SCENARIOS)
@@ -97,7 +97,7 @@ def prepare(config: Config, graph: Graph | None = None, *, engine: Callable[[Eng
 
 
 def noise(config: Config, releases: Releases, *, strict: bool = False) -> list[Guard]:
-    """The guard that noises replies and counts them, where the configuration asks for noise."""
+    """The guard that adds noise to replies and accounts for them, where the configuration asks for noise."""
     return [Noise(config.dp, releases, strict=strict)] if config.dp.active else []
 
 
@@ -111,7 +111,7 @@ def build_cohort(
     secrets: Secrets | None = None,
     guards: Sequence[Guard] = (),
 ) -> Cohort:
-    """Some parties at one place; `blank` where their memory is about to be remembered; `secrets` for secure totals."""
+    """The cohort of some parties; `blank` where their memory is about to be restored; `secrets` for secure totals."""
     allocator.keep_freed_blocks()
     cohort = algorithms.find(config.algorithm).Cohort
     made = cohort(graph, config.settings, schema, config.seed, parties, guards, secrets=secrets, blank=blank)
@@ -120,14 +120,14 @@ def build_cohort(
 
 
 def schema_of(data: FederatedData) -> Schema:
-    """What everybody may know of the parties' data."""
+    """What every party and the server may know of the data."""
     parts = data.parts
     nodes = parts.num_nodes // parts.parties if data.scenario == "vertical" else 0
     return Schema(parts.num_features, parts.num_classes, parts.parties, nodes)
 
 
 def limits_of(config: Config, schema: Schema) -> Limits:
-    """What the verbs of a run take and give."""
+    """What the verbs of a run accept and reply."""
     run = config.run
     fractions = EVALUATE if config.dp.evaluation else ""
     rules = Rules(run.max_weight, run.max_share, run.max_nodes)
@@ -146,8 +146,10 @@ def build_experiment(
     identities: Identities | None = None,
     releases: Releases | None = None,
 ) -> Experiment:
-    """The server's side of a run, over an engine that stands; `names` are the parties', unless the data says them;
-    `identities` are their signing keys, where the server knows them."""
+    """The server's side of a run, over an engine.
+
+    `names` are the parties', unless the data has them; `identities` are their signing keys, where the server has them.
+    """
     algorithm = algorithms.find(config.algorithm)
     federation = Federation(
         engine,

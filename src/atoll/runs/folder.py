@@ -1,4 +1,4 @@
-"""A run's folder: config.toml, history.jsonl (a line a round), two checkpoints and, at the end, result.json."""
+"""A run's folder: config.toml, history.jsonl (one line per round), two checkpoints and, at the end, result.json."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from atoll.errors import AtollError, AtollWarning
 from atoll.runs import config
 from atoll.runs.config import Config
 
-MODEL = "model.safetensors"  # of a federation: the shared model, written last, when the sites have written theirs
+MODEL = "model.safetensors"  # the shared model of a deployed run, written last, after the sites have written theirs
 
 NUMBER = (int, float)
 ROUND_KEYS = {"round": NUMBER, "up": NUMBER, "down": NUMBER}  # every line of a history has these
@@ -28,9 +28,9 @@ RESULT_KEYS = {"metrics": dict, "best_round": NUMBER, "rounds": NUMBER, "bytes":
 
 
 class Folder:
-    """Where a run writes. Whole files appear at once or not at all; only the history grows, a line a round.
+    """Where a run is written. Files appear whole or not at all; only the history grows, by one line per round.
 
-    The last two checkpoints are kept. Each has a checksum, and the length and digest of the history that belongs to it.
+    The last two checkpoints are kept. Each has a checksum, and the length and digest of the history it belongs to.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -39,9 +39,9 @@ class Folder:
         self.checkpoint = self.path / "checkpoint.safetensors"
         self.previous = self.path / "checkpoint.previous.safetensors"
         self.result = self.path / "result.json"
-        self.made: list[Path] = []  # folders that were not there before
-        self.warnings: list[str] = []  # what went wrong with the files and was mended
-        self._read = (0, hashlib.sha256())  # bytes of the history that are in the digest
+        self.made: list[Path] = []  # folders that did not exist before
+        self.warnings: list[str] = []  # what went wrong with the files and was repaired
+        self._read = (0, hashlib.sha256())  # bytes of the history that the digest covers
 
     @classmethod
     def create(cls, path: str | Path, configuration: Config) -> Folder:
@@ -58,7 +58,7 @@ class Folder:
     @classmethod
     @contextlib.contextmanager
     def begin(cls, path: str | Path, configuration: Config) -> Iterator[Folder]:
-        """A folder for a new run, locked inside the block; taken back where not even one round was done."""
+        """A folder for a new run, locked inside the block; removed again if not even one round was done."""
         folder, claimed = cls(path), False
         folder._make()
         try:
@@ -76,7 +76,7 @@ class Folder:
     def _make(self) -> None:
         try:
             self._check_new()
-            self.made = [place for place in (self.path, *self.path.parents) if not place.exists()]
+            self.made = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise AtollError(f"{self.path} cannot be written to ({error.strerror}); choose another --out.") from error
@@ -91,8 +91,8 @@ class Folder:
                 f"{self.path} already holds a run; resume it with `atoll resume {self.path}` or choose another --out."
             )
         for left in (self.history, self.checkpoint, self.previous, self.result):
-            if left.exists():  # its rounds would count as ours
-                raise AtollError(f"{left} is of a run that is not here any more; delete it or choose another --out.")
+            if left.exists():  # its rounds would count as this run's
+                raise AtollError(f"{left} is left from a run whose config.toml is gone; delete it or choose another --out.")
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -102,7 +102,7 @@ class Folder:
             yield
 
     def withdraw(self) -> None:
-        """Take the folder back where not even one round is done: what was asked for could not be."""
+        """Remove the folder again unless a round was done: the run could not start."""
         if self.history.exists() and self.history.stat().st_size:
             return
         self.history.unlink(missing_ok=True)
@@ -111,9 +111,9 @@ class Folder:
         self._unmake()
 
     def _unmake(self) -> None:
-        with contextlib.suppress(OSError):  # somebody put something there
-            for place in self.made:
-                place.rmdir()
+        with contextlib.suppress(OSError):  # something else was put there
+            for path in self.made:
+                path.rmdir()
 
     @classmethod
     def open(cls, path: str | Path) -> tuple[Folder, Config]:
@@ -125,7 +125,7 @@ class Folder:
         try:
             document = tomllib.loads(source.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise AtollError(f"{source} is not valid TOML ({error}); restore it or start the run anew.") from error
+            raise AtollError(f"{source} is not valid TOML ({error}); restore it or start the run again.") from error
         return folder, config.described(document, str(source))
 
     def append(self, row: dict[str, Any]) -> None:
@@ -141,19 +141,19 @@ class Folder:
         storage.write_document(self.checkpoint, document | about, compact=True, previous=self.previous)
 
     def load(self) -> dict[str, Any] | None:
-        """The last checkpoint that is whole, the history cut back to it; None where there is none yet."""
+        """The last undamaged checkpoint, with the history cut back to it; None where there is none yet."""
         there = [path for path in (self.checkpoint, self.previous) if path.exists()]
         if not there:
             self.history.unlink(missing_ok=True)
             return None
-        self._read = (0, hashlib.sha256())  # the history is read anew, whatever was written here before
+        self._read = (0, hashlib.sha256())  # read the history again, whatever was written here before
         document, path, failures = self._whole(there)
         if failures:
             self.warnings.append(
-                f"{failures[0]}; going on from the checkpoint before it, of round {document['book'].get('round')}."
+                f"{failures[0]}; continuing from the checkpoint before it, of round {document['book'].get('round')}."
             )
             warnings.warn(self.warnings[-1], AtollWarning, stacklevel=2)
-        if path != self.checkpoint:  # the next save must not put a damaged one in the place of this
+        if path != self.checkpoint:  # the next save must not replace this one by a damaged one
             path.replace(self.checkpoint)
             storage.sync_folder(self.path)
         if self.history.exists():
@@ -161,7 +161,7 @@ class Folder:
         return document
 
     def look(self) -> dict[str, Any] | None:
-        """The last checkpoint that is whole, for who only reads: nothing is changed, and None stands for every failure."""
+        """The last undamaged checkpoint, for reading only: nothing is changed, and any failure gives None."""
         for path in (self.checkpoint, self.previous):
             with contextlib.suppress(AtollError, OSError):
                 return storage.read_document(path)
@@ -176,13 +176,13 @@ class Folder:
         return True
 
     def _whole(self, paths: list[Path]) -> tuple[dict[str, Any], Path, list[str]]:
-        """The first of these checkpoints that is whole, and what is wrong with those before it."""
+        """The first undamaged one of these checkpoints, its path, and what is wrong with those before it."""
         failures: list[str] = []
         for path in paths:
             try:
                 document = storage.read_document(path)
                 if not isinstance(document.get("book"), dict) or not isinstance(document.get("ledger"), dict):
-                    raise storage.DamagedError(f"{path} is no checkpoint of a run")
+                    raise storage.DamagedError(f"{path} is not a checkpoint of a run")
                 self._check_history(document, path)
                 return document, path, failures
             except storage.DamagedError as error:
@@ -200,7 +200,7 @@ class Folder:
         )
 
     def _check_history(self, document: dict[str, Any], path: Path) -> None:
-        """The history must reach as far as when the checkpoint was written, with the same bytes."""
+        """The history must be at least as long as when the checkpoint was written, and begin with the same bytes."""
         length, there = document.get("history"), self.history.stat().st_size if self.history.exists() else 0
         if not isinstance(length, int) or not 0 <= length <= there:
             raise storage.DamagedError(f"{self.history} is shorter than when {path.name} was written")
@@ -208,7 +208,7 @@ class Folder:
             raise storage.DamagedError(f"{self.history} is damaged: it has other bytes than when {path.name} was written")
 
     def _digest(self, length: int) -> str:
-        """SHA-256 of so many first bytes of the history; what was read for an earlier digest is not read again."""
+        """SHA-256 of the first `length` bytes of the history; bytes of an earlier digest are not read again."""
         done, digest = self._read if self._read[0] <= length else (0, hashlib.sha256())
         if length > done:
             with self.history.open("rb") as file:
@@ -283,12 +283,12 @@ def checksum(result: dict[str, Any]) -> str:
 
 
 def is_whole(result: dict[str, Any]) -> bool:
-    """Whether a result.json has the checksum it was written with; earlier versions wrote none."""
+    """Whether a result.json still matches its checksum; earlier versions wrote none."""
     return "sha256" not in result or result["sha256"] == checksum(result)
 
 
 def finite(value: Any) -> Any:
-    """The value with every number JSON cannot say (NaN, infinity) as null."""
+    """The value with None for every number that JSON cannot hold (NaN, infinity)."""
     if isinstance(value, dict):
         return {name: finite(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

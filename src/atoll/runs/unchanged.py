@@ -1,4 +1,4 @@
-"""Whether a run that is resumed still has the configuration that its checkpoint was written under."""
+"""Whether a resumed run still has the configuration that its checkpoint was written with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll.models import user
 from atoll.runs.config import Config
 from atoll.settings import renamed
 
-HARMLESS = frozenset(  # the numbers are the same whatever these say; the data has a digest of its own
+HARMLESS = frozenset(  # these change no numbers; the data has a digest of its own
     ("dataset", "run.checkpoint_every", "run.timeout", "run.sites", "run.placement", "run.amnesia")
 )
 ENDINGS = frozenset(("run.rounds", "run.patience", "run.target"))  # when a run ends, not what its rounds compute
@@ -30,16 +30,16 @@ def record(config: Config) -> list[dict[str, Any]]:
 
 
 def changes(recorded: Any, config: Config) -> list[str]:
-    """What is said of settings that only move the end of the run; any other change is a ValueError that names it.
+    """Warnings for changed settings that only move the end of the run; any other change is a ValueError that names it.
 
-    Settings that only one of the two versions of atoll knows are passed over, and so are checkpoints without a record.
+    Settings that only one of the two versions of atoll has are ignored, and so are checkpoints without a record.
     """
     before = recorded[0] if isinstance(recorded, list) and recorded and isinstance(recorded[0], dict) else {}
     before = _with_present_names(before, config)
     now = record(config)[0]
     changed = {name: (before[name], now[name]) for name in before if name in now and before[name] != now[name]}
     if breaking := {name: values for name, values in changed.items() if name not in ENDINGS}:
-        raise ValueError(told(breaking))
+        raise ValueError(describe(breaking))
     return [f"{name} in config.toml is {new}; the run began with {old}." for name, (old, new) in changed.items()]
 
 
@@ -53,12 +53,12 @@ def file_digests(config: Config) -> dict[str, str]:
 
 
 def differing(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The settings of two config.toml that differ, by full name: what was and what is, None where one has no such setting."""
+    """The settings that differ between two config.toml, by full name: before and now, None where there is no such setting."""
     old, new = _flat(before), _flat(now)
     return {name: (old.get(name), new.get(name)) for name in old | new if old.get(name) != new.get(name)}
 
 
-def told(differences: dict[str, tuple[Any, Any]]) -> str:
+def describe(differences: dict[str, tuple[Any, Any]]) -> str:
     """Some settings that differ, in words."""
     words = [f"{name} is {_shown(new)} and was {_shown(old)}" for name, (old, new) in list(differences.items())[:3]]
     return ", ".join(words) + (f", and {len(differences) - 3} more" if len(differences) > 3 else "")
