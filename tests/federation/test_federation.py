@@ -167,6 +167,24 @@ def test_what_arrives_is_checked(odd: dict[str, torch.Tensor], reason: str) -> N
     assert re.search(reason, fed.missing[0])
 
 
+def test_rows_are_added_up_where_their_numbers_say() -> None:
+    """Scatter-add totals: party p's rows, times its weight, at its row numbers; the weights beside them."""
+    index = [[0, 1], [1], [3, 1, 0], [2]]
+    rows = [torch.arange(2.0 * len(own)).view(-1, 2) + party for party, own in enumerate(index)]
+    replies = federation(
+        lambda party, message: {"rows": [rows[party]], "at": [torch.tensor(index[party])], "n": torch.tensor(party)}
+    ).ask("say")
+    total = replies.total(scatter="at", size=5, weights=[1.0, 2.0, 3.0, 4.0])
+    expected, weights = torch.zeros(5, 2), torch.zeros(5)
+    for party, own in enumerate(index):
+        for row, number in enumerate(own):
+            expected[number] += (party + 1) * rows[party][row]
+            weights[number] += party + 1
+    assert torch.equal(total["rows"], expected)
+    assert torch.equal(total["at"], weights)
+    assert int(total["n"]) == 6
+
+
 @pytest.mark.parametrize("secure", [False, True])
 def test_nothing_comes_back_from_tell(secure: bool) -> None:
     """The verb is called and its bytes are counted; also a private one under secure aggregation, without a session."""

@@ -187,21 +187,9 @@ def gather(federation: Federation, message: Fields, settings: Settings) -> Field
     if settings.upload == "sum" or "nodes" not in message:
         return federation.total("fit", **message)
     replies = federation.ask("fit", **message)
-    ids = replies.stack("ids")
-    rows = {name: replies.stack(name) for name in ("predictions", "embeddings") if name in replies.fields}
-    total: Fields = {name: summed(own, ids, message["nodes"]) for name, own in rows.items()}
-    total["held"] = summed([torch.ones(len(own)) for own in ids], ids, message["nodes"])
-    if settings.fusion == "literal":
-        total["held"] = torch.tensor(float(sum(len(own) for own in ids)))
-    total["model"] = {name: value.sum(0) for name, value in replies.stack("model").items()}
-    return total | {"n": replies.stack("n").sum(0)}
-
-
-def summed(rows: list[Tensor], ids: list[Tensor], nodes: int) -> Tensor:
-    """(N, …): N_k times each party's rows, added up where its nodes stand among all."""
-    total = torch.zeros(nodes, *rows[0].shape[1:])
-    for own, places in zip(rows, ids, strict=True):
-        total.index_add_(0, places, own * float(len(places)))
+    sizes = [float(len(ids)) for ids in replies.stack("ids")]  # N_k
+    total = replies.total(scatter="ids", size=message["nodes"], weights=sizes)
+    total["held"] = torch.tensor(sum(sizes)) if settings.fusion == "literal" else total["ids"]
     return total
 
 
