@@ -113,7 +113,7 @@ def drawn(experiment: Experiment, recorded: Recorded, party: int) -> naive.Level
         if level == 2:
             nodes.insert(0, union.long())
             continue
-        upper = Level.alike(graph, [nodes[0]])
+        upper = Level.from_nodes(graph, [nodes[0]])
         lower = below(graph, upper, 1, Draws(seed, [party], "sample", 1, 1, level).generators)
         nodes.insert(0, lower.nodes(graph)[0])
     return naive.Levels(dense(graph), nodes)

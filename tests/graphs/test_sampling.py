@@ -8,7 +8,7 @@ import torch
 
 import plain_vertical as naive
 from atoll.graphs.graph import Graph
-from atoll.graphs.sampling import Batch, Level, below, between, looking
+from atoll.graphs.sampling import Batch, Level, attention_between, below, between
 from atoll.random import Draws
 from atoll.runs import runner
 from plain import dense
@@ -23,7 +23,7 @@ def graph() -> Graph:
 
 def top(graph: Graph, *nodes: int) -> Level:
     """The same nodes of every party."""
-    return Level.alike(graph, [torch.tensor(nodes)] * graph.parties)
+    return Level.from_nodes(graph, [torch.tensor(nodes)] * graph.parties)
 
 
 def draws(parties: list[int]) -> list[torch.Generator]:
@@ -120,7 +120,7 @@ def test_attention_looks_at_the_sampled_edges_only(graph: Graph) -> None:
     """The pattern over the lower level: the edges into the upper level's nodes, and a loop at every row."""
     upper = top(graph, 3, 17, 40)
     lower = below(graph, upper, 2, draws([0, 1, 2]))
-    pattern = looking(graph, upper, lower, 1).pattern.forward.to_dense() > 0
+    pattern = attention_between(graph, upper, lower, 1).pattern.forward.to_dense() > 0
     edges = {(s, t) for s, t in graph.edge_index.t().tolist()}
     for i, target in enumerate(lower.rows.tolist()):
         for j, source in enumerate(lower.rows.tolist()):

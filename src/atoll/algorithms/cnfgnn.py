@@ -3,7 +3,7 @@
 As nFedGNN, but with x̄_i a user sends W_i; the server returns the mean of all W_i with ∂L/∂x̄_i, and the user takes its step from
 there. There is no Laplacian term.
 
-Payload bytes a round and user, d features, h = hidden (gat: heads·hidden): up 4·(h + d·h), down 4·(h + d·h).
+Payload bytes per round and user, d features, h = hidden (gat: heads·hidden): up 4·(h + d·h), down 4·(h + d·h).
 The server sees every user's x̄_i and W_i in every round: from two successive W_i it can read off the user's features.
 Users see the mean of all W_i and the gradient of their own x̄_i.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from atoll.algorithms import State, nfedgnn
-from atoll.algorithms.nfedgnn import LATENT, SCENARIOS, descend, evaluate, first_weight, heard, places, start
+from atoll.algorithms.nfedgnn import LATENT, SCENARIOS, descend, evaluate, first_weight, start, with_latent
 from atoll.deferred import Deferred
 from atoll.federation.cohort import PARTY, Fields, verb
 from atoll.federation.declarations import real
@@ -38,15 +38,15 @@ class Settings(nfedgnn.Split):
 class Cohort(nfedgnn.Cohort):
     """Users who start every step from the mean of all weights.
 
-    The rows of zero features only decay, and do so alike at all users who took the same steps: those are kept once for all of
-    them (tensors expanded along the party axis), and for each user only where participation has driven them apart.
+    The rows of zero features only decay, and in the same way at all users that took the same steps: they are kept once for all
+    of these (tensors expanded along the party axis), and per user only where participation has driven users apart.
     """
 
     memory = {"rest": PARTY, "rest_first": PARTY, "rest_second": PARTY, "steps": PARTY, **nfedgnn.Cohort.memory}
     settings: Settings  # type: ignore[assignment]
 
     def setup(self) -> None:
-        """W_i and its optimiser for the non-zero features as in nFedGNN, and for the others."""
+        """W_i and its optimizer for the non-zero features as in nFedGNN, and for the others."""
         users, shape = self.graph.parties, (self.schema.features, self.settings.width)
         self.rest = self.rest_first = self.rest_second = torch.zeros(shape).expand(users, *shape)
         self.steps = torch.zeros(users)
@@ -86,15 +86,15 @@ class Cohort(nfedgnn.Cohort):
 
 
 def step(federation: Federation, state: State, settings: Settings) -> State:
-    """One round: the server averages the weights, and goes down the loss as in nFedGNN."""
+    """One round: the server averages the weights, and takes its step as in nFedGNN."""
     replies = federation.ask("upload")
     mean = average(replies.stack("weight"))  # W̄
-    state, gradient = descend(federation, heard(state, replies), settings)
-    federation.tell("update", to=replies.parties, each={"gradient": gradient[places(replies)]}, weight=mean)
+    state, gradient = descend(federation, with_latent(state, replies), settings)
+    federation.tell("update", to=replies.parties, each={"gradient": gradient[replies.index]}, weight=mean)
     return state
 
 
 def average(weights: Tensor | Deferred) -> Tensor:
-    """(P, d, h) → (d, h), summed in double precision: it must not matter whether weights are described or written out."""
+    """(P, d, h) → (d, h), summed in double precision, so that deferred and dense weights have the same mean."""
     total = weights.total() if isinstance(weights, Deferred) else weights.sum(0, dtype=torch.float64)
     return (total / len(weights)).float()

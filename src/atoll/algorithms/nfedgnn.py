@@ -2,9 +2,9 @@
 
 Every user is one node with one feature vector x_i and weights W_i of its own. The first layer is split: users send
 x̄_i = x_i·W_i; the server, who knows the edges and the labels of the training nodes, does the rest and sends back ∂L/∂x̄_i. A
-Laplacian term in the loss keeps neighbours' x̄ together: without it the labelled users fit their one vector and no other learns.
+Laplacian term in the loss keeps neighbors' x̄ together: without it labelled users fit their one vector and nobody else learns.
 
-Payload bytes a round and user, h = hidden (gat: heads·hidden): up 4·h, down 4·h. The paper's Table 1 is the sum of `up`.
+Payload bytes per round and user, h = hidden (gat: heads·hidden): up 4·h, down 4·h. The paper's Table 1 is the sum of `up`.
 The server sees every user's x̄_i in every round; users see the gradient of their own and nothing of each other.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -69,7 +68,7 @@ class Cohort(atoll.federation.cohort.Cohort):
     settings: Settings
 
     def setup(self) -> None:
-        """W_i and its optimiser."""
+        """W_i and its optimizer."""
         s = self.settings
         self.features = Entries(self.graph)
         self.weights = Weights(self.features, s.width)
@@ -132,13 +131,13 @@ def bound(settings: Split, schema: atoll.federation.cohort.Schema) -> float:
 
 
 def first_weight(settings: Split, schema: atoll.federation.cohort.Schema, seed: int) -> Tensor:
-    """(d, h) what every user starts with: a function of the seed, which all know, so nobody needs to send it."""
+    """(d, h) every user's first weight: a function of the seed, which all know, so it is never sent."""
     limit = bound(settings, schema)
     return Streams(seed, [SERVER], "weights").uniform(schema.features, settings.width, low=-limit, high=limit)[0]
 
 
 def start(federation: Federation, settings: Split) -> State:
-    """The server's part of the model, its optimiser, and a place for the users' latent vectors."""
+    """The server's part of the model, its optimizer, and zeros for the users' latent vectors."""
     server = Server(settings, federation.schema.classes, Draws(federation.seed, [SERVER], "model"))
     optimizer = optim.Adam(server, settings.lr, settings.weight_decay)
     latent = torch.zeros(federation.schema.parties, settings.width)
@@ -146,16 +145,16 @@ def start(federation: Federation, settings: Split) -> State:
 
 
 def step(federation: Federation, state: State, settings: Settings) -> State:
-    """One round of Algorithm 1. Who does not take part is represented by the latent vector it sent last."""
+    """One round of Algorithm 1. A user that does not take part is represented by the latent vector it sent last."""
     replies = federation.ask("embed")  # lines 4 to 7
-    state, gradient = descend(federation, heard(state, replies), settings, settings.regularisation)  # lines 8 and 9
-    federation.tell("update", to=replies.parties, each={"gradient": gradient[places(replies)]})  # lines 10 to 13
+    state, gradient = descend(federation, with_latent(state, replies), settings, settings.regularisation)  # lines 8 and 9
+    federation.tell("update", to=replies.parties, each={"gradient": gradient[replies.index]})  # lines 10 to 13
     return state
 
 
 def evaluate(federation: Federation, state: State, settings: Split) -> dict[str, object]:
-    """The server predicts for everybody; each user with a label that is not the server's counts for itself."""
-    state = heard(state, federation.ask("embed"))
+    """The server predicts for all users; each user with a label that the server does not know counts for itself."""
+    state = with_latent(state, federation.ask("embed"))
     server = Server(settings, federation.schema.classes, None)
     set_parameters(server, state["model"])
     with torch.no_grad():
@@ -163,16 +162,11 @@ def evaluate(federation: Federation, state: State, settings: Split) -> dict[str,
     return metrics.evaluate(federation, each={"logits": logits}) | {"train_loss": float(state["loss"])}
 
 
-def heard(state: State, replies: Replies) -> State:
+def with_latent(state: State, replies: Replies) -> State:
     """The state with the latent vectors that arrived."""
     latent = state["latent"].clone()
-    latent[places(replies)] = replies.stack("latent")
+    latent[replies.index] = replies.stack("latent")
     return state | {"latent": latent}
-
-
-def places(replies: Replies) -> Tensor:
-    """The rows of those who answered."""
-    return torch.from_numpy(np.array(replies.parties))
 
 
 def descend(federation: Federation, state: State, settings: Split, regularisation: float = 0.0) -> tuple[State, Tensor]:

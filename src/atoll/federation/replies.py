@@ -33,6 +33,11 @@ class Replies(Mapping[int, Fields]):
     def __len__(self) -> int:
         return len(self.parties)
 
+    @property
+    def index(self) -> Tensor:
+        """(P,) the numbers of the parties that answered."""
+        return torch.tensor(self.parties.numbers)
+
     def stack(self, field: str) -> Any:
         """(P, …) or a dict of such; a list where the parties' tensors differ in shape."""
         return self.fields[field]

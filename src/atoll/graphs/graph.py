@@ -71,6 +71,10 @@ class Graph:
         """`graph.features @ weight` with weight (P, d, h): each party's features times its own weight."""
         return Features.of(self.x, self.blocks)
 
+    def dense_features(self, rows: Tensor) -> Tensor:
+        """(T, d) some rows of the features."""
+        return self.x[rows] if isinstance(self.x, Tensor) else torch.from_numpy(self.x[rows.numpy()].toarray())
+
     @cached_property
     def nonzero_features(self) -> sp.csr_array:
         """(N, d) the features as CSR, without zeros."""

@@ -1,12 +1,12 @@
 """Layer-wise sampling (FastGCN: Chen, Ma & Xiao, ICLR 2018): which nodes each layer of a batch needs, and the matrices between.
 
 A batch of an L-layer network has levels 0 … L. Level L holds the nodes whose loss counts; level l holds level l + 1 and a uniform
-sample of its neighbours, so levels grow downwards and a skip connection finds its rows. Layer l maps level l to level l + 1 by
+sample of its neighbors, so levels grow downwards and a skip connection finds its rows. Layer l maps level l to level l + 1 by
 
-    A(E[l])_ij = Â_ij · d_i / d_i[l]   for a neighbour j, Â_ii for the node itself,
+    A(E[l])_ij = Â_ij · d_i / d_i[l]   for a neighbor j, Â_ii for the node itself,
 
-where d_i of i's neighbours exist and d_i[l] were sampled: every sampled neighbour stands for d_i / d_i[l] of them. With all
-neighbours it is Â itself. All parties of a cohort are sampled at once; each draws for itself.
+where d_i of i's neighbors exist and d_i[l] were sampled: every sampled neighbor stands for d_i / d_i[l] of them. With all
+neighbors it is Â itself. All parties of a cohort are sampled at once; each draws for itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Ints = NDArray[np.int64]
 
 
 class Level:
-    """The nodes of one level: rows of the parties' block-diagonal graph, ascending, and how they fall into parties."""
+    """The nodes of one level: rows of the parties' block-diagonal graph, ascending, and how many are each party's."""
 
     def __init__(self, rows: Ints, sizes: Sequence[int]) -> None:
         self.rows = rows
@@ -47,13 +47,13 @@ class Level:
         return cls(np.arange(graph.num_nodes), graph.sizes)
 
     @classmethod
-    def alike(cls, graph: Graph, nodes: Sequence[Tensor]) -> Level:
-        """Nodes by their place in each party's block, one tensor a party."""
+    def from_nodes(cls, graph: Graph, nodes: Sequence[Tensor]) -> Level:
+        """From node numbers within each party's block, one tensor per party."""
         rows = [np.sort(own.numpy()) + start for own, start in zip(nodes, graph.ptr.tolist(), strict=False)]
         return cls(np.concatenate(rows), [*map(len, nodes)])
 
     def nodes(self, graph: Graph) -> list[Tensor]:
-        """Each party's nodes by their place in its block."""
+        """Each party's nodes, numbered within its block."""
         starts = graph.ptr.tolist()
         return [torch.from_numpy(self.rows[a:b] - start) for (a, b), start in zip(self.blocks.ranges, starts, strict=False)]
 
@@ -75,15 +75,15 @@ class Batch:
         """A batch of which only level L is known yet."""
         return cls(graph, [*[None] * layers, top])
 
-    def level(self, place: int) -> Level:
+    def level(self, index: int) -> Level:
         """A level that is known."""
-        level = self.levels[place]
+        level = self.levels[index]
         assert level is not None
         return level
 
-    def blocks(self, place: int) -> Blocks:
-        """How the rows of a level fall into parties."""
-        return self.level(place).blocks
+    def blocks(self, level: int) -> Blocks:
+        """How the rows of a level are divided into parties."""
+        return self.level(level).blocks
 
     @cached_property
     def features(self) -> Features:
@@ -105,9 +105,9 @@ class Batch:
         return {}
 
     def attention(self, layer: int, heads: int) -> Attention:
-        """Where the nodes of level l + 1 look among those of level l; square, so the other rows look at themselves only."""
+        """The edges from level l to level l + 1, as a square pattern over level l: its other rows attend to themselves only."""
         if layer not in self._attention:
-            self._attention[layer] = looking(self.graph, self.level(layer + 1), self.level(layer), heads)
+            self._attention[layer] = attention_between(self.graph, self.level(layer + 1), self.level(layer), heads)
         return self._attention[layer]
 
     @cached_property
@@ -123,20 +123,20 @@ class Batch:
 
 
 def below(graph: Graph, level: Level, fan_out: int, draws: Sequence[torch.Generator]) -> Level:
-    """The level under this one: its nodes and, of each party, a uniform sample of `fan_out` neighbours a node (0: all)."""
+    """The level under this one: its nodes and, of each party, a uniform sample of `fan_out` neighbors per node (0: all)."""
     pattern = graph.normalized_adjacency.forward
-    places, _ = _stored(pattern, level.rows)
+    positions, _ = _stored(pattern, level.rows)
     near = np.zeros(graph.num_nodes, bool)
-    near[pattern.col_indices().numpy()[places]] = True
+    near[pattern.col_indices().numpy()[positions]] = True
     near[level.rows] = False
     candidates = np.flatnonzero(near)
     cuts = np.searchsorted(candidates, graph.ptr.numpy())
     chosen, sizes = [], []
     for party, (start, end) in enumerate(level.blocks.ranges):
-        own, most = candidates[cuts[party] : cuts[party + 1]], fan_out * (end - start)
-        if 0 < most < len(own):
-            own = own[torch.randperm(len(own), generator=draws[party])[:most].numpy()]
-        chosen.append(np.sort(np.concatenate([level.rows[start:end], own])))
+        near_nodes, most = candidates[cuts[party] : cuts[party + 1]], fan_out * (end - start)
+        if 0 < most < len(near_nodes):
+            near_nodes = near_nodes[torch.randperm(len(near_nodes), generator=draws[party])[:most].numpy()]
+        chosen.append(np.sort(np.concatenate([level.rows[start:end], near_nodes])))
         sizes.append(len(chosen[-1]))
     return Level(np.concatenate(chosen), sizes)
 
@@ -146,26 +146,26 @@ def between(graph: Graph, upper: Level, lower: Level) -> SparseMatrix:
     if len(upper.rows) == len(lower.rows) == graph.num_nodes:
         return graph.normalized_adjacency
     pattern = graph.normalized_adjacency.forward
-    places, counts = _stored(pattern, upper.rows)
-    source = pattern.col_indices().numpy()[places]
-    column = _positions(graph, lower)[source]
+    positions, counts = _stored(pattern, upper.rows)
+    source = pattern.col_indices().numpy()[positions]
+    column = _index_in(graph, lower)[source]
     kept = column >= 0
     starts = np.concatenate([[0], kept.cumsum()])[np.concatenate([[0], counts.cumsum()])]
     factor = (counts - 1) / np.maximum(np.diff(starts) - 1, 1)  # d_i / d_i[l]
     scale = np.where(source == np.repeat(upper.rows, counts), 1, np.repeat(factor, counts))
-    values = (pattern.values().numpy()[places] * scale)[kept]
+    values = (pattern.values().numpy()[positions] * scale)[kept]
     return SparseMatrix(sp.csr_array((values, column[kept], starts), shape=(len(upper.rows), len(lower.rows))))
 
 
-def looking(graph: Graph, upper: Level, lower: Level, heads: int) -> Attention:
+def attention_between(graph: Graph, upper: Level, lower: Level, heads: int) -> Attention:
     """The edges from the lower level's nodes into the upper level's, as a square pattern over the lower level."""
     if len(upper.rows) == len(lower.rows) == graph.num_nodes:
         return graph.attention(heads)
     adjacency = graph.adjacency
     counts = np.zeros(len(lower.rows), np.int64)
     starts, ends = adjacency.indptr[upper.rows], adjacency.indptr[upper.rows + 1]
-    places = _ranges(starts, ends - starts)
-    column = _positions(graph, lower)[adjacency.indices[places]]
+    positions = _ranges(starts, ends - starts)
+    column = _index_in(graph, lower)[adjacency.indices[positions]]
     kept = column >= 0
     inside = np.concatenate([[0], kept.cumsum()])
     bounds = np.concatenate([[0], (ends - starts).cumsum()])
@@ -184,14 +184,14 @@ def _stored(pattern: Tensor, rows: Ints) -> tuple[Ints, Ints]:
 
 
 def _ranges(starts: Ints, counts: Ints) -> Ints:
-    """start, start + 1, … for `count` places each, one after the other."""
+    """start, start + 1, … for `count` numbers each, one range after the other."""
     ends = counts.cumsum()
     result: Ints = np.arange(int(counts.sum())) + np.repeat(starts - ends + counts, counts)
     return result
 
 
-def _positions(graph: Graph, level: Level) -> NDArray[np.int32]:
-    """For every row of the graph its place in the level, −1 where it is not in it."""
-    positions = np.full(graph.num_nodes, -1, np.int32)
-    positions[level.rows] = np.arange(len(level.rows))
-    return positions
+def _index_in(graph: Graph, level: Level) -> NDArray[np.int32]:
+    """For every row of the graph its index in the level, −1 where it is not in it."""
+    index = np.full(graph.num_nodes, -1, np.int32)
+    index[level.rows] = np.arange(len(level.rows))
+    return index

@@ -18,7 +18,7 @@ from atoll.graphs.graph import Graph, spans
 from atoll.graphs.sparse import csr, multiply
 from atoll.random import Streams
 
-PIECE = 1 << 17  # numbers that are made double at once: they stay in the cache
+MAX_DOUBLES = 1 << 17  # numbers converted to float64 at once, so that they stay in the cache
 
 
 class Entries:
@@ -40,8 +40,8 @@ class Entries:
     @cached_property
     def matrix(self) -> Tensor:
         """(N, E) CSR: the users' values, each in a column of its own."""
-        places = np.arange(len(self.value))
-        return csr(sp.csr_array((self.value.numpy(), places, self.starts.numpy()), shape=(self.users, len(places))))
+        entries = np.arange(len(self.value))
+        return csr(sp.csr_array((self.value.numpy(), entries, self.starts.numpy()), shape=(self.users, len(entries))))
 
     @cached_property
     def user(self) -> Tensor:
@@ -98,7 +98,7 @@ class Weights(nn.Module):
 
 
 class Patched(Deferred):
-    """Whole weights (N, d, h), as a description: a user's kept rows (E, h) are its own, all others are `rest` (N, d, h)'s."""
+    """Whole weights (N, d, h), deferred: a user's kept rows (E, h) are its own, all others are those of `rest` (N, d, h)."""
 
     def __init__(self, entries: Entries, rows: Tensor, rest: Tensor) -> None:
         self.entries, self.rows, self.rest = entries, rows, rest
@@ -133,7 +133,7 @@ class Patched(Deferred):
             return self.dense().sum(0, dtype=torch.float64)
         idle = self.entries.users - torch.bincount(self.entries.feature, minlength=self.entries.features)
         result: Tensor = idle[:, None] * self.rest[0].double()
-        step = max(1, PIECE // self.rows.shape[1])
+        step = max(1, MAX_DOUBLES // self.rows.shape[1])
         for start in range(0, len(self.rows), step):
             piece = slice(start, start + step)
             result.index_add_(0, self.entries.feature[piece], self.rows[piece].double())

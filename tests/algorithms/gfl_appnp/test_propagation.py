@@ -31,7 +31,7 @@ def written_out(edge_index: Tensor, nodes: int, teleport: float, steps: int) -> 
 @pytest.mark.parametrize("worth", [0, 1e9])
 def test_the_matrix(directed: bool, teleport: float, steps: int, worth: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products, diagonal and the rows toward some nodes, stored or by sparse steps."""
-    monkeypatch.setattr(propagation, "WORTH", worth)
+    monkeypatch.setattr(propagation, "DENSE_ADVANTAGE", worth)
     monkeypatch.setattr(propagation, "BLOCK", 7)
     graph = csbm(30, 4, 1, 1, 2, seed=1)
     edges = graph.edge_index[:, graph.edge_index[0] < graph.edge_index[1]] if directed else graph.edge_index

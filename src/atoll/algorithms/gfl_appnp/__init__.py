@@ -1,13 +1,13 @@
 """GFL-APPNP: Chen et al., "Graph Federated Learning with Hidden Representation Sharing", Algorithm 1.
 
 Every node is a party with n_k feature vectors; the server knows the graph. All parties share an MLP h = relu(x·W₁)·W₂ and send
-the mean ĥ of what it makes of their vectors, with its gradient; the server spreads both over the graph by Ã (APPNP's propagation)
+its mean output ĥ over their vectors, with its gradient; the server propagates both over the graph by Ã (APPNP's propagation)
 and returns to every party what the others contribute; those with training data take I steps, and the server averages.
 
-Payload bytes a round with w = d·h + h·C parameters. Every party: down 4·w, up 4·C + 2 + g; every training party as well:
+Payload bytes per round with w = d·h + h·C parameters. Every party: down 4·w, up 4·C + 2 + g; every training party as well:
 down 4·w + 4·(C + 1) + g, up 4·w + 8. The gradient g is 4·C·w (`encoding=jacobian`), 4·(d + 1)·h (`factored`) or 0
 (`compensation=none`). Deviation: the paper sends C_k and ∇C_k to all parties, and W̄ once; only those that train need the former,
-and they are sent W̄ again, so that nobody has to remember it.
+and they are sent W̄ again, so that no party has to remember it.
 The server sees every ĥ_j and ∇ĥ_j (from which a party's vector can be read), who trains, and the sum of the trained models.
 """
 
@@ -25,7 +25,7 @@ from torch import Tensor
 import atoll.federation.cohort
 from atoll.algorithms import State
 from atoll.algorithms.gfl_appnp.compensation import Mixture, Sources, Upload, mix, to_means, to_rows, width
-from atoll.algorithms.gfl_appnp.local_steps import Explicit, Implicit, Local, Trained
+from atoll.algorithms.gfl_appnp.local_steps import Explicit, Implicit, LocalModels, Trained
 from atoll.algorithms.gfl_appnp.propagation import Propagation, Toward
 from atoll.errors import AtollError
 from atoll.federation import metrics
@@ -105,12 +105,12 @@ def representation(case: Case) -> Forms:
 
 
 class Cohort(atoll.federation.cohort.Cohort):
-    """Parties with one node each; between rounds they keep nothing."""
+    """Parties with one node each; they remember nothing."""
 
     settings: Settings
 
     def setup(self) -> None:
-        """Places for what can be computed again: what evaluation asks for is what the next round begins with."""
+        """Caches of what can be computed again: an evaluation computes what the next round begins with."""
         self.couplings: dict[str, Tensor | Toward] = {}
         self.latest: tuple[Tensor, Tensor] | None = None
 
@@ -122,7 +122,7 @@ class Cohort(atoll.federation.cohort.Cohort):
 
     @verb(takes={"model": MODEL, "gradient": Scalar()}, gives=representation)
     def represent(self, model: Fields, gradient: bool) -> Fields:
-        """ĥ_j = mean_s MLP(x_js; W̄) and, if asked for, ∇ĥ_j; whether the party trains, and whether it has labels at all."""
+        """Upload ĥ_j = mean_s MLP(x_js; W̄) and, if asked for, ∇ĥ_j; whether the party trains, and whether it has any labels."""
         graph = self.graph
         inner = self.inner(model)
         mean = to_means(inner, graph)  # r̄
@@ -133,7 +133,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         return self.noised(reply)
 
     def noised(self, reply: Fields) -> Fields:
-        """V1 where every party is to draw its own ε_j; on the channel: dp.verb=represent dp.fields=gradient dp.clip=0."""
+        """V1, where every party draws its own ε_j; as settings: dp.verb=represent dp.fields=gradient dp.clip=0."""
         s = self.settings
         if s.compensation != "noisy" or (s.joint_noise and len(self.parties) == self.schema.parties):
             return reply
@@ -161,8 +161,8 @@ class Cohort(atoll.federation.cohort.Cohort):
         first, second = local.weights()
         return {"model": {FIRST: first, SECOND: second}, "n": torch.ones(self.graph.parties, dtype=torch.int64)}
 
-    def start(self, trained: Trained, model: Fields, gradient: Tensor | Mixture | None) -> Local:
-        """W_k ← W̄, as tensors where ∇C_k came as one."""
+    def start(self, trained: Trained, model: Fields, gradient: Tensor | Mixture | None) -> LocalModels:
+        """W_k ← W̄; written out where ∇C_k is."""
         if gradient is None:
             return Implicit(trained, model[FIRST], model[SECOND], None)
         if isinstance(gradient, Mixture):
@@ -170,7 +170,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         return Explicit(trained, model[FIRST], model[SECOND], gradient, self.settings.encoding)
 
     def keys(self, trained: Trained) -> Tensor | None:
-        """(K, n, I) numbers that order each party's vectors anew for every step; None where a step takes them all."""
+        """(K, n, I) random numbers that order each party's vectors for every step; None where a step takes them all."""
         size = self.settings.batch_size
         return self.draws().uniform(trained.most, self.settings.local_steps) if 0 < size < trained.most else None
 
@@ -212,7 +212,7 @@ def votes(logits: Tensor, graph: Graph) -> Tensor:
 
 
 def start(federation: Federation, settings: Settings) -> State:
-    """A first model, by Glorot's rule (the paper does not say); nothing has been heard of any node yet."""
+    """A first model, by Glorot's rule (the paper does not say which); zeros stand for every ĥ."""
     schema, draws = federation.schema, Draws(federation.seed, [SERVER], "model")
     first = draws.uniform(schema.features, settings.hidden, low=-1, high=1)[0] * sqrt(6 / (schema.features + settings.hidden))
     second = draws.uniform(settings.hidden, schema.classes, low=-1, high=1)[0] * sqrt(6 / (settings.hidden + schema.classes))
@@ -226,7 +226,7 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
     """
     model, compensated = state["model"], settings.compensation != "none"
     replies = federation.ask("represent", model=model, gradient=compensated)
-    present = torch.tensor(replies.parties.numbers)
+    present = replies.index
     hidden = state["hidden"].index_copy(0, present, replies.stack("hidden"))
     training = present[replies.stack("trains")]
     if not len(training):
@@ -241,7 +241,7 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
 
 
 def propagation_of(federation: Federation, settings: Settings) -> Propagation:
-    """Ã, made once."""
+    """Ã, computed once."""
     if "propagation" not in federation.derived:
         edges, nodes = federation.public["edge_index"], federation.schema.parties
         federation.derived["propagation"] = Propagation(edges, nodes, settings.teleport, settings.steps)
@@ -252,7 +252,7 @@ def propagation_of(federation: Federation, settings: Settings) -> Propagation:
 def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, Any]:
     """Metrics of the server's model; `majority_accuracy` is over nodes, each classified by the vote of its vectors."""
     replies = federation.ask("represent", model=state["model"], gradient=False)
-    present = torch.tensor(replies.parties.numbers)
+    present = replies.index
     hidden = state["hidden"].index_copy(0, present, replies.stack("hidden"))
     judged = present[replies.stack("labelled")]
     graph = propagation_of(federation, settings)
@@ -260,15 +260,15 @@ def evaluate(federation: Federation, state: State, settings: Settings) -> dict[s
     each = {"weight": weight, "context": (graph @ hidden)[judged] - weight[:, None] * hidden[judged]}
     judges = Parties(judged.numpy())
     if not federation.evaluate_at_server:
-        return _told(federation.total("evaluate", to=judges, each=each, model=state["model"]))
+        return _metrics(federation.total("evaluate", to=judges, each=each, model=state["model"]))
     answers = federation.ask("evaluate", to=judges, each=each, model=state["model"])
     counts = {name: answers.stack(name) for name in answers.fields}
     sums = {name: value.sum(0) for name, value in counts.items()}
     sums |= {name: torch.stack([column.sum() for column in counts[name].unbind(1)]) for name in sums.keys() & {"train", "votes"}}
-    return _told(sums) | metrics.by_party(answers.parties, counts, federation.schema.parties)
+    return _metrics(sums) | metrics.by_party(answers.parties, counts, federation.schema.parties)
 
 
-def _told(sums: Fields) -> dict[str, Any]:
+def _metrics(sums: Fields) -> dict[str, Any]:
     """Metrics from summed counts."""
     found: dict[str, Any] = metrics.metrics_from_counts(sums)
     found["train_loss"] = float(sums["train"][1] / sums["train"][0])

@@ -1,4 +1,4 @@
-"""GFL-APPNP's gradient compensation: what ∇ĥ and ∇C are as messages, and what they are when nobody has to write them out.
+"""GFL-APPNP's gradient compensation: what ∇ĥ and ∇C are as messages, and what they are when they need not be written out.
 
 h = relu(x·W₁)·W₂ for W₁ (d, h), W₂ (h, C). With the mask m = [x·W̄₁ > 0] and r = relu(x·W̄₁) a party's Jacobian has two factors:
 ∂ĥ_c/∂W₁ = mean_s x_s m_sᵀ · diag(W̄₂[:, c]) and ∂ĥ_c/∂W₂ = r̄ e_cᵀ. So has every mixture of them, ∇C_k = Σ_{j≠k} Ã_kj·∇ĥ_j:
@@ -46,7 +46,7 @@ def encode(outer: Tensor, hidden: Tensor, second: Tensor, encoding: str) -> Tens
 
 @dataclass(frozen=True)
 class Sources:
-    """What the parties' ∇ĥ are made of at W̄, without being made."""
+    """What the parties' ∇ĥ are made of at W̄."""
 
     graph: Graph
     parties: Tensor  # (P,) their numbers
@@ -76,7 +76,7 @@ class Sources:
         entries = here.num_features * (here.num_nodes + here.parties * graph.parties + len(trained.rows))
         if entries < here.num_nodes * len(trained.rows):
             return torch.bmm(trained.x, mixed(self.outer(), self.parties, toward))
-        return trained.spread(self.coupling(toward, graph, trained.rows).t() @ self.active)
+        return trained.pad(self.coupling(toward, graph, trained.rows).t() @ self.active)
 
     def coupling(self, toward: Toward, graph: Graph, rows: Tensor) -> Tensor:
         """(rows here, T): Ã_kj/n_j·(x_js'·x_ks) for T rows ks of the graph of the `toward` parties; kept for the next round."""
@@ -87,7 +87,7 @@ class Sources:
             for targets, block in toward.blocks():
                 span = slice(int(starts[targets.start]), int(starts[targets.stop]))
                 some = rows[span]
-                gram = self.graph.merged.features.product(dense_rows(graph, some).t()[None].contiguous())
+                gram = self.graph.merged.features.product(graph.dense_features(some).t()[None].contiguous())
                 result[:, span] = gram.mul_(block.t()[:, graph.party[some] - targets.start][party]).mul_(means)
             self.kept.update(toward=toward, parties=self.parties, coupling=result)
         return self.kept["coupling"]  # type: ignore[return-value]
@@ -243,8 +243,3 @@ def to_rows(values: Tensor, graph: Graph) -> Tensor:
 def to_means(values: Tensor, graph: Graph) -> Tensor:
     """(rows, …) → (P, …): the mean over each party's rows."""
     return values if single(graph) else graph.blocks.sum(values) / graph.ptr.diff()[:, None]
-
-
-def dense_rows(graph: Graph, rows: Tensor) -> Tensor:
-    """(T, d) some rows of the features."""
-    return graph.x[rows] if isinstance(graph.x, Tensor) else torch.from_numpy(graph.x[rows.numpy()].toarray())

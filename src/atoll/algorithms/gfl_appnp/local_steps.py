@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from atoll.algorithms.gfl_appnp.compensation import Mixture, dense_rows, mixed
+from atoll.algorithms.gfl_appnp.compensation import Mixture, mixed
 from atoll.deferred import Deferred
 from atoll.graphs.graph import Graph
 
@@ -22,7 +22,7 @@ class Trained:
 
     @classmethod
     def of(cls, graph: Graph) -> Trained:
-        """Those of a graph, made once."""
+        """Those of a graph, computed once."""
         kept: Trained | None = graph.__dict__.get("trained")
         if kept is None:
             kept = graph.__dict__["trained"] = cls(graph)
@@ -35,22 +35,22 @@ class Trained:
         self.counts = counts  # (K,)
         self.most = int(counts.max())
         starts = counts.cumsum(0) - counts
-        self.place = torch.arange(len(self.rows)) - starts[graph.party[self.rows]]  # of a row within its party
+        self.offset = torch.arange(len(self.rows)) - starts[graph.party[self.rows]]  # of a row within its party
         self.real = torch.arange(self.most) < counts[:, None]  # (K, n)
         self.even = self.real / counts[:, None]
-        self.targets = self.spread(torch.nn.functional.one_hot(graph.y[self.rows], graph.num_classes).float())  # y
+        self.targets = self.pad(torch.nn.functional.one_hot(graph.y[self.rows], graph.num_classes).float())  # y
 
-    def spread(self, values: Tensor) -> Tensor:
+    def pad(self, values: Tensor) -> Tensor:
         """(T, …) → (K, n, …), zero where there is no row."""
         if self.most == 1 and len(self.rows) == self.graph.parties:
             return values[:, None]
         result = values.new_zeros(self.graph.parties, self.most, *values.shape[1:])
-        result[self.graph.party[self.rows], self.place] = values
+        result[self.graph.party[self.rows], self.offset] = values
         return result
 
     def gather(self, values: Tensor) -> Tensor:
         """(K, n, …) → (T, …)."""
-        return values[self.graph.party[self.rows], self.place]
+        return values[self.graph.party[self.rows], self.offset]
 
     def shares(self, batch: int, keys: Tensor | None) -> Tensor:
         """(K, n) 1/|B| at the rows of the batch: all, or the `batch` lowest keys (K, n) of each party."""
@@ -62,7 +62,7 @@ class Trained:
     @cached_property
     def x(self) -> Tensor:
         """(K, n, d) the rows themselves."""
-        return self.spread(dense_rows(self.graph, self.rows))
+        return self.pad(self.graph.dense_features(self.rows))
 
     @cached_property
     def columns(self) -> Tensor:
@@ -86,12 +86,12 @@ class Trained:
         for start in range(0, self.graph.parties, 512):
             some = (party >= start) & (party < start + 512)
             x = torch.zeros(min(512, self.graph.parties - start), self.most, self.graph.num_features)
-            x[party[some] - start, self.place[some]] = dense_rows(self.graph, self.rows[some])
+            x[party[some] - start, self.offset[some]] = self.graph.dense_features(self.rows[some])
             chunks.append(torch.bmm(x, x.transpose(1, 2)))
         return torch.cat(chunks)
 
 
-class Local(Protocol):
+class LocalModels(Protocol):
     """The parties' own models during the I local steps."""
 
     def outputs(self) -> Tensor:
@@ -151,7 +151,7 @@ class Implicit:
         self.trained, self.first, self.shared, self.mixture = trained, first, second, mixture
         graph, rows = trained.graph, trained.rows
         hidden, classes = second.shape
-        self.before = trained.spread(graph.merged.features.product(first[None])[rows])  # x·W̄₁
+        self.before = trained.pad(graph.merged.features.product(first[None])[rows])  # x·W̄₁
         self.second = second.repeat(graph.parties, 1, 1)
         self.scale = 1.0
         self.steered = torch.zeros(graph.parties, classes)  # F

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from atoll.graphs.graph import Graph
 from atoll.graphs.sparse import diffuse
 
-BLOCK = 128  # columns at once
-WORTH = 50  # a stored row entry costs about 1/50 of a sparse one that is used in every step
+BLOCK = 128  # columns computed at once
+DENSE_ADVANTAGE = 50  # a stored row entry costs about 1/50 of a sparse one that is used in every step
 
 
 class Propagation:
@@ -89,7 +88,7 @@ class Toward:
     def rows(self) -> Tensor | None:
         """(K, N) where that is less work than the sparse steps."""
         nodes, edges = self.propagation.nodes, self.propagation.graph.edge_index.shape[1]
-        few = 0 < len(self.nodes) * nodes <= WORTH * (nodes + edges)
+        few = 0 < len(self.nodes) * nodes <= DENSE_ADVANTAGE * (nodes + edges)
         return torch.cat([block for _, block in self.blocks()]) if few else None
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
@@ -125,9 +124,8 @@ class Toward:
 
 def connectivity(edge_index: Tensor, nodes: int) -> float:
     """λ_max(B_N·L†), B_N = I/N − 11ᵀ/N²: 1 / (N·λ₂(L)), infinite where the graph is not connected (GFL-APPNP, Theorem 4.1)."""
-    laplacian = np.zeros((nodes, nodes))
-    source, target = edge_index.numpy()
-    laplacian[source, target] = -1
-    laplacian -= np.diag(laplacian.sum(1))
-    second = float(np.linalg.eigvalsh(laplacian)[1])
+    laplacian = torch.zeros(nodes, nodes, dtype=torch.float64)
+    laplacian[edge_index[0], edge_index[1]] = -1
+    laplacian -= torch.diag(laplacian.sum(1))
+    second = float(torch.linalg.eigvalsh(laplacian)[1])
     return 1 / (nodes * second) if second > 1e-9 else float("inf")

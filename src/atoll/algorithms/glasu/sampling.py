@@ -41,7 +41,7 @@ class Sampler:
         layers = self.settings.layers
         if not sampled(self.settings, self.training):
             return Batch.everything(self.graph, layers)
-        top = Level.alike(self.graph, list(self.top().expand(len(self.parties), -1) if nodes is None else nodes))
+        top = Level.from_nodes(self.graph, list(self.top().expand(len(self.parties), -1) if nodes is None else nodes))
         return Batch.of(self.graph, layers, top) if edges else Batch(self.graph, [top] * (layers + 1))
 
     def draw(self, batch: Batch, level: int) -> Level:
@@ -54,4 +54,4 @@ class Sampler:
         for level in reversed(range(lowest, self.settings.layers)):
             if batch.levels[level] is None:
                 nodes = united(level)
-                batch.levels[level] = self.draw(batch, level) if nodes is None else Level.alike(self.graph, list(nodes))
+                batch.levels[level] = self.draw(batch, level) if nodes is None else Level.from_nodes(self.graph, list(nodes))
