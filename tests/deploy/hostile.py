@@ -13,7 +13,6 @@ import threading
 import time
 import uuid
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +34,6 @@ from atoll.deploy.site import Site
 
 EVIL = "evil.py"
 JOB = "a-job"
-
-
-def until(true: Callable[[], Any], what: str, seconds: float = 40.0) -> None:
-    """Wait for something that other processes do."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, f"waited in vain for {what}"
-        time.sleep(0.02)
 
 
 def app(startup: Path) -> bytes:

@@ -20,12 +20,13 @@ from typing import Any
 import pytest
 import torch
 
+from sites import first_model, wait_until
 from small import small
 
 pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install 'atoll[deploy]'")
 
 import plain_nvflare
-from hostile import EVIL, Member, command, until
+from hostile import EVIL, Member, command
 from nvflare.apis.fl_constant import AdminCommandNames, ServerCommandNames
 from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, MessageHeaderKey, MessageType
 from nvflare.fuel.f3.streaming.stream_const import (
@@ -76,7 +77,7 @@ class Federation:
             self.guest = supervisor.SiteProcess(
                 self.victim, folder / "saves", folder / "data", self.said.append, self.said.append, policy
             )
-        until(self.joined, "the honest site")
+        wait_until(self.joined, "the honest site")
         self.member = Member(self.hostile)
 
     def joined(self) -> bool:
@@ -86,7 +87,7 @@ class Federation:
 
     def ready(self) -> Federation:
         """Wait until everybody is there."""
-        until(lambda: self.member.connected() and self.member.asked, "the hostile member")
+        wait_until(lambda: self.member.connected() and self.member.asked, "the hostile member")
         return self
 
     def stop(self) -> None:
@@ -128,10 +129,8 @@ class Federation:
     def fit(self, run: str) -> bytes:
         """The message that asks a party for its update."""
         config = small("fedavg")
-        from test_nvflare import model
-
         about = {"atoll": remote.__version__, "run": run, "kind": "ask", "verb": "fit", "round": 1, "call": 0, "training": True}
-        return wire.encode({**about, "parties": torch.tensor([0]), "common": {"model": model(config)}, "each": {}})
+        return wire.encode({**about, "parties": torch.tensor([0]), "common": {"model": first_model(config)}, "each": {}})
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +168,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]
         plain_nvflare.start("client", made / HOSTILE, folder / "hostile.txt", VICTIM=VICTIM, LOOT=str(loot)),
     ]
     try:
-        until(loot.exists, "the attack on plain NVFlare")
+        wait_until(loot.exists, "the attack on plain NVFlare")
         registered = {
             tuple(json.loads(line)) for end in ("server", "client") for line in (folder / f"{end}.txt").read_text().splitlines()
         }
@@ -279,7 +278,7 @@ def test_the_sweep_reaches_where_nothing_is_locked(unlocked: Federation) -> None
     member.stream(VICTIM, *ATOLL, payload=echo)
     member.send(VICTIM, "admin", "sys.shell")
     member.send("server", "admin", "sys.shell")
-    until(lambda: {headers[MessageHeaderKey.ORIGIN] for headers in unsolicited(member)} == {VICTIM, "server"}, "answers")
+    wait_until(lambda: {headers[MessageHeaderKey.ORIGIN] for headers in unsolicited(member)} == {VICTIM, "server"}, "answers")
 
 
 @pytest.mark.parametrize("kind", ["locked", "unlocked"])
@@ -361,7 +360,7 @@ def test_under_another_name(locked: Federation) -> None:
         posing = Member(locked.hostile, name, locked.folder / "posing")
         try:
             sentence = f"authenticated as '{HOSTILE}' but claimed endpoint '{name}'"
-            until(lambda: sentence in locked.log(locked.kit).removeprefix(before), sentence)  # noqa: B023
+            wait_until(lambda: sentence in locked.log(locked.kit).removeprefix(before), sentence)  # noqa: B023
             assert not posing.asked
         finally:
             posing.stop()
@@ -381,7 +380,7 @@ def test_in_the_place_of_the_server(locked: Federation) -> None:
     site = supervisor.SiteProcess(kit, locked.folder / "lost-saves", locked.folder / "data", print, print)
     try:
         sentence = f"authenticated as '{HOSTILE}' but claimed endpoint 'server'"
-        until(lambda: sentence in locked.log(kit), sentence)
+        wait_until(lambda: sentence in locked.log(kit), sentence)
         site.poll()
         assert not site.joined
     finally:
@@ -399,7 +398,7 @@ def test_with_the_certificate_of_another_federation(locked: Federation, tmp_path
     stranger = Member(Kit.open(tmp_path / "stranger", server=False))
     try:
         sentence = "refused a connection from 127.0.0.1: CERTIFICATE_VERIFY_FAILED"
-        until(lambda: sentence in locked.log(locked.kit), sentence)
+        wait_until(lambda: sentence in locked.log(locked.kit), sentence)
         assert not stranger.heard
         assert not stranger.connected()
     finally:
@@ -420,4 +419,4 @@ def test_leave(locked: Federation, unlocked: Federation) -> None:
         unlocked.guest.poll()
         return unlocked.guest.left
 
-    until(gone, "the site that was sent away")
+    wait_until(gone, "the site that was sent away")

@@ -13,8 +13,6 @@ import pytest
 
 pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install 'atoll[deploy]'")
 
-from test_nvflare import Wire
-
 from atoll import wire
 from atoll.cli import main
 from atoll.data import files
@@ -35,6 +33,7 @@ from atoll.runs.config import Config
 from atoll.runs.folder import Folder
 from atoll.runs.runner import Result
 from atoll.version import __version__
+from sites import DirectCarrier
 from small import small
 
 BANKS = ("bank-a", "bank-b", "bank-c")
@@ -152,7 +151,7 @@ def test_one_party_is_no_cohort(
     assert sentence in capsys.readouterr().err
 
 
-def over(config: Config, carrier: Wire, folder: Folder | None = None, checkpoint: Any = None) -> Result:
+def over(config: Config, carrier: DirectCarrier, folder: Folder | None = None, checkpoint: Any = None) -> Result:
     """A run of four sites."""
     data = federate(config, None, ("horizontal",))
     exact = config.run.missing == "stop"
@@ -166,7 +165,7 @@ class Died(Exception):
     """Stands for the server's process."""
 
 
-class Crashing(Wire):
+class Crashing(DirectCarrier):
     """The server dies when it has heard the shares of a round's first total; some sites may be silent in a round."""
 
     def __init__(self, folder: Path, at: int = 0, silent: int | None = None) -> None:

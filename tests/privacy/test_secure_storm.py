@@ -11,10 +11,9 @@ import pytest
 
 pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install 'atoll[deploy]'")
 
-from test_nvflare import across
-
 from atoll.deploy import supervisor
 from atoll.runs import runner
+from sites import run_across
 from small import small
 from test_promises import assert_same, numbers
 
@@ -36,7 +35,7 @@ def test_a_storm_of_kills(secure: bool, tmp_path: Path) -> None:
                 killed.append(child.child.process.pid)
                 os.kill(killed[-1], signal.SIGKILL)
 
-        result = across(federation, config, tmp_path / "run", watch)
+        result = run_across(federation, config, tmp_path / "run", watch)
     assert len(killed) == KILLS
     assert_same(whole, result, 0.0)
     assert numbers(whole) == numbers(result)

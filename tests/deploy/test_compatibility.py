@@ -22,7 +22,7 @@ from atoll.data import files
 from atoll.data.federated import federate
 from atoll.deploy import description, launch, server
 from atoll.deploy import kit as kits
-from atoll.deploy.compatibility import IncompatibleSites, check_compatible
+from atoll.deploy.compatibility import CommonForm, IncompatibleSites, check_compatible
 from atoll.deploy.server import ServerRun
 from atoll.deploy.site import Site
 from atoll.engines.remote import RemoteEngine, read_answer
@@ -31,6 +31,7 @@ from atoll.graphs.graph import Graph
 from atoll.runs import runner
 from atoll.runs.config import Config
 from atoll.version import __version__
+from sites import sites_with_data
 from small import small
 from test_promises import assert_same
 
@@ -464,3 +465,20 @@ def test_a_site_that_stays_unfit_says_it_once(tmp_path: Path) -> None:
     for _ in range(3):
         site.handle(wire.encode({"atoll": __version__, "run": "", **document}))
     assert len(said) == 1
+
+
+def test_sites_must_agree_on_the_form_of_the_data(tmp_path: Path) -> None:
+    """What sites say of their graphs, and the sentence that says who differs in what."""
+    sites = sites_with_data(tmp_path, small("fedavg"))
+    deployed = launch.deployment_config({"algorithm": "fedavg"}, "run.toml", ["a", "b", "c"])
+    ask = wire.encode({"atoll": __version__, "run": "", "kind": "describe", "config": [deployed.to_dict()]})
+    about = {site: read_answer(host.handle(ask)) for site, host in sites.items()}
+    assert check_compatible(about, "horizontal") == CommonForm(12, 3)
+    wider = about | {"site-1": {**about["site-1"], "features": 13}}  # type: ignore[dict-item]
+    with pytest.raises(AtollError, match="site-0 has 12 features and site-1 has 13"):
+        check_compatible(wider, "horizontal")
+    with pytest.raises(AtollError, match="site-2 names its classes and site-0 does not"):
+        check_compatible(about | {"site-2": {**about["site-2"], "names": torch.tensor([7, 8, 9])}}, "horizontal")  # type: ignore[dict-item]
+    with pytest.raises(AtollError, match="site site-1 cannot take part: it timed out"):
+        check_compatible(about | {"site-1": "timed out"}, "horizontal")
+    assert "no data of its own" in str(read_answer(Site(tmp_path).handle(ask)))

@@ -33,7 +33,7 @@ from nvflare.fuel.f3.sfm.constants import Types
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
-from test_lock import cell, chunk, gate_of, headers, made, push
+from test_firewall import cell, chunk, gate_of, headers, made, push
 
 from atoll.deploy import cell as nvflare_cell
 from atoll.deploy import connections, supervisor
