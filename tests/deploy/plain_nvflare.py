@@ -64,7 +64,7 @@ def record(out: Path) -> None:
 
 def workspaces(sites: list[str], port: int, folder: Path) -> Path:
     """NVFlare's workspaces of a server and some clients on this machine; the folder they are in."""
-    made = kit._certify(sites, "localhost", port, folder)
+    made = kit._make_workspaces(sites, "localhost", port, folder)
     server = made / kit.SERVER_IDENTITY / "startup" / "fed_server.json"
     server.write_text(server.read_text().replace(f"{kit.SERVER_IDENTITY}:{port}", f"localhost:{port}"))
     for name in (kit.SERVER_IDENTITY, *sites):

@@ -237,7 +237,7 @@ def test_sites_without_names_are_counted(bank: Callable[..., Bank]) -> None:
     unnamed = [replace(graph, feature_names=None) for graph in parts]
     banks = bank([parts[0], unnamed[1], parts[2]])
     assert banks.run._schema(None).features == 12
-    assert banks.warned == ["bank-b does not name its features, so that their order could not be compared with bank-a's."]
+    assert banks.warned == ["bank-b does not name its features, so their order could not be compared with bank-a's."]
     assert_same(rounds(banks), rounds(bank(parts)), 0.0)
     silent = bank(unnamed)
     silent.run._schema(None)
@@ -283,7 +283,7 @@ def test_roles_of_shared_nodes(bank: Callable[..., Bank]) -> None:
     with pytest.raises(AtollError) as refused:
         bank([parts[0], other, parts[2]], "fedgl", partition="overlap").run._schema(None)
     count = len({int(node) for node in parts[1].ids[moved]} & {int(node) for node in parts[0].ids[parts[0].train]})
-    assert f"{count} nodes that bank-a and bank-b share have another role" in str(refused.value)
+    assert f"{count} nodes that bank-a and bank-b share have different roles" in str(refused.value)
     bank([parts[0], replace(parts[1], train=trained), parts[2]], "fedgl", partition="overlap").run._schema(None)
 
 
@@ -345,7 +345,7 @@ def test_a_site_that_comes_late_with_other_columns_is_refused(bank: Callable[...
     files.save(replace(parts[1], feature_names=(*COLUMNS[:-1], "secret-other")), banks.wire.sites["bank-b"].data)  # type: ignore[arg-type]
     engine = banks.run._engine(schema)
     reply = engine._begin(["bank-b"])["bank-b"]
-    assert reply == "refused: its columns are not those of the federation; its log names them."
+    assert reply == "refused: its columns are not those of the federation; its log lists them."
     assert "'secret-other'" in banks.said["bank-b"][0]
 
 
@@ -459,7 +459,7 @@ def test_what_is_odd_in_a_sites_data_is_said_there(tmp_path: Path, monkeypatch: 
 def test_a_site_that_stays_unfit_says_it_once(tmp_path: Path) -> None:
     """It is asked again in every round; its owner reads one line."""
     said: list[str] = []
-    site = Site(tmp_path, tmp_path / "nowhere", say=said.append)
+    site = Site(tmp_path, tmp_path / "nowhere", notify=said.append)
     config = {"algorithm": "fedavg", "dataset": "given", "partition": "horizontal"}
     document = {"kind": "describe", "config": [config]}
     for _ in range(3):

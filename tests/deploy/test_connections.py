@@ -81,7 +81,7 @@ def test_connecting_again_and_again_keeps_nobody_waiting() -> None:
     over = threading.Event()
     carrier = NVFlareCarrier(standing(silent(over), "mallory", "bank-a"))
     for _ in range(200):
-        carrier.welcome(SimpleNamespace(get_fqcn=lambda: "mallory"))
+        carrier.greet(SimpleNamespace(get_fqcn=lambda: "mallory"))
     assert within(lambda: carrier.send({"bank-a": b"?"}, 600.0), over) == {"bank-a": b"here"}
 
 
@@ -212,7 +212,7 @@ def test_frames_that_nobody_can_look_at_do_not_pile_up(cell: Cell, monkeypatch: 
 def test_pings_are_answered_one_a_second(cell: Cell) -> None:
     """An answer that the peer does not fetch stays in memory, so a flood of pings gets few."""
     ping = bytearray(PREFIX_LEN)
-    Prefix(length=PREFIX_LEN, type=Types.ECHO_SECONDS).to_buffer(ping, 0)
+    Prefix(length=PREFIX_LEN, type=Types.PING).to_buffer(ping, 0)
     closed, sent = brought(cell.core_cell.communicator.conn_manager, 1000, bytes(ping))
     assert closed == []
     assert 1 <= len(sent) < 100
@@ -220,16 +220,18 @@ def test_pings_are_answered_one_a_second(cell: Cell) -> None:
 
 def test_a_flood_leaves_the_rest_of_the_log() -> None:
     """What strangers bring about has so many lines a minute for each of them; what atoll says of a run is all written."""
-    sparse = nvflare_cell.LogRateLimit()
+    limit = nvflare_cell.LogRateLimit()
 
     def written(name: str, minute: int) -> int:
         records = [logging.LogRecord(name, logging.WARNING, "", 0, "text", None, None) for _ in range(1000)]
         for record in records:
             record.created = 60.0 * minute
-        return sum(map(sparse.filter, records))
+        return sum(map(limit.filter, records))
 
     lines = nvflare_cell.MAX_LOG_LINES_PER_MINUTE
-    assert [written("nvflare.fuel.f3.sfm", 1), written("atoll.lock.mallory", 1), written("atoll.lock.bank-a", 1)] == [lines] * 3
+    assert [written("nvflare.fuel.f3.sfm", 1), written("atoll.firewall.mallory", 1), written("atoll.firewall.bank-a", 1)] == [
+        lines
+    ] * 3
     assert written("atoll.server", 1) == 1000
     assert written("nvflare.fuel.f3.sfm", 1) == 0
     assert written("nvflare.fuel.f3.sfm", 2) == lines
@@ -311,7 +313,7 @@ def test_a_member_is_no_authority(made: Path, tmp_path: Path) -> None:
     own = made / "bank-a" / "startup"
     params = {"ca_cert": own / "rootCA.pem", "client_cert": own / "client.crt", "client_key": own / "client.key"}
     with pytest.raises(ssl.SSLCertVerificationError, match=r"invalid CA certificate|unable to get local issuer"):
-        shake(impostor, nvflare_cell.tls.context(params, False))
+        shake(impostor, nvflare_cell.tls.make_context(params, False))
 
 
 def test_no_code_is_taken_from_the_folder_where_it_is_started(made: Path, tmp_path: Path) -> None:
@@ -329,4 +331,4 @@ def test_no_code_is_taken_from_the_folder_where_it_is_started(made: Path, tmp_pa
         env={**os.environ, "PYTHONPATH": path},
     )
     assert "from the folder" not in ended.stdout
-    assert "is no kit" in ended.stderr
+    assert "is not a kit" in ended.stderr

@@ -267,18 +267,21 @@ BROKEN: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     "version": (lambda patch: patch.setattr(nvflare, "__version__", "2.9.1"), "the version is 2.9.1, not 2.9.0"),
     "stranger": (
         lambda patch: patch.setattr(MessageFilter, "_wrong_sender", lambda *anything: ""),
-        "under a false name was taken",
+        "under a false name was accepted",
     ),
-    "unlisted": (lambda patch: patch.setattr(MessageFilter, "_wrong_topic", lambda *anything: ""), "an admin command was taken"),
+    "unlisted": (
+        lambda patch: patch.setattr(MessageFilter, "_wrong_topic", lambda *anything: ""),
+        "an admin command was accepted",
+    ),
     "unasked": (
         lambda patch: patch.setattr(MessageFilter, "_wrong_stream", lambda *anything: ""),
-        "another auxiliary request was taken",
+        "another auxiliary request was accepted",
     ),
     "deaf": (
         lambda patch: patch.setattr(MessageFilter, "_wrong_topic", lambda *anything: "no"),
-        "an acknowledgement was not taken",
+        "an acknowledgement was refused",
     ),
-    "receiver": (lambda patch: patch.setattr(Cell, "__init__", deaf(Cell.__init__)), "a cell's messages come in another way"),
+    "receiver": (lambda patch: patch.setattr(Cell, "__init__", deaf(Cell.__init__)), "a cell's messages arrive in another way"),
     "streams": (
         lambda patch: patch.setattr(firewall, "ALLOWED_TOPICS", {"new:topic": ""}),
         "streams are received in another way",
@@ -342,10 +345,10 @@ def ask(document: Any) -> bytes:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"algorithm": "{evil}"}, "is installed at this site, and none is taken from the server"),
+        ({"algorithm": "{evil}"}, "is not installed at this site, and none is loaded from the server"),
         ({"algorithm": "fedspray"}, "takes part in fedavg only, not in fedspray"),
-        ({"algorithm": "fedavg", "dataset": "{folder}"}, "has data of its own and loads no other"),
-        ({"algorithm": "fedavg", "dataset": "cora"}, "has data of its own and loads no other"),
+        ({"algorithm": "fedavg", "dataset": "{folder}"}, "has its own data and loads no other"),
+        ({"algorithm": "fedavg", "dataset": "cora"}, "has its own data and loads no other"),
         ({"algorithm": 3}, "names no algorithm"),
     ],
 )
@@ -376,5 +379,5 @@ def test_an_own_algorithm_of_a_simulation(tmp_path: Path) -> None:
     here = runner.run(resolve(str(own), dataset="csbm", partition="random", parties=2, seed=1, values={"rounds": 1, "nodes": 60}))
     assert launch.launch(config).metrics == here.metrics
     document = config.to_dict()
-    assert "none is taken from the server" in str(read_answer(Site(tmp_path / "a").handle(ask(document))))
-    assert "none is taken" in str(read_answer(Site(tmp_path / "b", policy=SitePolicy(files=(str(own),))).handle(ask(document))))
+    assert "none is loaded from the server" in str(read_answer(Site(tmp_path / "a").handle(ask(document))))
+    assert "none is loaded" in str(read_answer(Site(tmp_path / "b", policy=SitePolicy(files=(str(own),))).handle(ask(document))))

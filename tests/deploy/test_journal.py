@@ -135,7 +135,7 @@ def test_refusals_leave_a_line_too(data: bytes, tmp_path: Path) -> None:
 def test_a_full_disk_keeps_the_answer_here(tmp_path: Path) -> None:
     """Where the line cannot be written, not a byte leaves, no refusal either; the site's owner and the server are told."""
     said: list[str] = []
-    site = Site(tmp_path, say=said.append, journal=Journal(Path("/dev/full")))
+    site = Site(tmp_path, notify=said.append, journal=Journal(Path("/dev/full")))
     assert site.handle(question()) == b""
     assert site.handle(b"garbage") == b""
     assert said[0] == "/dev/full cannot be written (No space left on device); nothing is answered until it can"
@@ -238,7 +238,7 @@ def test_a_cut_end_is_found_with_the_head_alone(written: Path) -> None:
     assert audit.verify(written, head).broken == ()
     written.write_bytes(b"".join(line + b"\n" for line in whole.splitlines()[:3]))
     assert audit.verify(written).broken == ()
-    assert "was cut or rewritten" in audit.verify(written, head).broken[0]
+    assert "was truncated or rewritten" in audit.verify(written, head).broken[0]
 
 
 def test_a_line_that_a_crash_cut_off(written: Path) -> None:
@@ -477,7 +477,7 @@ def test_damaged_lines_are_named(kit: Path, tmp_path: Path, call: Callable[..., 
         assert code == 0
         assert runs_of(kit)[0] in out
         assert [line.split("copy.jsonl: ")[1].split(" ")[1] for line in err.splitlines()] == ["2", "3", "4", "5", "6", "7", "8"]
-        assert "line 5 says nothing readable of bytes" in err
+        assert "line 5 has no readable bytes" in err
 
 
 def test_foreign_text_is_shown_as_text(

@@ -26,13 +26,13 @@ def test_kits(tmp_path: Path) -> None:
         kits.Kit.open(tmp_path / "server", server=False)
     with pytest.raises(AtollError, match="is the kit of the site 'bank-a'"):
         kits.Kit.open(tmp_path / "bank-a", server=True)
-    with pytest.raises(AtollError, match="is no kit"):
+    with pytest.raises(AtollError, match="is not a kit"):
         kits.Kit.open(tmp_path, server=True)
     (tmp_path / "bank-a" / "startup" / "client.key").unlink()
-    with pytest.raises(AtollError, match=r"bank-a is no whole kit: startup/client\.key is missing"):
+    with pytest.raises(AtollError, match=r"bank-a is not a complete kit: startup/client\.key is missing"):
         kits.Kit.open(tmp_path / "bank-a", server=False)
     (tmp_path / "server" / "atoll.toml").write_text("sites = 'bank-a'\nhost = 'localhost'\nport = 1\n")
-    with pytest.raises(AtollError, match="server is no kit"):
+    with pytest.raises(AtollError, match="server is not a kit"):
         kits.Kit.open(tmp_path / "server", server=True)
     with pytest.raises(AtollError, match="already exists"):
         kits.provision(["bank-a"], "server.example", tmp_path)
@@ -45,9 +45,9 @@ def test_kits(tmp_path: Path) -> None:
         (["server"], "localhost", 9000, "cannot be the name of a party"),
         (["a", "a"], "localhost", 9000, "every party once"),
         ([], "localhost", 9000, "every party once"),
-        (["a"], "not a host", 9000, "no host name"),
-        (["a"], "a..b", 9000, "no host name"),
-        (["a"], "h" * 300, 9000, "no host name"),
+        (["a"], "not a host", 9000, "is not a host name"),
+        (["a"], "a..b", 9000, "is not a host name"),
+        (["a"], "h" * 300, 9000, "is not a host name"),
         (["a"], "localhost", 70000, "between 1 and 65535"),
     ],
 )

@@ -66,7 +66,7 @@ def test_a_run_without_its_model_is_not_over(tmp_path: Path, monkeypatch: pytest
             told.append(order["resume"])
             return "result"
 
-        def part(self, sites: Any) -> None:
+        def dismiss(self, sites: Any) -> None:
             """Note who is told."""
             told.append(tuple(sites))
 

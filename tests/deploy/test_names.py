@@ -70,7 +70,7 @@ def served(folder: Path, silent: Mapping[str, int], **run: Any) -> Path:
     config, sites = banks(folder, **run)
     out = Folder.create(folder / "out", config).path
     order = {"config": config.to_dict(), "roster": {bank: (place, place + 1) for place, bank in enumerate(BANKS)}}
-    ServerRun(Wire(sites, silent), order | {"simulated": False, "patience": 1.0, "out": str(out), "resume": False}).go()  # type: ignore[arg-type]
+    ServerRun(Wire(sites, silent), order | {"simulated": False, "patience": 1.0, "out": str(out), "resume": False}).execute()  # type: ignore[arg-type]
     return out
 
 

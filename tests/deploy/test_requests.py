@@ -162,8 +162,8 @@ def test_every_algorithm_bounds_its_own_settings(attack: str) -> None:
 
 SCHEMAS: dict[str, tuple[Any, str]] = {
     "features": ({"features": 10**12}, "features is 1000000000000, not a whole number from 0 to"),
-    "other features": ({"features": 13}, "speaks of 13 features, but this site's data has 12"),
-    "classes": ({"classes": 4}, "speaks of 4 classes, but this site's data has 3"),
+    "other features": ({"features": 13}, "expects 13 features, but this site's data has 12"),
+    "classes": ({"classes": 4}, "expects 4 classes, but this site's data has 3"),
     "no parties": ({"parties": 0}, "parties is 0"),
     "few parties": ({"parties": 2}, "calls this site party 2 of 2"),
     "negative": ({"nodes": -1}, "nodes is -1"),

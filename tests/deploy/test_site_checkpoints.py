@@ -102,7 +102,7 @@ def test_a_damaged_save_is_not_used_and_the_user_hears_of_it(tmp_path: Path, dam
     told = "site-1 could not restore what it saved at round 4: it went on from its save of round 3."
     assert result.warnings == [told]
     assert json.loads(folder.result.read_text())["warnings"] == [told]
-    assert any("going on from round 3" in text for text in carrier.said)
+    assert any("continuing from round 3" in text for text in carrier.said)
 
 
 def test_a_site_without_any_save_begins_anew_and_the_user_hears_of_it(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_the_server_steps_back_by_itself(tmp_path: Path, monkeypatch: pytest.Mon
     reports: list[dict[str, Any]] = []
     monkeypatch.setattr(server, "report", lambda **fields: reports.append(fields))
     monkeypatch.setattr(server.ServerRun, "_missing", lambda self: [])
-    server.ServerRun(Wire(tmp_path / "sites"), order).go()
+    server.ServerRun(Wire(tmp_path / "sites"), order).execute()
     told = "Gone back to the checkpoint before the last: site-1 refused: the save of round 4 is damaged."
     assert {"warn": told} in reports
     written = json.loads(folder.result.read_text())
@@ -163,7 +163,7 @@ def test_the_server_says_that_its_own_checkpoint_is_damaged(tmp_path: Path, monk
     monkeypatch.setattr(server, "report", lambda **fields: reports.append(fields))
     monkeypatch.setattr(server.ServerRun, "_missing", lambda self: [])
     with pytest.warns(match="is damaged"):
-        server.ServerRun(Wire(tmp_path / "sites"), order).go()
+        server.ServerRun(Wire(tmp_path / "sites"), order).execute()
     (told,) = [each["warn"] for each in reports if "warn" in each]
     assert "continuing from the checkpoint before it, of round 3" in told
     assert json.loads(folder.result.read_text())["metrics"] == whole.metrics
@@ -231,7 +231,7 @@ def test_a_site_does_not_come_back_with_other_data(tmp_path: Path, graphs: Calla
     assert begin(site(first), config, -1)["status"] == "ok"
     assert begin(site(copy), config, -1)["status"] == "ok"
     answer = begin(site(other), config, -1)
-    assert answer["reason"] == "refused: its data is not what it was when the run began; join again with that data."
+    assert answer["reason"] == "refused: its data has changed since the run began; join again with the original data."
     assert any(str(other) in text for text in said)
     record = next((tmp_path / "runs").glob("*/data.json"))
     record.write_text("{")

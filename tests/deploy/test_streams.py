@@ -96,7 +96,7 @@ def test_a_small_message_has_a_small_buffer(streamer: BlobStreamer, monkeypatch:
     monkeypatch.setattr(Noted, "__init__", noted)
     for size in (5, 70_000, 3_500_000):
         send(streamer, bytes(size))[0].result(timeout=60)
-    assert sizes == [streams.MIN_CHUNK, 70_000, 1 << 20]
+    assert sizes == [streams.MIN_CHUNK_BYTES, 70_000, 1 << 20]
 
 
 def test_what_was_sent_is_released_without_the_collector(streamer: BlobStreamer) -> None:

@@ -121,7 +121,7 @@ def test_a_restarted_site_goes_on_from_its_own_save(tmp_path: Path) -> None:
     carrier.instead["site-1"] = restart
     result = run_over(config, carrier, Folder.create(tmp_path / "run", config))
     assert handle is not carrier.sites["site-1"].handle
-    assert any("going on from round 2" in text for text in said)
+    assert any("continuing from round 2" in text for text in said)
     assert_same(whole, result, 0.0)
 
 

@@ -107,7 +107,7 @@ class World:
         )
         public = [key.public_key() for key in self.keys]
         identities = Identities(public, {party: self.keys[party]})
-        secrets = self.kind(identities, run="run", least=self.least, settled=self.records[party])
+        secrets = self.kind(identities, run="run", min_parties=self.least, opened=self.records[party])
         return Replying(graph, None, Schema(1, 1, self.count), 0, [party], secrets=secrets)
 
     def crash(self, party: int) -> None:

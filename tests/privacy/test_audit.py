@@ -16,10 +16,11 @@ from torch import Tensor
 from atoll import wire
 from atoll.federation.cohort import Message
 from atoll.parties import Parties
-from atoll.privacy import noise
+from atoll.privacy import sampling
 from atoll.privacy.discrete import SIGMA
-from atoll.privacy.noise import Noise, NoiseSettings, epsilon
+from atoll.privacy.noise import Noise, NoiseSettings
 from atoll.random import Draws
+from privacy.accounting import epsilon_after
 
 Fields = dict[str, Any]
 
@@ -39,7 +40,7 @@ def released(settings: NoiseSettings, fields: Fields, call: int = 1, verb: str =
 @pytest.fixture
 def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """The guard as it is, with samples of noise that are all zero."""
-    monkeypatch.setattr(noise, "discrete_gaussian", lambda owners, lanes: np.zeros(len(owners), np.int64))
+    monkeypatch.setattr(sampling, "discrete_gaussian", lambda owners, lanes: np.zeros(len(owners), np.int64))
 
 
 def accounted(settings: NoiseSettings) -> float:
@@ -200,11 +201,11 @@ def test_an_attacker_does_no_better_than_epsilon(unit: str, releases: int, monke
             totals.append(sum((one["a"] + one["b"]).sum(-1).reshape(-1).numpy() for one in seen))
         return bound(totals[0], totals[1], settings.delta)
 
-    told = epsilon(settings, releases)
+    told = epsilon_after(settings, releases)
     found = attack()
     assert 0.3 * told < found < told
-    sample = noise.discrete_gaussian
-    monkeypatch.setattr(noise, "discrete_gaussian", lambda owners, lanes: sample(owners, lanes) // 2)
+    sample = sampling.discrete_gaussian
+    monkeypatch.setattr(sampling, "discrete_gaussian", lambda owners, lanes: sample(owners, lanes) // 2)
     assert attack() > told
 
 

@@ -70,7 +70,7 @@ def test_a_party_that_is_named_twice_does_not_answer_twice(parties: list[int], t
     before = (tmp_path / RELEASES_FILE).read_bytes()
     reply = server.fit(parties)
     assert reply["status"] == "failed"
-    assert "for no party, or for one more than once" in reply["reason"]
+    assert "from no party, or from one more than once" in reply["reason"]
     assert (tmp_path / RELEASES_FILE).read_bytes() == before
     assert server.fit([0])["status"] == "ok"
 
@@ -84,7 +84,7 @@ def test_a_run_does_not_begin_with_a_party_twice(parties: list[int], tmp_path: P
 def test_the_count_refuses_a_party_that_is_named_twice() -> None:
     """Whoever asks."""
     for parties in ([3, 3], [1, 2, 1], []):
-        with pytest.raises(AtollError, match="for no party, or for one more than once"):
+        with pytest.raises(AtollError, match="from no party, or from one more than once"):
             Releases().spend(Parties(parties), 0.5)
 
 
@@ -93,7 +93,7 @@ def test_a_model_sent_in_another_shape_makes_no_more_replies(shape: tuple[int, .
     """The update from five models at once would be five replies, clipped and noised each for itself."""
     message = Message("fit", 1, 1, True, Parties([0]), {"model": {"w": torch.zeros(shape)}}, {})
     fields = {"model": {"w": torch.ones(1, 2)}, "n": torch.tensor([3])}
-    with pytest.raises(AtollError, match="'model/w' was sent in another shape"):
+    with pytest.raises(AtollError, match="'model/w' was sent with a different shape"):
         Noise(NoiseSettings(verb="fit"))(message, fields, Draws(0, [0], "guard"))
 
 
@@ -216,12 +216,12 @@ def test_two_processes_do_not_share_a_budget(tmp_path: Path) -> None:
     path = tmp_path / RELEASES_FILE
     one, other = Releases(path, "one"), Releases(path, "other")
     one.spend(Parties([0]), 0.5)
-    with pytest.raises(AtollError, match="was changed by somebody else"):
+    with pytest.raises(AtollError, match="was changed by another program"):
         other.spend(Parties([0]), 0.5)
     one.spend(Parties([0]), 0.5)
     assert Releases(path).total == 1.0
     path.unlink()
-    with pytest.raises(AtollError, match="was changed by somebody else"):
+    with pytest.raises(AtollError, match="was changed by another program"):
         one.spend(Parties([0]), 0.5)
 
 

@@ -15,10 +15,12 @@ from atoll.errors import AtollError
 from atoll.federation.cohort import Message
 from atoll.federation.federation import Answer
 from atoll.parties import Parties
-from atoll.privacy.noise import Noise, NoiseSettings, epsilon, system_normal
+from atoll.privacy.noise import Noise, NoiseSettings
 from atoll.privacy.releases import epsilon_of
+from atoll.privacy.sampling import system_normal
 from atoll.random import Draws
 from atoll.runs import config, runner
+from privacy.accounting import epsilon_after
 from small import Recorded, small
 
 
@@ -135,14 +137,14 @@ def test_epsilon_is_the_gaussian_mechanisms() -> None:
         half, ratio = 1 / (2 * multiplier), eps * multiplier
         return float(normal.cdf(torch.tensor(half - ratio)) - math.exp(eps) * normal.cdf(torch.tensor(-half - ratio)))
 
-    spent = epsilon(settings, 1)
+    spent = epsilon_after(settings, 1)
     assert delta(spent, 1.0) <= 1e-5  # what is promised holds
     assert delta(spent * 0.7, 1.0) > 1e-5  # and is not far off
-    assert epsilon(settings, 10) > spent > epsilon(replace(settings, noise=6.0), 1)
-    assert epsilon(replace(settings, noise=4.0), 4) == pytest.approx(spent)
-    assert epsilon(NoiseSettings(verb="fit", clip=1.0, noise=0.0), 1) == math.inf
-    assert epsilon(NoiseSettings(verb="fit", clip=0.0, noise=1.0), 1) == math.inf
-    assert epsilon(settings, 0) == 0
+    assert epsilon_after(settings, 10) > spent > epsilon_after(replace(settings, noise=6.0), 1)
+    assert epsilon_after(replace(settings, noise=4.0), 4) == pytest.approx(spent)
+    assert epsilon_after(NoiseSettings(verb="fit", clip=1.0, noise=0.0), 1) == math.inf
+    assert epsilon_after(NoiseSettings(verb="fit", clip=0.0, noise=1.0), 1) == math.inf
+    assert epsilon_after(settings, 0) == 0
 
 
 def test_the_history_tells_what_is_spent(tmp_path: Any) -> None:
@@ -152,7 +154,7 @@ def test_the_history_tells_what_is_spent(tmp_path: Any) -> None:
     spent = [row["epsilon"] for row in plain.rows]
     assert 0 < spent[0] < spent[1] < spent[2]
     settings = NoiseSettings(verb="fit", noise=4.0)
-    assert spent == pytest.approx([epsilon(settings, rounds) for rounds in (1, 2, 3)])
+    assert spent == pytest.approx([epsilon_after(settings, rounds) for rounds in (1, 2, 3)])
     secure = runner.run(small("fedavg", secure=True, **dp))
     assert [row["epsilon"] for row in secure.rows] == spent
     for other in ({"placement": "apart"}, {"amnesia": True}):
@@ -169,14 +171,14 @@ def test_a_party_that_was_left_out_has_spent_less() -> None:
     each = experiment.releases.costs / NoiseSettings(noise=4.0).cost
     assert each.sum() == pytest.approx(4)  # one of three parties in each of four rounds
     assert each.max() < 4
-    assert epsilon_of(experiment.spent, 1e-5) == pytest.approx(epsilon(NoiseSettings(noise=4.0), round(each.max())))
+    assert epsilon_of(experiment.spent, 1e-5) == pytest.approx(epsilon_after(NoiseSettings(noise=4.0), round(each.max())))
 
 
 @pytest.mark.parametrize("upload", ["sum", "rows"])
 def test_rows_of_fedgl_cost_the_same_with_and_without_secure_totals(upload: str) -> None:
     """Predictions and embeddings are a node's row together; others' noise is not counted on. The model has other rows."""
     rows: dict[str, Any] = {"dp.verb": "fit", "dp.unit": "row", "dp.noise": 4.0, "upload": upload}
-    spent = [epsilon(NoiseSettings(verb="fit", unit="row", noise=4.0), count) for count in (1, 2, 3)]
+    spent = [epsilon_after(NoiseSettings(verb="fit", unit="row", noise=4.0), count) for count in (1, 2, 3)]
     for secure in (False, True) if upload == "sum" else (False,):
         result = runner.run(small("fedgl", secure=secure, **rows, **{"dp.fields": "predictions,embeddings"}))
         assert [row["epsilon"] for row in result.rows] == pytest.approx(spent)
@@ -246,13 +248,13 @@ def test_mistakes_get_one_sentence(values: dict[str, Any], sentence: str) -> Non
         ("fedavg", {"dp.verb": "fit", "dp.fields": "n"}, "dp.fields names n, but 'fit' replies model."),
         ("gfl_appnp", {"dp.verb": "represent", "dp.fields": "gradients"}, "but 'represent' replies hidden, gradient."),
         ("gfl_appnp", {"dp.verb": "represent", "dp.fields": "gradient", "compensation": "none"}, ""),
-        ("local", {"dp.verb": "fit"}, "dp.verb is 'fit', which replies nothing that noise can be put on; name another verb."),
+        ("local", {"dp.verb": "fit"}, "dp.verb is 'fit', which replies nothing that can be noised; name another verb."),
         (
             "glasu",
             {"dp.verb": "sample"},
-            "dp.verb is 'sample', which replies nothing that noise can be put on; name another verb.",
+            "dp.verb is 'sample', which replies nothing that can be noised; name another verb.",
         ),
-        ("glasu", {"dp.verb": "sample", "dp.fields": "nodes"}, "'sample' replies nothing that noise can be put on."),
+        ("glasu", {"dp.verb": "sample", "dp.fields": "nodes"}, "'sample' replies nothing that can be noised."),
     ],
 )
 def test_noise_on_what_is_not_there_is_a_mistake(algorithm: str, values: dict[str, Any], sentence: str) -> None:

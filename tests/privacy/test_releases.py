@@ -22,13 +22,14 @@ from atoll.errors import AtollError
 from atoll.federation.cohort import Message, Schema
 from atoll.federation.federation import Answer, Failure
 from atoll.parties import Parties
-from atoll.privacy import noise
-from atoll.privacy.noise import NoiseSettings, epsilon
+from atoll.privacy import noise, sampling
+from atoll.privacy.noise import NoiseSettings
 from atoll.privacy.releases import RELEASES_FILE, Budget, Releases, epsilon_of
 from atoll.runs import runner
 from atoll.runs.config import Config
 from atoll.runs.folder import Folder
 from atoll.runs.runner import Result
+from privacy.accounting import epsilon_after
 from small import ALGORITHMS, Wrapper, small
 
 DP: dict[str, Any] = {"dp.verb": "fit", "dp.clip": 1.0, "dp.noise": 4.0}
@@ -96,8 +97,8 @@ def test_a_resume_does_not_take_releases_back(tmp_path: Path) -> None:
     with pytest.raises(BrokenError):
         runner.run(small("fedavg", rounds=4, **values), out=tmp_path / "run", watch=watch)
     resumed = runner.resume(tmp_path / "run")
-    assert whole.rows[-1]["epsilon"] == pytest.approx(epsilon(SETTINGS, 4))
-    assert resumed.rows[-1]["epsilon"] == pytest.approx(epsilon(SETTINGS, 5))
+    assert whole.rows[-1]["epsilon"] == pytest.approx(epsilon_after(SETTINGS, 4))
+    assert resumed.rows[-1]["epsilon"] == pytest.approx(epsilon_after(SETTINGS, 5))
     for (name, value), (_, same) in zip(wire.leaves(whole.state), wire.leaves(resumed.state), strict=True):
         assert torch.equal(value, same), name
 
@@ -124,7 +125,7 @@ def test_a_release_counts_before_its_reply_is_used(tmp_path: Path) -> None:
     with pytest.raises(BrokenError):
         runner.rounds(runner.prepare(config, engine=lambda engine: Dying(engine, "fit", 1)), folder)
     resumed = runner.rounds(runner.prepare(config), folder, None, folder.load())
-    assert resumed.rows[-1]["epsilon"] == pytest.approx(epsilon(SETTINGS, 3))
+    assert resumed.rows[-1]["epsilon"] == pytest.approx(epsilon_after(SETTINGS, 3))
 
 
 def test_a_run_that_could_not_begin_leaves_nothing(tmp_path: Path) -> None:
@@ -177,13 +178,13 @@ def test_sites_count_for_themselves(tmp_path: Path, secure: bool) -> None:
 
     with pytest.raises(BrokenError):
         over(config, Direct(sites(tmp_path), die), folder)
-    assert [row["epsilon"] for row in folder.rows()] == pytest.approx([epsilon(SETTINGS, 1), epsilon(SETTINGS, 2)])
+    assert [row["epsilon"] for row in folder.rows()] == pytest.approx([epsilon_after(SETTINGS, 1), epsilon_after(SETTINGS, 2)])
     resumed = over(config, Direct(sites(tmp_path)), folder, folder.load())
-    assert resumed.rows[-1]["epsilon"] == pytest.approx(epsilon(SETTINGS, 4))
+    assert resumed.rows[-1]["epsilon"] == pytest.approx(epsilon_after(SETTINGS, 4))
     lines = (tmp_path / "site-0" / RELEASES_FILE).read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 3]
     journal = [json.loads(line) for line in (tmp_path / "site-0" / "journal.jsonl").read_text().splitlines()]
-    assert journal[-1]["epsilon"] == pytest.approx(epsilon(SETTINGS, 4))
+    assert journal[-1]["epsilon"] == pytest.approx(epsilon_after(SETTINGS, 4))
 
 
 def test_what_a_site_says_of_itself_is_checked() -> None:
@@ -324,7 +325,7 @@ def test_counts_are_noised_and_accounted_for(monkeypatch: pytest.MonkeyPatch) ->
     assert noised["epsilon"] == pytest.approx(epsilon_of(3 * 2 / 2.0**2, 1e-5))
     both = runner.run(small("fedavg", **DP, **values)).last
     assert both["epsilon"] == pytest.approx(epsilon_of(3 * (2 / 2.0**2 + 2 / 4.0**2), 1e-5))
-    monkeypatch.setattr(noise, "discrete_gaussian", lambda owners, lanes: np.zeros(len(owners), np.int64))
+    monkeypatch.setattr(sampling, "discrete_gaussian", lambda owners, lanes: np.zeros(len(owners), np.int64))
     silent = runner.run(small("fedavg", **values)).last
     for name in ("accuracy", "val_accuracy", "macro_f1", "minority_accuracy"):
         assert silent[name] == pytest.approx(exact[name], abs=0.05), name

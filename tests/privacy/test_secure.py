@@ -51,7 +51,7 @@ def federation(sites: list[list[int]] | None = None, wrap: Any = None, secure: b
     whole = graph(PARTIES)
     schema = Schema(1, 1, PARTIES)
     known = simulated_identities(PARTIES)
-    secrets = Secrets(known, least=3) if secure else None
+    secrets = Secrets(known, min_parties=3) if secure else None
     engine: Any = InProcessEngine(
         lambda parties, blank: Giving(whole.select(parties), None, schema, 0, parties, secrets=secrets, blank=blank),
         sites or [list(range(PARTIES))],

@@ -29,7 +29,7 @@ def test_an_honest_session_tells_the_sum_and_nothing_else() -> None:
 class Careless(Secrets):
     """Parties without the record of opened totals."""
 
-    def _unsettled(self, *anything: Any) -> None:
+    def _require_same_parties(self, *anything: Any) -> None:
         pass
 
 
@@ -142,7 +142,7 @@ def test_a_session_is_over_when_another_one_begins() -> None:
 class Forgetful(Secrets):
     """Parties that take every step as often as asked."""
 
-    def _take(self, step: str, parties: Any, call: Call, session: torch.Tensor) -> list[Session]:
+    def _advance(self, step: str, parties: Any, call: Call, session: torch.Tensor) -> list[Session]:
         return [self.sessions[party] for party in parties]
 
 
@@ -296,7 +296,7 @@ def test_later_lists_are_part_of_earlier_ones(step: str, listed: list[int]) -> N
     if step == "masks":
         world.mask(talk, listed, [0])
     few = "refuses a secure total of 3 parties: at least 4 must take part"
-    assert world.refusals == [few if len(listed) == 3 else "refuses a list of parties that does not fit what it was told before"]
+    assert world.refusals == [few if len(listed) == 3 else "refuses a list of parties that does not match earlier messages"]
 
 
 def test_who_is_not_in_the_sum_does_not_confirm_it() -> None:

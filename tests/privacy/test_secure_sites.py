@@ -63,7 +63,7 @@ def test_a_site_signs_for_its_own_parties_alone(made: Path) -> None:
             ]
     assert [list(seat) for seat in divide_evenly(5, 3)] == [[0, 1], [2], [3, 4]]
     assert sorted(ends["bank-c"].identities(5).private) == [3, 4]
-    with pytest.raises(AtollError, match="party 0 does not live here"):
+    with pytest.raises(AtollError, match="party 0 is not local"):
         ends["bank-c"].identities(5).sign(0, b"statement")
 
 
@@ -71,8 +71,8 @@ def test_a_site_signs_for_its_own_parties_alone(made: Path) -> None:
     ("change", "sentence"),
     [
         (lambda kit, other: shutil.copy(other / "bank-b.crt", kit / "bank-b.crt"), "bank-b was not made by this federation's"),
-        (lambda kit, other: shutil.copy(kit / "bank-a.crt", kit / "bank-b.crt"), "bank-b is not one for bank-b"),
-        (lambda kit, other: shutil.copy(kit.parent / "startup/client.crt", kit / "bank-a.crt"), "bank-a is not one for bank-a"),
+        (lambda kit, other: shutil.copy(kit / "bank-a.crt", kit / "bank-b.crt"), "bank-b is not for bank-b"),
+        (lambda kit, other: shutil.copy(kit.parent / "startup/client.crt", kit / "bank-a.crt"), "bank-a is not for bank-a"),
         (lambda kit, other: shutil.copy(other / KEY, kit / KEY), "signing key is not that of bank-a"),
         (lambda kit, other: (kit / "bank-c.crt").write_text("nonsense"), "signing keys cannot be read"),
         (lambda kit, other: shutil.rmtree(kit), "signing keys cannot be read; make new kits"),
@@ -109,20 +109,20 @@ def test_a_site_decides_how_few_parties_are_too_few(made: Path, tmp_path: Path) 
 
     document = {"algorithm": "fedavg", "run": {"secure": True}}
     two, three = (launch.deployment_config(document, "run.toml", BANKS[:count]) for count in (2, 3))
-    sentence = "secure totals of at least 3 parties, and the federation has 2; `atoll join --secure-min 2` lowers that"
+    sentence = "secure totals of at least 3 parties, but the federation has 2; `atoll join --secure-min 2` lowers that"
     assert sentence in begin(site(), two, 0, 2)
     assert begin(site(policy=SitePolicy(secure_min=2)), two, 0, 2) == ""
     kit = made / "kits" / "bank-b"
     assert begin(site(kit=kit), three, 1, 3) == ""
     for party, parties in ((0, 3), (1, 4), (1, 6)):
-        assert "numbers the parties otherwise than this site's kit" in begin(site(kit=kit), three, party, parties)
+        assert "does not number the parties as this site's kit does" in begin(site(kit=kit), three, party, parties)
     again = site(kit=kit, policy=SitePolicy(secure_min=5))
     assert "at least 5 parties" in begin(again, three, 1, 3)
 
 
 def test_join_says_at_once_what_would_be_refused_later(made: Path, tmp_path: Path) -> None:
     """A site that insists on secure totals looks into its kit before it joins."""
-    with pytest.raises(AtollError, match="at least 4 parties, and the federation has 3; `atoll join --secure-min 3` lowers that"):
+    with pytest.raises(AtollError, match="at least 4 parties, but the federation has 3; `atoll join --secure-min 3` lowers that"):
         launch.join(made / "kits" / "bank-a", tmp_path, SitePolicy(secure=True, secure_min=4))
     shutil.copytree(made / "kits" / "bank-a", tmp_path / "kit")
     shutil.rmtree(tmp_path / "kit" / FOLDER)
@@ -243,7 +243,9 @@ def test_the_record_is_on_the_disk_before_a_share_leaves(tmp_path: Path) -> None
     record.add([1], Call(3, 1, "fit"), (0, 1, 2))
     assert OpenedTotals(path).find(1, Call(3, 1, "fit")) == (0, 1, 2)
     path.write_bytes(whole.replace(b'"answered"', b'"answer'))
-    with pytest.raises(AtollError, match=r"totals\.jsonl, cannot be read: without it, totals of this run could be opened twice"):
+    with pytest.raises(
+        AtollError, match=r"totals\.jsonl, cannot be read, and without it totals of this run could be opened twice"
+    ):
         OpenedTotals(path)
 
 

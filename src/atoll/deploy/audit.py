@@ -1,4 +1,4 @@
-"""Reading a site's journal for an auditor: its lines, whether its chain is whole, and what left in each run."""
+"""Reading a site's journal: its lines, whether its chain is intact, and what left the site in each run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from atoll.errors import AtollError
 
-NEEDED: Mapping[str, type | tuple[type, ...]] = {
+REQUIRED_FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "line": int,
     "time": str,
     "to": str,
@@ -25,12 +25,12 @@ NEEDED: Mapping[str, type | tuple[type, ...]] = {
     "masked": bool,
     "noised": list,
     "previous": str,
-}  # what every line holds, and of which type
+}  # of every line, with their types
 
 
 @dataclass(frozen=True)
 class JournalLine:
-    """A line as it stands in a journal: what it says or, where that cannot be read, what is wrong with it."""
+    """One line of a journal: its entry or, if that cannot be read, what is wrong with it."""
 
     number: int
     digest: str
@@ -39,7 +39,7 @@ class JournalLine:
 
 
 def read(path: Path) -> Iterator[JournalLine]:
-    """The lines of a journal, also while its site writes; the end of a line that is being written is passed over."""
+    """The lines of a journal, even while its site writes to it; an unfinished last line is skipped."""
     try:
         with path.open("rb") as file:
             for number, raw in enumerate(file, 1):
@@ -59,11 +59,11 @@ def _line(number: int, raw: bytes) -> JournalLine:
         return JournalLine(number, digest, None, "is not a JSON object")
     wrong = [
         name
-        for name, kind in NEEDED.items()
+        for name, kind in REQUIRED_FIELDS.items()
         if not isinstance(entry.get(name), kind) or isinstance(entry[name], bool) != (kind is bool)
     ]
     if wrong:
-        return JournalLine(number, digest, None, f"says nothing readable of {', '.join(wrong)}")
+        return JournalLine(number, digest, None, f"has no readable {', '.join(wrong)}")
     if not all(isinstance(field, dict) and isinstance(field.get("name"), str) for field in entry["fields"]):
         return JournalLine(number, digest, None, "lists fields that cannot be read")
     return JournalLine(number, digest, entry)
@@ -71,16 +71,16 @@ def _line(number: int, raw: bytes) -> JournalLine:
 
 @dataclass(frozen=True)
 class ChainCheck:
-    """What `verify` found: the number of lines, the SHA-256 of the last one, breaks of the chain and damaged lines."""
+    """The result of `verify`: the number of lines, the SHA-256 of the last one, breaks of the chain and damaged lines."""
 
     lines: int
     head: str
     broken: tuple[str, ...]
-    damaged: tuple[str, ...]  # within a whole chain these were cut off by a crash, before their answer could leave
+    damaged: tuple[str, ...]  # in an intact chain these were cut off by a crash, before their answer could leave
 
 
 def verify(path: Path, head: str = "") -> ChainCheck:
-    """Follow the chain; where `head` is given, that of an earlier look must still be part of it."""
+    """Verify the chain; `head`, if given, is that of an earlier verification and must still be part of it."""
     before, lines, known = "", 0, not head
     broken: list[str] = []
     damaged: list[str] = []
@@ -92,21 +92,21 @@ def verify(path: Path, head: str = "") -> ChainCheck:
         else:
             numbered = line.entry["line"]
             if lines == 1 and (numbered, line.entry["previous"]) != (1, ""):
-                broken.append(f"the journal begins with line {numbered}: what was before it is not here")
+                broken.append(f"the journal begins with line {numbered}: the lines before it are missing")
             elif lines > 1 and line.entry["previous"] != before:
                 broken.append(f"line {lines} does not follow line {lines - 1}: one of them, or one between them, was changed")
         before = line.digest
         last_is_readable = line.entry is not None
         known = known or before == head
-    if not last_is_readable and _ends_whole(path):  # a crash leaves half a line; its end is written with the next line
+    if not last_is_readable and _is_terminated(path):  # a crash leaves half a line, which the next line terminates
         broken.append(f"{damaged.pop()}, and no line after it confirms it")
     if not known:
-        broken.append(f"no line has the head {head}: the journal was cut or rewritten since")
+        broken.append(f"no line has the head {head}: the journal was truncated or rewritten since")
     return ChainCheck(lines, before, tuple(broken), tuple(damaged))
 
 
-def _ends_whole(path: Path) -> bool:
-    """Whether the last line has its end."""
+def _is_terminated(path: Path) -> bool:
+    """Whether the last line is terminated."""
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read() == b"\n"
@@ -114,10 +114,10 @@ def _ends_whole(path: Path) -> bool:
 
 @dataclass
 class AnswerGroup:
-    """The answers of one kind in one run: same message, purpose, outcome and fields."""
+    """Answers of one run with the same message, purpose, outcome and fields."""
 
-    what: str  # a verb, or a message that is not one
-    purpose: str  # training, evaluation or, of other messages, empty
+    what: str  # the verb, or the kind of message
+    purpose: str  # training, evaluation or, for other messages, empty
     outcome: str  # ok, or why it was refused
     fields: tuple[str, ...]  # each with its type and shape
     masked: bool
@@ -127,7 +127,7 @@ class AnswerGroup:
     bytes: int = 0
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        """Count one more."""
+        """Add an answer."""
         self.times, self.bytes = self.times + 1, self.bytes + entry["bytes"]
         if isinstance(number := entry.get("round"), int):
             first, last = self.rounds or (number, number)
@@ -136,7 +136,7 @@ class AnswerGroup:
 
 @dataclass
 class RunSummary:
-    """What left in one run."""
+    """What left the site in one run."""
 
     run: str
     first: str
@@ -147,15 +147,15 @@ class RunSummary:
 
     @property
     def bytes(self) -> int:
-        """All bytes of the run."""
+        """The bytes of all answers of the run."""
         return sum(kind.bytes for kind in self.kinds.values())
 
 
 def summaries(entries: Iterable[Mapping[str, Any]]) -> list[RunSummary]:
     """One summary per run, in the order in which they began."""
-    found: dict[str, RunSummary] = {}
+    by_run: dict[str, RunSummary] = {}
     for entry in entries:
-        summary = found.setdefault(entry["run"], RunSummary(entry["run"], entry["time"], entry["time"]))
+        summary = by_run.setdefault(entry["run"], RunSummary(entry["run"], entry["time"], entry["time"]))
         summary.last = entry["time"]
         summary.to.add(entry["to"])
         summary.epsilon = epsilon_of(entry) or summary.epsilon
@@ -163,11 +163,11 @@ def summaries(entries: Iterable[Mapping[str, Any]]) -> list[RunSummary]:
         outcome = "ok" if entry["status"] == "ok" else str(entry.get("reason", entry["status"]))
         key = (what, purpose, outcome, shapes(entry), entry["masked"], tuple(map(str, entry["noised"])))
         summary.kinds.setdefault(key, AnswerGroup(*key)).add(entry)
-    return list(found.values())
+    return list(by_run.values())
 
 
 def shapes(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    """The fields of a line in words: `model/layers.0.weight float32 1×1433×64`."""
+    """The fields of a line as text: `model/layers.0.weight float32 1×1433×64`."""
     words = []
     for each in entry["fields"]:
         shape = each.get("shape")
@@ -179,11 +179,11 @@ def shapes(entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def epsilon_of(entry: Mapping[str, Any]) -> str:
-    """The ε so far that a line tells, in words; empty where it tells none."""
+    """The ε so far, as text; empty if the line has none."""
     epsilon = entry.get("epsilon")
     return f"{epsilon:.4g}" if isinstance(epsilon, (int, float)) else str(epsilon) if epsilon is not None else ""
 
 
 def protection(masked: bool, noised: Sequence[str]) -> str:
-    """How the fields were protected, in words."""
+    """How the fields were protected, as text."""
     return ", ".join([*(["masked"] if masked else []), *([f"noised: {', '.join(noised)}"] if noised else [])]) or "–"

@@ -1,4 +1,4 @@
-"""The engine across machines, at the server: bytes to the sites and back, such that no site keeps the others waiting."""
+"""Bytes from the server to the sites and back through NVFlare, such that no site can hold up the others."""
 
 from __future__ import annotations
 
@@ -21,96 +21,95 @@ from atoll.engines.remote import TOPIC
 from atoll.version import __version__
 
 log = logging.getLogger("atoll.server")
-POLL_SECONDS = 0.2  # seconds between looks at the connections
-ECHO_SECONDS = 30.0  # seconds for a site to say that it is there
-MIN_BYTES_PER_SECOND = 64_000  # bytes a second that a line carries: a site that is slower runs out of time
+POLL_SECONDS = 0.2  # between checks of the connections
+ECHO_SECONDS = 30.0  # for a site to answer an echo
+MIN_BYTES_PER_SECOND = 64_000  # of a connection: a site on a slower one times out
 LOST_CONNECTION = "lost the connection"
 ECHO_REQUEST = {"atoll": __version__, "run": "", "kind": "echo"}
 
 
 class PendingRequest(Signal):  # type: ignore[misc]
-    """Ends the wait for an answer when it is triggered, with the reason."""
+    """Ends the wait for an answer when it is triggered, with the reason as its value."""
 
-    began = math.inf  # when it was asked; not yet
+    began = math.inf  # when it was sent; not yet
 
 
 class NVFlareCarrier:
-    """Bytes to the sites as requests of NVFlare's auxiliary channel, and back."""
+    """Sends bytes to the sites as requests on NVFlare's auxiliary channel, and returns their answers."""
 
     def __init__(self, cell: Any) -> None:
         self.cell = cell
         self.threads = concurrent.futures.ThreadPoolExecutor(max_workers=64, thread_name_prefix="atoll")
-        self.welcomes: dict[str, tuple[concurrent.futures.Executor, PendingRequest]] = {}
+        self.greetings: dict[str, tuple[concurrent.futures.Executor, PendingRequest]] = {}  # the last one per site
 
     def session(self, site: str) -> str | None:
-        """The name of a site's present connection; None where there is none."""
+        """The name of a site's current connection; None if it has none."""
         return connection_name(self.cell, site)
 
-    def welcome(self, agent: Any) -> None:
-        """Say a first word to a site that has connected: by it the site knows that it was let in.
+    def greet(self, agent: Any) -> None:
+        """Send a first request to a site that has connected: by it the site knows that it was accepted.
 
-        Each site has one thread for it, and a new connection ends the wait on the one before: a site that connects again and
-        again without a word does not keep the others waiting.
+        Each site has one thread for this, and a new connection ends the wait on the previous one: a site that keeps reconnecting
+        without answering does not hold up the others.
         """
-        site, question = agent.get_fqcn(), PendingRequest()
-        thread, before = self.welcomes.get(site) or (
-            concurrent.futures.ThreadPoolExecutor(1, f"welcome-{site}"),
-            PendingRequest(),
-        )
-        self.welcomes[site] = thread, question
-        before.trigger(LOST_CONNECTION)
-        thread.submit(self._welcome, site, question)
+        site, request = agent.get_fqcn(), PendingRequest()
+        if site not in self.greetings:
+            self.greetings[site] = concurrent.futures.ThreadPoolExecutor(1, f"greet-{site}"), PendingRequest()
+        thread, previous = self.greetings[site]
+        self.greetings[site] = thread, request
+        previous.trigger(LOST_CONNECTION)
+        thread.submit(self._greet, site, request)
 
-    def _welcome(self, site: str, question: PendingRequest) -> None:
-        if not question.triggered:
-            self._send(site, wire.encode(ECHO_REQUEST), ECHO_SECONDS, question)
+    def _greet(self, site: str, request: PendingRequest) -> None:
+        if not request.triggered:
+            self._send(site, wire.encode(ECHO_REQUEST), ECHO_SECONDS, request)
 
     def send(self, requests: Mapping[str, bytes], timeout: float) -> dict[str, bytes | str]:
         """Every site's answer, or why there is none.
 
-        A site whose connection breaks is not waited for, nor one that takes longer than `timeout` and the time that a slow line
-        needs for what was sent: NVFlare itself waits for as long as a byte comes now and then.
+        A site whose connection breaks is not waited for, nor one that takes longer than `timeout` plus the time that the slowest
+        accepted connection needs for the data: NVFlare itself would wait as long as a byte arrives now and then.
         """
         replies: dict[str, bytes | str] = {}
         waiting: dict[concurrent.futures.Future[bytes | str], tuple[str, str, PendingRequest]] = {}
         for site, data in requests.items():
-            session, question = self.session(site), PendingRequest()
+            session, request = self.session(site), PendingRequest()
             if session is None:
                 replies[site] = "is not connected"
             else:
-                waiting[self.threads.submit(self._send, site, data, timeout, question)] = (site, session, question)
+                waiting[self.threads.submit(self._send, site, data, timeout, request)] = (site, session, request)
         while waiting:
             done, _ = concurrent.futures.wait(waiting, POLL_SECONDS, concurrent.futures.FIRST_COMPLETED)
             for future in done:
                 replies[waiting.pop(future)[0]] = future.result()
-            for site, session, question in waiting.values():
+            for site, session, request in waiting.values():
                 carried = len(requests[site]) + streams.received_bytes(site)
                 if self.session(site) != session:
-                    question.trigger(LOST_CONNECTION)
-                elif time.monotonic() - question.began > timeout + carried / MIN_BYTES_PER_SECOND:
-                    question.trigger(f"timed out after {timeout:g} seconds")
-        return {site: replies[site] for site in requests}  # in the order they were asked in, whoever answered first
+                    request.trigger(LOST_CONNECTION)
+                elif time.monotonic() - request.began > timeout + carried / MIN_BYTES_PER_SECOND:
+                    request.trigger(f"timed out after {timeout:g} seconds")
+        return {site: replies[site] for site in requests}  # in the order of the requests, whoever answered first
 
-    def _send(self, site: str, data: bytes, timeout: float, question: PendingRequest) -> bytes | str:
-        question.began = time.monotonic()
+    def _send(self, site: str, data: bytes, timeout: float, request: PendingRequest) -> bytes | str:
+        request.began = time.monotonic()
         try:
             reply = self.cell.send_request(
                 channel=CHANNEL,
                 target=site,
                 topic=TOPIC,
-                request=Message({}, data),  # plain bytes: NVFlare unpacks nothing, at either end
+                request=Message({}, data),  # plain bytes: NVFlare unpacks nothing at either end
                 timeout=timeout,
                 optional=True,
-                abort_signal=question,
+                abort_signal=request,
             )
-        except Exception as error:  # whatever one site's answer does to NVFlare, the others go on
+        except Exception as error:  # whatever one site's answer does to NVFlare, the others continue
             log.exception("%s could not be asked", site)
             return f"could not be reached ({type(error).__name__})"
         finally:
             streams.drop_unawaited(site, self.cell.requests_dict)
-        code = reply.get_header(MessageHeaderKey.RETURN_CODE)  # of this end: the gate takes none from a site
+        code = reply.get_header(MessageHeaderKey.RETURN_CODE)  # set by NVFlare here: the firewall drops a site's own
         if code is None:
             return bytes(reply.payload or b"")
-        if question.triggered or self.session(site) is None:
-            return str(question.value) if question.triggered else LOST_CONNECTION
+        if request.triggered or self.session(site) is None:
+            return str(request.value) if request.triggered else LOST_CONNECTION
         return f"timed out after {timeout:g} seconds" if code == ReturnCode.TIMEOUT else f"could not be reached ({code})"

@@ -1,4 +1,4 @@
-"""NVFlare's cell of one end of a federation, from the files of its kit: TLS on both sides, locked, no other part of NVFlare."""
+"""NVFlare's cell of a server or site, from the files of its kit: mutual TLS, firewalled, without any other part of NVFlare."""
 
 from __future__ import annotations
 
@@ -23,32 +23,34 @@ from atoll.deploy.kit import LOOPBACK, SERVER_IDENTITY, Kit
 from atoll.engines.remote import MAX_MESSAGE_BYTES
 from atoll.errors import AtollError
 
-HEARTBEAT_SECONDS = 5  # seconds without a word after which a connection is asked whether it is there
-MAX_SILENT_SECONDS = 60.0  # seconds without a word after which a connection is given up
-MAX_LOG_LINES_PER_MINUTE = 100  # of a part of NVFlare, or about one peer, in the log in a minute
-MAX_FRAME_BYTES = 4 << 20  # bytes of the largest frame that the server takes; a chunk of a stream has a quarter of them
-# NVFlare would take these from a file of the kit or from the environment; here they are part of the program.
+HEARTBEAT_SECONDS = 5  # of silence after which a connection is pinged
+MAX_SILENT_SECONDS = 60.0  # after which a connection is closed
+MAX_LOG_LINES_PER_MINUTE = 100  # of one NVFlare logger, or about one peer
+MAX_FRAME_BYTES = 4 << 20  # that are accepted; a chunk of a stream has a quarter of it
+# NVFlare would read these from a file in the kit or from the environment; here they are fixed in code.
 NVFLARE_SETTINGS = {
     VarName.ALLOW_ADHOC_CONNS: False,
     VarName.COMM_DRIVER_PATH: "",
     VarName.STREAMING_MAX_BLOB_SIZE: MAX_MESSAGE_BYTES,
-    VarName.STREAMING_RELIABLE: False,  # the connection is: what a stream would repeat is lost with it, and asked again
+    VarName.STREAMING_RELIABLE: False,  # the connection is reliable: what is lost with it is requested again
     VarName.HEARTBEAT_INTERVAL: HEARTBEAT_SECONDS,
 }
 
 
 def open_cell(kit: Kit) -> Cell:
-    """The cell of an end, locked and not yet started."""
-    _settings()
+    """The cell of a server or site, firewalled and not yet started."""
+    _apply_settings()
     streams.install()
     tls.install()
-    end, startup = "server" if kit.site is None else "client", kit.path / "startup"
-    files = {"ca_cert": startup / "rootCA.pem", f"{end}_cert": startup / f"{end}.crt", f"{end}_key": startup / f"{end}.key"}
+    role, startup = "server" if kit.site is None else "client", kit.path / "startup"
+    files = {"ca_cert": startup / "rootCA.pem", f"{role}_cert": startup / f"{role}.crt", f"{role}_key": startup / f"{role}.key"}
     try:
-        ssl.create_default_context(cafile=str(files["ca_cert"])).load_cert_chain(files[f"{end}_cert"], files[f"{end}_key"])
+        ssl.create_default_context(cafile=str(files["ca_cert"])).load_cert_chain(files[f"{role}_cert"], files[f"{role}_key"])
     except (OSError, ssl.SSLError) as error:
-        raise AtollError(f"{startup} holds no usable key and certificates ({error}); bring the kit again.") from error
-    host = kit.host if kit.site is not None or kit.host in LOOPBACK else "0"  # NVFlare's word for all addresses of this machine
+        raise AtollError(f"{startup} holds no usable key and certificates ({error}); copy the kit again.") from error
+    host = (
+        kit.host if kit.site is not None or kit.host in LOOPBACK else "0"
+    )  # "0" is NVFlare's word for all addresses of this machine
     peers = {site: site for site in kit.sites} if kit.site is None else {SERVER: SERVER_IDENTITY}
     cell = Cell(
         fqcn=kit.site or SERVER,
@@ -63,7 +65,7 @@ def open_cell(kit: Kit) -> Cell:
     return cell
 
 
-def _settings() -> None:
+def _apply_settings() -> None:
     CommConfigurator._configuration = dict(NVFLARE_SETTINGS)
     CommConfigurator._config_loaded = True
     ConfigService._var_values.update(NVFLARE_SETTINGS)  # NVFlare looks here first
@@ -74,7 +76,7 @@ def _settings() -> None:
 
 
 def connection_name(cell: Cell, peer: str) -> str | None:
-    """The name of a peer's present connection; None where there is none."""
+    """The name of a peer's current connection; None if it has none."""
     endpoint = cell.core_cell.communicator.conn_manager.sfm_endpoints.get(peer)
     if endpoint is None or endpoint.endpoint.state != EndpointState.READY:
         return None
@@ -83,22 +85,22 @@ def connection_name(cell: Cell, peer: str) -> str | None:
 
 
 def close_silent_connections(cell: Cell) -> None:
-    """Give up connections that are dead without having been closed: a cable that was pulled, a machine that froze."""
+    """Close connections that died without being closed, for instance when a cable was pulled or a machine froze."""
     connections: dict[str, Any] = cell.core_cell.communicator.conn_manager.sfm_conns
     seen: dict[str, float] = {}
 
-    def look() -> None:
+    def check() -> None:
         while True:
             time.sleep(HEARTBEAT_SECONDS)
             for each in silent_connections(dict(connections), seen, time.time()):
-                logging.getLogger("atoll.cell").warning("%s said nothing for %g seconds; closed", each.conn, MAX_SILENT_SECONDS)
+                logging.getLogger("atoll.cell").warning("%s was silent for %g seconds; closed", each.conn, MAX_SILENT_SECONDS)
                 each.conn.close()
 
-    threading.Thread(target=look, daemon=True).start()
+    threading.Thread(target=check, daemon=True).start()
 
 
 def silent_connections(connections: Mapping[str, Any], seen: dict[str, float], now: float) -> list[Any]:
-    """The connections without a word for too long; `seen` keeps when each was looked at first."""
+    """The connections that were silent for too long; `seen` maps each to the time of its first check."""
     for name in seen.keys() - connections.keys():
         del seen[name]
     return [
@@ -109,7 +111,7 @@ def silent_connections(connections: Mapping[str, Any], seen: dict[str, float], n
 
 
 class LogRateLimit(logging.Filter):
-    """Lets what strangers bring about have so many lines a minute: nobody pushes the rest out of the log."""
+    """Limits the log lines that outsiders can cause, so that they cannot push everything else out of the log."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +119,7 @@ class LogRateLimit(logging.Filter):
         self.minute = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a line is written."""
+        """Whether to write a line."""
         if record.name.startswith("atoll.") and not record.name.startswith(firewall.log.name):
             return True
         if (minute := int(record.created // 60)) != self.minute:
@@ -128,12 +130,12 @@ class LogRateLimit(logging.Filter):
 
 
 def configure_logging(kit: Kit) -> None:
-    """One log file, `log.txt` in the kit."""
+    """Write one log file, `log.txt` in the kit."""
     logging.config.dictConfig(
         {
             "version": 1,
             "disable_existing_loggers": False,
-            "filters": {"sparse": {"()": LogRateLimit}},
+            "filters": {"rate_limit": {"()": LogRateLimit}},
             "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
             "handlers": {
                 "file": {
@@ -142,7 +144,7 @@ def configure_logging(kit: Kit) -> None:
                     "filename": str(kit.path / "log.txt"),
                     "maxBytes": 10_000_000,
                     "backupCount": 2,
-                    "filters": ["sparse"],
+                    "filters": ["rate_limit"],
                 }
             },
             "root": {"level": "INFO", "handlers": ["file"]},

@@ -1,6 +1,6 @@
-"""Child processes that never outlive us: their standard input is a lifeline, and marked lines of their output are reports.
+"""Child processes that never outlive their parent: commands go in by standard input, marked lines of the output are reports.
 
-When the parent ends, however it ends, the lifeline breaks and the child leaves at once.
+When the parent ends, for whatever reason, the child's standard input closes and the child exits at once.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ REPORT_PREFIX = "\x1eatoll "
 
 
 class Child:
-    """A process of ours; `heard` is called, in a thread of its own, with each report, and with {"exit": code} at the end."""
+    """A child process; `on_report` is called, in a separate thread, with each report, and finally with {"exit": code}."""
 
     def __init__(
         self, command: Sequence[str], log: Path, on_report: Callable[[dict[str, Any]], None], env: Mapping[str, str] | None = None
     ) -> None:
-        """What the child prints beside its reports goes to the file `log`."""
+        """Everything that the child prints besides its reports goes to the file `log`."""
         self.log = log
         self.on_report = on_report
         self.process = subprocess.Popen(
@@ -33,7 +33,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**os.environ, **(env or {})},
-            start_new_session=True,  # Ctrl-C is for us; we end our children ourselves
+            start_new_session=True,  # Ctrl-C goes to the parent only, which stops its children itself
             text=True,
             errors="replace",
         )
@@ -41,20 +41,20 @@ class Child:
         self.reader.start()
 
     def send(self, command: Mapping[str, Any]) -> None:
-        """Send an command; a child that is gone does not hear it."""
+        """Send a command; nothing happens if the child has ended."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             self.process.stdin.write(json.dumps(command) + "\n")
             self.process.stdin.flush()
 
     def close_stdin(self) -> None:
-        """Cut the lifeline: the child leaves as soon as it notices."""
+        """Close the child's standard input: the child then exits."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             self.process.stdin.close()
 
     def stop(self, patience: float = 3.0) -> None:
-        """Let go of the lifeline, wait a little, then end the process."""
+        """Close standard input, wait `patience` seconds, then kill the process."""
         self.close_stdin()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(patience)
@@ -70,7 +70,7 @@ class Child:
                 if line.startswith(REPORT_PREFIX):
                     self.on_report(json.loads(line.removeprefix(REPORT_PREFIX)))
                 else:
-                    with contextlib.suppress(OSError):  # a full disk must not keep the child from talking
+                    with contextlib.suppress(OSError):  # a full disk must not block the child's reports
                         file.write(line.encode())
         code = self.process.wait()
         self.close_stdin()
@@ -78,21 +78,21 @@ class Child:
 
 
 def report(**fields: Any) -> None:
-    """Tell the parent something (in the child)."""
+    """Send a report to the parent (called in the child)."""
     with _printing:
         sys.stdout.write(REPORT_PREFIX + json.dumps(fields) + "\n")
         sys.stdout.flush()
 
 
 def commands() -> Iterator[dict[str, Any]]:
-    """What the parent tells us, until it lets go: then this process ends (in the child)."""
+    """The parent's commands, until it closes standard input: then this process exits (called in the child)."""
     for line in sys.stdin:
         yield json.loads(line)
     exit_now(0)
 
 
 def exit_now(code: int) -> None:
-    """End this process at once, whatever its other threads do; files are written whole, so nothing is lost (in the child)."""
+    """End this process at once, whatever its threads do; files are written whole, so nothing is lost (called in the child)."""
     sys.stdout.flush()
     os._exit(code)
 

@@ -1,4 +1,4 @@
-"""Whether the sites' graphs fit together, by what they say of them (`form.describe`); who differs in what, in one sentence."""
+"""Whether the sites' graphs fit together, judged by their descriptions (`description.describe`); if not, who differs in what."""
 
 from __future__ import annotations
 
@@ -15,75 +15,75 @@ from atoll.deploy.description import SCALINGS
 from atoll.errors import AtollError
 from atoll.federation.cohort import Fields
 
-Known = dict[str, Fields]  # site → what it says of its graph, read and checked
+Descriptions = dict[str, Fields]  # site → the description of its graph, checked
 
 
 class IncompatibleSites(AtollError):
-    """Two sites do not fit together; `field` is what their own logs may say more of, empty where there is nothing to name."""
+    """Two sites do not fit together; their own logs can list the differences in `field`, if it is not empty."""
 
     def __init__(self, sentence: str, sites: tuple[str, str], field: str = "") -> None:
-        super().__init__(f"The sites' graphs do not fit together: {sentence}; agree on one form of the data.")
+        super().__init__(f"The sites' graphs do not fit together: {sentence}; agree on a common form of the data.")
         self.sites = sites
         self.field = field
 
 
 @dataclass(frozen=True)
 class CommonForm:
-    """The form that all sites' graphs have or are brought to."""
+    """The form that all sites' graphs have, if necessary after reordering."""
 
     features: int
     classes: int
     order: Fields = field(default_factory=dict)  # digests of the columns (`columns`) and classes (`names`) in the common order
-    notes: list[str] = field(default_factory=list)  # for the user: what was put in order, what could not be compared
-    nodes: int = 0  # where all hold the same ones
+    notes: list[str] = field(default_factory=list)  # for the user: what was reordered, and what could not be compared
+    nodes: int = 0  # if all sites hold the same ones
 
 
-def check_compatible(about: Mapping[str, Fields | str], setting: str) -> CommonForm:
-    """The form that the sites' descriptions fit; where they do not, one sentence on who differs in what.
+def check_compatible(descriptions: Mapping[str, Fields | str], scenario: str) -> CommonForm:
+    """The common form of the sites' graphs; if they do not fit together, an error that says who differs in what.
 
-    Columns and classes with the same names in another order are put in the order of the first site that has names.
+    Columns and classes with the same names in different orders are put in the order of the first site that has names.
     """
-    known: Known = {}
-    for site, described in about.items():
+    known: Descriptions = {}
+    for site, described in descriptions.items():
         if isinstance(described, str):
             raise AtollError(f"The site {site} cannot take part: it {described.removesuffix('.')}.")
         if reason := requests.invalid_description(described):
             raise AtollError(f"The site {site} cannot take part: it {reason}.")
-        known[site] = _read(site, described, setting)
+        known[site] = _checked(site, described, scenario)
     notes: list[str] = []
-    _same_number(known, "classes", "names")
-    order = {"names": _common(known, "names", notes)}
-    if setting == "vertical":
-        _same_number(known, "nodes")
-        _same_nodes(known)
+    _require_equal(known, "classes", "names")
+    order = {"names": _common_order(known, "names", notes)}
+    if scenario == "vertical":
+        _require_equal(known, "nodes")
+        _require_same_nodes(known)
     else:
-        _same_number(known, "features", "columns")
-        order["columns"] = _common(known, "columns", notes)
+        _require_equal(known, "features", "columns")
+        order["columns"] = _common_order(known, "columns", notes)
         _compare_scaling(known, notes)
-    if setting == "overlapping":
-        _same_roles(known)
+    if scenario == "overlapping":
+        _require_same_roles(known)
     features = max(described["features"] for described in known.values())
     classes = next(iter(known.values()))["classes"]
-    nodes = next(iter(known.values()))["nodes"] if setting == "vertical" else 0
+    nodes = next(iter(known.values()))["nodes"] if scenario == "vertical" else 0
     return CommonForm(features, classes, {name: value for name, value in order.items() if len(value)}, notes, nodes)
 
 
-def _read(site: str, described: Fields, setting: str) -> Fields:
-    """A site's description, if every part has the right type."""
-    numbers = ["features", "classes", *(["nodes"] if setting == "vertical" else [])]
+def _checked(site: str, described: Fields, scenario: str) -> Fields:
+    """A site's description, after checking the type of every part."""
+    numbers = ["features", "classes", *(["nodes"] if scenario == "vertical" else [])]
     tensors = {"names": torch.int64}
-    if setting != "vertical":
+    if scenario != "vertical":
         tensors["columns"] = torch.int64
-    if setting == "overlapping":
+    if scenario == "overlapping":
         tensors |= {"shared": torch.int64, "roles": torch.int8}
     fits = all(type(described.get(name)) is int and described[name] >= 0 for name in numbers)
     fits = fits and all(_is_list(described.get(name), dtype) for name, dtype in tensors.items())
     fits = fits and len(described["names"]) in (0, described["classes"])
-    if setting == "vertical":
+    if scenario == "vertical":
         fits = fits and isinstance(described.get("ids"), str)
     else:
         fits = fits and len(described["columns"]) in (0, described["features"]) and described.get("scaling") in SCALINGS
-    if setting == "overlapping":
+    if scenario == "overlapping":
         fits = fits and len(described["shared"]) == len(described["roles"])
     if not fits:
         raise AtollError(f"The site {site} cannot take part: its description of its graph could not be read.")
@@ -94,20 +94,20 @@ def _is_list(value: Any, dtype: torch.dtype) -> bool:
     return isinstance(value, Tensor) and value.dtype == dtype and value.dim() == 1
 
 
-def _same_number(known: Known, name: str, named: str = "") -> None:
+def _require_equal(known: Descriptions, name: str, named: str = "") -> None:
     (first, reference), *others = known.items()
     for site, described in others:
         if described[name] != reference[name]:
             sentence = f"{first} has {reference[name]} {name} and {site} has {described[name]}"
             both = bool(named) and len(reference[named]) > 0 and len(described[named]) > 0
-            raise IncompatibleSites(sentence + (LOGS if both else ""), (first, site), named if both else "")
+            raise IncompatibleSites(sentence + (SEE_LOGS if both else ""), (first, site), named if both else "")
 
 
-LOGS = " (the sites' own logs name those that differ)"
+SEE_LOGS = " (the sites' own logs list those that differ)"
 
 
-def _common(known: Known, name: str, notes: list[str]) -> Tensor:
-    """The digests of columns or classes in the order of the first site that names them."""
+def _common_order(known: Descriptions, name: str, notes: list[str]) -> Tensor:
+    """The digests of columns or classes, in the order of the first site that names them."""
     noun = "features" if name == "columns" else "classes"
     naming: dict[str, Tensor] = {site: described[name] for site, described in known.items() if len(described[name])}
     unnamed = [site for site in known if site not in naming]
@@ -117,40 +117,40 @@ def _common(known: Known, name: str, notes: list[str]) -> Tensor:
     if unnamed and name == "names":
         raise IncompatibleSites(f"{first} names its classes and {unnamed[0]} does not", (first, unnamed[0]))
     if unnamed:
-        notes.append(f"{_and(unnamed)} does not name its features, so that their order could not be compared with {first}'s.")
-    moved = []
+        notes.append(f"{_and(unnamed)} does not name its features, so their order could not be compared with {first}'s.")
+    reordered = []
     for site, digests in naming.items():
         unknown = (~torch.isin(digests, reference)).nonzero()[:, 0]
         if len(unknown):
             sentence = f"{noun[:-1] if noun == 'features' else 'class'} {int(unknown[0]) + 1} of {site} (counted from 1)"
-            raise IncompatibleSites(f"{sentence} is not among the {noun} of {first}{LOGS}", (first, site), name)
-        if not torch.equal(digests.sort().values, reference.sort().values):  # one of them names something twice
+            raise IncompatibleSites(f"{sentence} is not among the {noun} of {first}{SEE_LOGS}", (first, site), name)
+        if not torch.equal(digests.sort().values, reference.sort().values):  # one of them has a name twice
             raise IncompatibleSites(f"the {noun} of {first} and {site} differ", (first, site), name)
         if not torch.equal(digests, reference):
-            moved.append(site)
-    if moved:
-        notes.append(f"{_and(moved)} has the {noun} of {first} in another order; they are put in {first}'s order.")
+            reordered.append(site)
+    if reordered:
+        notes.append(f"{_and(reordered)} has the {noun} of {first} in another order; they are put in {first}'s order.")
     return reference
 
 
-def _same_nodes(known: Known) -> None:
+def _require_same_nodes(known: Descriptions) -> None:
     (first, reference), *others = known.items()
     for site, described in others:
         if described["ids"] != reference["ids"]:
-            raise IncompatibleSites(f"the nodes' numbers of {first} and {site} differ", (first, site))
+            raise IncompatibleSites(f"the node ids of {first} and {site} differ", (first, site))
 
 
-def _compare_scaling(known: Known, notes: list[str]) -> None:
+def _compare_scaling(known: Descriptions, notes: list[str]) -> None:
     (first, reference), *others = known.items()
     for site, described in others:
         if described["scaling"] != reference["scaling"]:
             one, other = SCALINGS[reference["scaling"]], SCALINGS[described["scaling"]]
-            notes.append(f"The features of {first} {one}, those of {site} {other}; scale them alike unless that is meant.")
+            notes.append(f"The features of {first} {one}, those of {site} {other}; scale them alike unless this is intended.")
             return
 
 
-def _same_roles(known: Known) -> None:
-    """Refuse a node that trains at one site and validates or tests at another."""
+def _require_same_roles(known: Descriptions) -> None:
+    """Refuse nodes that train at one site and validate or test at another."""
     digests = np.concatenate([described["shared"].numpy() for described in known.values()])
     roles = np.concatenate([described["roles"].numpy() for described in known.values()])
     owner = np.repeat(np.arange(len(known)), [len(described["shared"]) for described in known.values()])
@@ -159,9 +159,9 @@ def _same_roles(known: Known) -> None:
     odd = np.flatnonzero((digests[1:] == digests[:-1]) & (roles[1:] != roles[:-1]) & (owner[1:] != owner[:-1]))
     if len(odd):
         pairs, counts = np.unique(np.stack([owner[odd], owner[odd + 1]]), axis=1, return_counts=True)
-        one, other = (list(known)[place] for place in pairs[:, 0])
+        one, other = (list(known)[index] for index in pairs[:, 0])
         count = f"{counts[0]} node{'s' if counts[0] > 1 else ''}"
-        sentence = f"{count} that {one} and {other} share have another role (train, val or test) at one than at the other"
+        sentence = f"{count} that {one} and {other} share have different roles (train, val or test) there"
         raise IncompatibleSites(sentence, (one, other))
 
 

@@ -1,7 +1,7 @@
-"""The form of a site's graph, told by digests; and the graph put in the order that the federation agreed on.
+"""Describing a site's graph by digests, and reordering it as the federation agreed.
 
-Names of columns and classes and numbers of nodes may be secrets, so a site sends keyed digests of them. The key is in the sites'
-kits and not in the server's: sites can be compared, but the server cannot look a name up, here or across federations.
+Names of columns and classes and ids of nodes may be secret, so a site sends keyed digests of them. The key is in the sites' kits
+but not in the server's: the server can compare sites, but it cannot guess a name, within a federation or across them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from atoll.errors import AtollError
 from atoll.federation.cohort import Fields
 from atoll.graphs.graph import Graph
 
-SCALING_TOLERANCE = 1e-3  # how near sums are to 1, and means and deviations to 0 and 1, where features were scaled
+SCALING_TOLERANCE = 1e-3  # of row sums from 1, and of means and deviations from 0 and 1, in scaled features
 SCALINGS = {
     "rows": "add up to 1 at every node",
     "standard": "have mean 0 and deviation 1 in every column",
@@ -32,7 +32,7 @@ SCALINGS = {
 
 
 def digest_key(kit: Path | None) -> bytes:
-    """The key of the digests; none where sites are simulated."""
+    """The key of the digests; empty for simulated sites."""
     if kit is None:
         return b""
     try:
@@ -42,36 +42,36 @@ def digest_key(kit: Path | None) -> bytes:
 
 
 def digests(values: Iterable[str], kind: str, key: bytes) -> Tensor:
-    """(n,) int64: a keyed digest of each value; the same text as another kind of thing has another one."""
+    """(n,) int64: a keyed digest of each value; the same text has a different digest for each kind."""
     person = kind.encode()
     hashed = [hashlib.blake2b(value.encode(), digest_size=8, key=key, person=person).digest() for value in values]
     return torch.tensor([int.from_bytes(each, "little", signed=True) for each in hashed], dtype=torch.int64)
 
 
-def describe(graph: Graph, setting: str, key: bytes) -> Fields:
-    """What sites are compared by: numbers of features and classes, and digests of what they are called.
+def describe(graph: Graph, scenario: str, key: bytes) -> Fields:
+    """What sites are compared by: the numbers of features and classes, and digests of their names.
 
-    Overlapping parties add the nodes that have a role, in the order of their digests, vertical ones one digest of all nodes.
+    Overlapping parties add the nodes that have a role, sorted by digest; vertical ones add one digest of all nodes.
     """
-    about: Fields = {
+    description: Fields = {
         "features": graph.num_features,
         "classes": graph.num_classes,
         "names": digests(graph.class_names or (), "class", key),
     }
-    if setting == "vertical":
+    if scenario == "vertical":
         ids = hashlib.blake2b(graph.ids.numpy().tobytes(), digest_size=32, key=key, person=b"nodes")
-        return about | {"nodes": graph.num_nodes, "ids": ids.hexdigest()}
-    about |= {"columns": digests(graph.feature_names or (), "column", key), "scaling": scaling(graph)}
-    if setting == "overlapping":
+        return description | {"nodes": graph.num_nodes, "ids": ids.hexdigest()}
+    description |= {"columns": digests(graph.feature_names or (), "column", key), "scaling": scaling(graph)}
+    if scenario == "overlapping":
         role = torch.where(graph.train, 0, torch.where(graph.val, 1, torch.where(graph.test, 2, -1)))
-        chosen = (role >= 0).nonzero()[:, 0]
-        shared, order = digests(map(str, graph.ids[chosen].tolist()), "node", key).sort()
-        about |= {"shared": shared, "roles": role[chosen][order].to(torch.int8)}
-    return about
+        nodes = (role >= 0).nonzero()[:, 0]
+        shared, order = digests(map(str, graph.ids[nodes].tolist()), "node", key).sort()
+        description |= {"shared": shared, "roles": role[nodes][order].to(torch.int8)}
+    return description
 
 
 def scaling(graph: Graph) -> str:
-    """Which of the usual ways the features look scaled in: a key of SCALINGS."""
+    """How the features appear to be scaled: a key of SCALINGS."""
     x = graph.x.numpy() if isinstance(graph.x, Tensor) else graph.x
     values: NDArray[np.float32] = np.asarray(x.data if sp.issparse(x) else x)
     totals = np.asarray(abs(x).sum(1, dtype=np.float64)).ravel()
@@ -90,66 +90,66 @@ def scaling(graph: Graph) -> str:
     return "none"
 
 
-def reorder(graph: Graph, order: Fields, key: bytes, say: Callable[[str], None]) -> Graph:
-    """The graph with columns and classes in the order of the digests in `order`; what has no names is left as it is."""
-    columns, names = (_listed(order, field) for field in ("columns", "names"))
+def reorder(graph: Graph, order: Fields, key: bytes, notify: Callable[[str], None]) -> Graph:
+    """The graph with columns and classes in the order of the digests in `order`; unnamed ones stay as they are."""
+    columns, names = (_digests_in(order, field) for field in ("columns", "names"))
     if graph.feature_names is not None and len(columns):
-        places = _permutation(digests(graph.feature_names, "column", key), columns)
-        if places is None:
-            log_differences(graph, "columns", columns, "the federation", key, say)
-            raise AtollError("its columns are not those of the federation; its log names them.")
-        graph = _with_columns(graph, places)
+        permutation = _permutation(digests(graph.feature_names, "column", key), columns)
+        if permutation is None:
+            log_differences(graph, "columns", columns, "the federation", key, notify)
+            raise AtollError("its columns are not those of the federation; its log lists them.")
+        graph = _with_columns(graph, permutation)
     if graph.class_names is not None and len(names):
-        places = _permutation(digests(graph.class_names, "class", key), names)
-        if places is None:
-            log_differences(graph, "names", names, "the federation", key, say)
-            raise AtollError("its classes are not those of the federation; its log names them.")
-        graph = _with_classes(graph, places)
+        permutation = _permutation(digests(graph.class_names, "class", key), names)
+        if permutation is None:
+            log_differences(graph, "names", names, "the federation", key, notify)
+            raise AtollError("its classes are not those of the federation; its log lists them.")
+        graph = _with_classes(graph, permutation)
     return graph
 
 
-def log_differences(graph: Graph, field: str, others: Tensor, whose: str, key: bytes, say: Callable[[str], None]) -> None:
-    """Name, in the site's own log, its columns or classes that another does not have, and count those that it lacks."""
+def log_differences(graph: Graph, field: str, others: Tensor, other: str, key: bytes, notify: Callable[[str], None]) -> None:
+    """List, in the site's own log, its columns or classes that another site lacks, and count those that it lacks itself."""
     kind, noun = ("column", "columns") if field == "columns" else ("class", "classes")
-    called = (graph.feature_names if kind == "column" else graph.class_names) or ()
-    own = digests(called, kind, key)
-    extra = [name for name, there in zip(called, torch.isin(own, others).tolist(), strict=True) if not there]
-    lacking = int((~torch.isin(others, own)).sum())
+    names = (graph.feature_names if kind == "column" else graph.class_names) or ()
+    local = digests(names, kind, key)
+    extra = [name for name, known in zip(names, torch.isin(local, others).tolist(), strict=True) if not known]
+    lacking = int((~torch.isin(others, local)).sum())
     listed = ", ".join(map(repr, extra[:10])) + (f" and {len(extra) - 10} more" if len(extra) > 10 else "")
-    say(f"{noun} here and not at {whose}: {listed or 'none'}; {noun} there and not here: {lacking}")
+    notify(f"{noun} here and not at {other}: {listed or 'none'}; {noun} there and not here: {lacking}")
 
 
-def _listed(order: Fields, field: str) -> Tensor:
+def _digests_in(order: Fields, field: str) -> Tensor:
     value = order.get(field, torch.empty(0, dtype=torch.int64))
     if not isinstance(value, Tensor) or value.dtype != torch.int64 or value.dim() != 1:
         raise AtollError("the order of columns and classes could not be read.")
     return value
 
 
-def _permutation(own: Tensor, wanted: Tensor) -> Tensor | None:
-    """Where each wanted digest stands among the own ones; None where they are not the same ones, each once."""
-    sorted_own, place = own.sort()
+def _permutation(local: Tensor, wanted: Tensor) -> Tensor | None:
+    """The index of each wanted digest among the local ones; None unless both hold the same digests, each once."""
+    sorted_local, index = local.sort()
     sorted_wanted, order = wanted.sort()
-    if not torch.equal(sorted_own, sorted_wanted) or bool((sorted_own[1:] == sorted_own[:-1]).any()):
+    if not torch.equal(sorted_local, sorted_wanted) or bool((sorted_local[1:] == sorted_local[:-1]).any()):
         return None
-    return torch.empty_like(place).scatter_(0, order, place)
+    return torch.empty_like(index).scatter_(0, order, index)
 
 
-def _with_columns(graph: Graph, places: Tensor) -> Graph:
-    if torch.equal(places, torch.arange(len(places))):
+def _with_columns(graph: Graph, permutation: Tensor) -> Graph:
+    if torch.equal(permutation, torch.arange(len(permutation))):
         return graph
-    names = tuple((graph.feature_names or ())[place] for place in places.tolist())
+    names = tuple((graph.feature_names or ())[index] for index in permutation.tolist())
     if isinstance(graph.x, Tensor):
-        return replace(graph, x=graph.x.index_select(1, places), feature_names=names)
-    target = torch.empty_like(places).scatter_(0, places, torch.arange(len(places))).numpy()
+        return replace(graph, x=graph.x.index_select(1, permutation), feature_names=names)
+    target = torch.empty_like(permutation).scatter_(0, permutation, torch.arange(len(permutation))).numpy()
     indices = target[graph.x.indices].astype(graph.x.indices.dtype)
     x = sp.csr_array((graph.x.data, indices, graph.x.indptr), shape=graph.x.shape, copy=True)
     x.sort_indices()
     return replace(graph, x=x, feature_names=names)
 
 
-def _with_classes(graph: Graph, places: Tensor) -> Graph:
-    names = tuple((graph.class_names or ())[place] for place in places.tolist())
-    target = torch.empty_like(places).scatter_(0, places, torch.arange(len(places)))
+def _with_classes(graph: Graph, permutation: Tensor) -> Graph:
+    names = tuple((graph.class_names or ())[index] for index in permutation.tolist())
+    target = torch.empty_like(permutation).scatter_(0, permutation, torch.arange(len(permutation)))
     y = torch.where(graph.y >= 0, target[graph.y.clamp(min=0)], graph.y)
     return replace(graph, y=y, class_names=names)

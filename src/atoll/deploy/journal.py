@@ -1,8 +1,8 @@
-"""A site's journal: one line for every answer that leaves it, written before the bytes are handed to the transport.
+"""A site's journal: one line per answer that leaves it, written before the bytes are handed to the transport.
 
-`journal.jsonl` in the kit grows by one JSON object per answer and is never cut or rewritten. Each line holds the SHA-256 of the
-line before it (`previous`), so that a line that was edited, removed or inserted breaks the chain; `deploy.audit` reads and
-checks it. Rewriting the whole file makes a new chain: note the `head` of a check elsewhere to notice that, or a cut end.
+`journal.jsonl` in the kit grows by one JSON object per answer and is never truncated or rewritten. Each line holds the SHA-256 of
+the previous line (`previous`), so editing, removing or inserting a line breaks the chain; `deploy.audit` reads and verifies it.
+Rewriting the whole file makes a new chain: keep the `head` of a verification elsewhere to notice that, or a truncated end.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from atoll.storage import sync_folder
 
 JOURNAL_FILE = "journal.jsonl"
 MAX_TEXT = 200  # characters of a text that the server chose
-MAX_FIELDS = 1000  # fields listed one by one; of the others only their number and bytes
-READ_BYTES = 1 << 20  # bytes read at once
+MAX_FIELDS = 1000  # listed one by one; of the others only the number and bytes
+READ_BYTES = 1 << 20  # at once
 
 
 class Journal:
-    """The writing end. Processes that write to one journal take turns; the chain goes on from whatever is there."""
+    """Appends to a journal. Processes that write to the same journal take turns; the chain continues from what is there."""
 
     def __init__(self, path: Path, to: str = "server") -> None:
-        """`to` names the one who gets the answers."""
+        """`to` names the recipient of the answers."""
         self.path = path
         self.to = to
         self.lock = threading.Lock()
         self.file = -1
-        self.end = 0  # bytes that are known
+        self.end = 0  # bytes read or written so far
         self.lines = 0  # lines in them
         self.digest = ""  # SHA-256 of the last of them
-        self.rest = b""  # what follows the last newline: a line that a crash cut off
+        self.rest = b""  # the data after the last newline: a line cut off by a crash
 
     def record(
         self,
@@ -56,10 +56,10 @@ class Journal:
         noised: Sequence[str] = (),
         epsilon: float | None = None,
     ) -> None:
-        """Write the line on an answer, `data` on the wire; an error where that cannot be.
+        """Write the line about an answer whose bytes are `data`; raises if that is not possible.
 
-        When this returns, the line outlives a crash of the process and, where the answer holds anything of the site, a loss of
-        power: the file is synchronised. An echo, or that a run has begun or was saved, is synchronised with the next line.
+        When this returns, the line survives a crash and, if the answer holds anything of the site, a power failure:
+        the file is synchronized. An echo, or the confirmation of a begin or save, is synchronized with the next line.
         """
         fields, left_out = describe_fields(answer.get("fields", {}))
         asked = request.get("kind") == "ask"
@@ -82,11 +82,11 @@ class Journal:
             "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
         }
-        own = answer.get("status") != "ok" or (bool(fields) and request.get("kind") != "echo")
-        self._append({name: value for name, value in entry.items() if value is not None}, sync=own)
+        sync = answer.get("status") != "ok" or (bool(fields) and request.get("kind") != "echo")
+        self._append({name: value for name, value in entry.items() if value is not None}, sync=sync)
 
     def _append(self, entry: Mapping[str, Any], *, sync: bool) -> None:
-        with self.lock, self._turn() as file:
+        with self.lock, self._locked() as file:
             self._catch_up(file)
             torn = [self.rest] if self.rest else []
             previous = hashlib.sha256(self.rest).hexdigest() if torn else self.digest
@@ -101,15 +101,15 @@ class Journal:
                     os.fdatasync(file)
             except OSError:
                 with contextlib.suppress(OSError):
-                    os.ftruncate(file, self.end)  # the answer does not leave, so its line must not stay
+                    os.ftruncate(file, self.end)  # the answer does not leave, so its line must go
                 raise
             self.end += len(data)
             self.lines, self.digest, self.rest = document["line"], hashlib.sha256(line).hexdigest(), b""
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[int]:
-        """The open file, for us alone; opened anew where it was moved away or deleted."""
-        if self.file < 0 or not self._is_there():
+    def _locked(self) -> Iterator[int]:
+        """The open file, locked for this process; opened again if it was moved or deleted."""
+        if self.file < 0 or not self._is_same_file():
             self._open()
         fcntl.flock(self.file, fcntl.LOCK_EX)
         try:
@@ -117,7 +117,7 @@ class Journal:
         finally:
             fcntl.flock(self.file, fcntl.LOCK_UN)
 
-    def _is_there(self) -> bool:
+    def _is_same_file(self) -> bool:
         try:
             return os.path.samestat(self.path.stat(), os.fstat(self.file))
         except FileNotFoundError:
@@ -128,17 +128,17 @@ class Journal:
         self.close()
         self.file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         self.end, self.rest = 0, b""
-        sync_folder(self.path.parent)  # the file's name, too, survives a loss of power
+        sync_folder(self.path.parent)  # the file's name survives a power failure, too
 
     def _catch_up(self, file: int) -> None:
-        """Follow the chain through what is there and not known yet: all of it at first, later what another process wrote."""
+        """Follow the chain through the part not read yet: everything at first, later what another process wrote."""
         size = os.fstat(file).st_size
         if size == self.end:
             return
-        if size < self.end:  # somebody cut it: go on, and let the chain show it
+        if size < self.end:  # it was truncated: continue, and let the chain show it
             self.end, self.rest = size, b""
             if size and os.pread(file, 1, size - 1) != b"\n":
-                self.rest = b"?"  # ends in the middle of a line
+                self.rest = b"?"  # it ends in the middle of a line
             return
         if self.end == 0:
             self.lines, self.digest, self.rest = 0, "", b""
@@ -153,7 +153,7 @@ class Journal:
         self.rest = b"".join(pieces)
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         if self.file >= 0:
             os.close(self.file)
             self.file = -1
@@ -164,14 +164,14 @@ class Journal:
 
 
 class RecordingGuard:
-    """A guard and the names of the fields that it changed in its last call: those are noised."""
+    """Wraps a guard and records which fields it changed in its last call: those that are noised."""
 
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
         self.changed: tuple[str, ...] = ()
 
     def __call__(self, message: Message, fields: Fields, draws: Draws) -> Fields:
-        """What the guard lets out."""
+        """The fields as the guard returns them."""
         before = dict(wire.leaves(fields))
         guarded = self.guard(message, fields, draws)
         self.changed = tuple(dict.fromkeys(_stem(n) for n, value in wire.leaves(guarded) if before.get(n) is not value))
@@ -179,7 +179,7 @@ class RecordingGuard:
 
 
 def describe_fields(fields: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, int] | None]:
-    """Name, type, shape and bytes of every field of a payload, and how many of them with how many bytes are not listed."""
+    """Name, type, shape and bytes of every field of a payload, and the number and bytes of those not listed."""
     listed: dict[str, dict[str, Any]] = {}
     left_out = {"fields": 0, "bytes": 0}
     for path, value in wire.leaves(fields):
@@ -189,7 +189,7 @@ def describe_fields(fields: Mapping[str, Any]) -> tuple[list[dict[str, Any]], di
             field: dict[str, Any] = {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape), "bytes": size}
         else:
             field = {"dtype": "json", "shape": [], "bytes": len(json.dumps(value, separators=(",", ":")))}
-        if name in listed and name != path:  # the tensors of several parties, of different shapes
+        if name in listed and name != path:  # one tensor per party, of different shapes
             listed[name]["shape"] = "ragged"
             listed[name]["tensors"] = listed[name].get("tensors", 1) + 1
             listed[name]["bytes"] += field["bytes"]
@@ -201,12 +201,12 @@ def describe_fields(fields: Mapping[str, Any]) -> tuple[list[dict[str, Any]], di
 
 
 def _stem(path: str) -> str:
-    """The name of a field without its place in a list of one tensor per party."""
+    """The name of a field without its index in a list of one tensor per party."""
     return path.rsplit("/[", 1)[0] if path.endswith("]") else path
 
 
 def _is_secure(request: Mapping[str, Any]) -> bool:
-    """Whether the reply to an `ask` is masked: its message holds what the parties agreed on."""
+    """Whether the reply to an `ask` is masked: its message then holds a secure session."""
     return "secure" in request
 
 

@@ -1,8 +1,8 @@
-"""Kits: what the server and every site of a federation need to know each other, made once by `atoll provision`.
+"""Kits: what the server and each site need to authenticate each other, made once by `atoll provision`.
 
-A kit holds a private key, a certificate and that of the federation's own authority (`startup`), and who takes part
-(`atoll.toml`). What an end allows is not in it but in the program (`deploy/firewall`). The authority's private key is
-thrown away when the kits are made.
+A kit holds a private key, its certificate and that of the federation's own authority (`startup`), and the list of participants
+(`atoll.toml`). What is accepted from the network is not configured here but in code (`deploy/firewall`). The authority's private
+key is deleted once the kits are made.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from atoll.errors import AtollError
 from atoll.version import __version__
 
 PROJECT = "atoll"
-SERVER = "server"  # the folder of the server's kit
+SERVER_FOLDER = "server"  # the folder of the server's kit
 SERVER_IDENTITY = "atoll-server"  # the name in the server's certificate
-PORT = 8102
+DEFAULT_PORT = 8102
 LOOPBACK = ("localhost", "127.0.0.1")
-ROOT = "rootCA.pem"  # the certificate of the federation's authority
-NAMES_KEY = "names.secret"  # of every site: what columns, classes and nodes are called is told as digests under this key
+ROOT_CERTIFICATE = "rootCA.pem"  # the certificate of the federation's authority
+NAMES_KEY = "names.secret"  # at every site: names of columns, classes and nodes are sent as digests under this key
 
 
 @dataclass(frozen=True)
 class Kit:
-    """One end of a federation: the folder, which site it is (None: the server), all sites in party order, where the server is."""
+    """The kit of the server (`site` is None) or of a site: its folder, all sites in party order, and the server's address."""
 
     path: Path
     site: str | None
@@ -49,17 +49,17 @@ class Kit:
 
     @classmethod
     def open(cls, path: str | Path, *, server: bool) -> Kit:
-        """The kit in a folder; one for the other end is refused."""
+        """Open the kit in a folder; refuse a site's kit where the server's is expected, and the other way round."""
         folder = Path(path).expanduser().resolve()
         try:
-            plain = tomllib.loads((folder / "atoll.toml").read_text())
-            sites = plain["sites"]
+            document = tomllib.loads((folder / "atoll.toml").read_text())
+            sites = document["sites"]
             if not isinstance(sites, list) or not sites or not all(isinstance(name, str) for name in sites):
                 raise ValueError("sites")
-            kit = cls(folder, plain.get("site"), tuple(sites), str(plain["host"]), int(plain["port"]))
+            kit = cls(folder, document.get("site"), tuple(sites), str(document["host"]), int(document["port"]))
         except (OSError, KeyError, ValueError, TypeError) as error:
             raise AtollError(
-                f"{path} is no kit: it holds no readable atoll.toml; give a folder that `atoll provision` made."
+                f"{path} is not a kit: it holds no readable atoll.toml; give a folder that `atoll provision` made."
             ) from error
         if server and kit.site is not None:
             raise AtollError(
@@ -67,66 +67,66 @@ class Kit:
             )
         if not server and kit.site is None:
             raise AtollError(f"{path} is the server's kit; start it with `atoll serve`, and a site's with `atoll join`.")
-        end = "server" if server else "client"
-        for name in (f"startup/{end}.key", f"startup/{end}.crt", f"startup/{ROOT}"):
+        role = "server" if server else "client"
+        for name in (f"startup/{role}.key", f"startup/{role}.crt", f"startup/{ROOT_CERTIFICATE}"):
             if not (folder / name).exists():
-                raise AtollError(f"{path} is no whole kit: {name} is missing; bring the kit anew from where it was made.")
+                raise AtollError(f"{path} is not a complete kit: {name} is missing; copy the kit again from where it was made.")
         return kit
 
 
 def require_nvflare() -> None:
-    """Say what to install where NVFlare is not."""
+    """Refuse, with what to install, if NVFlare is missing."""
     if importlib.util.find_spec("nvflare") is None:
         raise AtollError("NVFlare is not installed; install it with `pip install 'atoll[deploy]'`.")
 
 
-def provision(sites: Sequence[str], host: str, out: str | Path, *, port: int = PORT) -> list[Path]:
-    """Make one kit a site and one for the server under `out`; the folders made, the server's first."""
+def provision(sites: Sequence[str], host: str, out: str | Path, *, port: int = DEFAULT_PORT) -> list[Path]:
+    """Make one kit per site and one for the server under `out`; returns their folders, the server's first."""
     require_nvflare()
-    _check(sites, host, port)
+    _check_names(sites, host, port)
     folder = Path(out)
-    for name in (SERVER, *sites):
+    for name in (SERVER_FOLDER, *sites):
         if (folder / name).exists():
             raise AtollError(f"{folder / name} already exists; choose another --out, or delete it to make new kits.")
     with tempfile.TemporaryDirectory(prefix="atoll-provision-") as scratch:
-        made = _certify(sites, host, port, Path(scratch))
+        workspaces = _make_workspaces(sites, host, port, Path(scratch))
         names_key = secrets.token_hex(32)
         signing_keys = signing.issue(sites, Path(scratch) / PROJECT / "state" / "cert.json")
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for name in (SERVER, *sites):
-                shutil.copytree(made / (SERVER_IDENTITY if name == SERVER else name), folder / name)
-                signing.write(folder / name, None if name == SERVER else name, signing_keys)
-                _furnish(folder / name, None if name == SERVER else name, sites, host, port)
-                if name != SERVER:  # so that the server cannot look up what the sites' columns are called
+            for name in (SERVER_FOLDER, *sites):
+                shutil.copytree(workspaces / (SERVER_IDENTITY if name == SERVER_FOLDER else name), folder / name)
+                signing.write(folder / name, None if name == SERVER_FOLDER else name, signing_keys)
+                _reduce_workspace(folder / name, None if name == SERVER_FOLDER else name, sites, host, port)
+                if name != SERVER_FOLDER:  # not for the server, so that it cannot look up the sites' column names
                     storage.write_whole(folder / name / NAMES_KEY, f"{names_key}\n".encode(), mode=0o600)
         except OSError as error:
             raise AtollError(f"{folder} cannot be written to ({error.strerror}); choose another --out.") from error
-    return [folder / name for name in (SERVER, *sites)]
+    return [folder / name for name in (SERVER_FOLDER, *sites)]
 
 
-def _check(sites: Sequence[str], host: str, port: int) -> None:
+def _check_names(sites: Sequence[str], host: str, port: int) -> None:
     for name in sites:
-        if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?", name) or name in (SERVER, SERVER_IDENTITY):
+        if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?", name) or name in (SERVER_FOLDER, SERVER_IDENTITY):
             raise AtollError(
-                f"{name!r} cannot be the name of a party; use small letters, digits and hyphens, for instance bank-a."
+                f"{name!r} cannot be the name of a party; use lowercase letters, digits and hyphens, for instance bank-a."
             )
     if len(set(sites)) < len(sites) or not sites:
-        raise AtollError("Give every party once, for instance --parties bank-a,bank-b,bank-c.")
+        raise AtollError("Name every party once, for instance --parties bank-a,bank-b,bank-c.")
     label = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
     if len(host) > 253 or not re.fullmatch(rf"{label}(\.{label})*", host):
-        raise AtollError(f"{host!r} is no host name; give the name or address under which the sites reach the server.")
+        raise AtollError(f"{host!r} is not a host name; give the name or address at which the sites reach the server.")
     if not 1 <= port <= 65535:
         raise AtollError(f"The port is {port} but must be between 1 and 65535.")
 
 
-def _certify(sites: Sequence[str], host: str, port: int, scratch: Path) -> Path:
-    """Let NVFlare make the authority, keys and certificates; the folder with a workspace for each end."""
+def _make_workspaces(sites: Sequence[str], host: str, port: int, scratch: Path) -> Path:
+    """Have NVFlare make the authority, keys and certificates; returns the folder with one workspace per participant."""
     from nvflare.lighter.prov_utils import prepare_builders
     from nvflare.lighter.provision import prepare_project
     from nvflare.lighter.provisioner import Provisioner
 
-    ends = [
+    participants = [
         {
             "name": SERVER_IDENTITY,
             "type": "server",
@@ -136,11 +136,11 @@ def _certify(sites: Sequence[str], host: str, port: int, scratch: Path) -> Path:
             "default_host": host,
         }
     ]
-    ends += [{"name": name, "type": "client", "org": PROJECT} for name in sites]
+    participants += [{"name": name, "type": "client", "org": PROJECT} for name in sites]
     project = {
         "api_version": 3,
         "name": PROJECT,
-        "participants": ends,
+        "participants": participants,
         "builders": [
             {"path": "nvflare.lighter.impl.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
             {"path": "nvflare.lighter.impl.static_file.StaticFileBuilder", "args": {"config_folder": "config", "scheme": "http"}},
@@ -148,33 +148,33 @@ def _certify(sites: Sequence[str], host: str, port: int, scratch: Path) -> Path:
             {"path": "nvflare.lighter.impl.signature.SignatureBuilder"},
         ],
     }
-    said = io.StringIO()
+    output = io.StringIO()
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with contextlib.redirect_stdout(said):
+        with contextlib.redirect_stdout(output):
             Provisioner(str(scratch), prepare_builders(project)).provision(prepare_project(project))
     finally:
         logging.disable(level)
-    made = scratch / PROJECT / "prod_00"
-    if not all((made / name / "startup").is_dir() for name in (SERVER_IDENTITY, *sites)):
-        raise AtollError(f"NVFlare could not make the kits: {said.getvalue().strip() or 'it gave no reason'}.")
-    return made
+    workspaces = scratch / PROJECT / "prod_00"
+    if not all((workspaces / name / "startup").is_dir() for name in (SERVER_IDENTITY, *sites)):
+        raise AtollError(f"NVFlare could not make the kits: {output.getvalue().strip() or 'it gave no reason'}.")
+    return workspaces
 
 
-def _furnish(folder: Path, site: str | None, sites: Sequence[str], host: str, port: int) -> None:
-    """Of NVFlare's workspace keep the key and the certificates; say who takes part."""
-    end = "server" if site is None else "client"
+def _reduce_workspace(folder: Path, site: str | None, sites: Sequence[str], host: str, port: int) -> None:
+    """Keep only the key and certificates of NVFlare's workspace; add the list of participants."""
+    role = "server" if site is None else "client"
     for path in folder.iterdir():
         if path.name not in ("startup", signing.FOLDER):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     for path in (folder / "startup").iterdir():
-        if path.name not in (f"{end}.key", f"{end}.crt", ROOT):
+        if path.name not in (f"{role}.key", f"{role}.crt", ROOT_CERTIFICATE):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    about: dict[str, Any] = {"atoll": __version__, "host": host, "port": port, "sites": list(sites)}
+    document: dict[str, Any] = {"atoll": __version__, "host": host, "port": port, "sites": list(sites)}
     if site is not None:
-        about["site"] = site
-    storage.write_whole(folder / "atoll.toml", tomli_w.dumps(about).encode())
+        document["site"] = site
+    storage.write_whole(folder / "atoll.toml", tomli_w.dumps(document).encode())
     for path in folder.rglob("*.key"):
         path.chmod(0o600)
     folder.chmod(0o700)

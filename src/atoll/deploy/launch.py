@@ -1,4 +1,4 @@
-"""Federations: `serve` and `join` across machines, `simulate` with everybody on this one."""
+"""Starting a federation: `serve` and `join` across machines, `launch` with server and sites on this one."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from atoll.runs.loop import Watch
 from atoll.runs.reader import read
 from atoll.runs.result import Result
 
-JOIN_HINT_SECONDS = 20.0  # seconds after which a site that could not join says so
-PORT_RELEASE_SECONDS = 5.0  # seconds for the server of a killed `serve` to let go of its port
-DEPLOYABLE = ("horizontal", "overlapping", "vertical")  # settings in which a site's own graph is its party
+JOIN_HINT_SECONDS = 20.0  # after which a site that has not joined tells its user
+PORT_RELEASE_SECONDS = 5.0  # for the server of a killed `serve` to release its port
+DEPLOYABLE = ("horizontal", "overlapping", "vertical")  # scenarios in which a site's own graph is one party
 
 
 def launch(
     config: Config, graph: Graph | None = None, *, out: str | Path | None = None, watch: Watch | None = None, resume: bool = False
 ) -> Result:
-    """A run with each site in a process of its own on this machine; the same numbers as in one process."""
+    """Run with the server and each site in its own process on this machine; the numbers are the same as in one process."""
     require_nvflare()
     if graph is not None:
         raise AtollError(
@@ -67,7 +67,7 @@ def launch(
 
 
 def serve(kit: Kit, config: Config, target: Path, *, watch: Watch | None = None) -> Result:
-    """Be the server of a federation for one run; a run that the folder holds already is taken up."""
+    """Serve one run of a federation; a run that the folder already holds is resumed."""
     require_nvflare()
     resume = (target / "config.toml").exists()
     if resume and (differences := unchanged.differing(Folder.open(target)[1].to_dict(), config.to_dict())):
@@ -81,9 +81,9 @@ def serve(kit: Kit, config: Config, target: Path, *, watch: Watch | None = None)
     with _in_use(kit):
         if not port_is_free(kit.port, PORT_RELEASE_SECONDS):
             raise AtollError(
-                f"Port {kit.port} of this machine is taken; end the process that listens there (perhaps another `atoll serve`)."
+                f"Port {kit.port} of this machine is in use; stop the process that listens there (perhaps another `atoll serve`)."
             )
-        roster = {site: (place, place + 1) for place, site in enumerate(kit.sites)}
+        roster = {site: (party, party + 1) for party, site in enumerate(kit.sites)}
         with _using(target, config, resume):
             server = ServerProcess(kit, _warn, _warn)
             try:
@@ -100,47 +100,47 @@ def _in_use(kit: Kit) -> storage.Lock:
 
 @contextlib.contextmanager
 def _using(target: Path, config: Config, resume: bool) -> Iterator[None]:
-    """Inside, the run's folder is ours; a new one in which not even one round was done is taken back."""
+    """Lock the run's folder; a new one is removed again if not even one round was finished."""
     with Folder(target).in_use() if resume else Folder.begin(target, config):
         yield
 
 
 def deployment_config(document: Mapping[str, Any], where: str, sites: Sequence[str]) -> Config:
-    """The configuration of a run over sites that bring their own data."""
-    why = {"dataset": "the sites bring their own data", "parties": f"the kit's {len(sites)} sites are the parties"}
-    for name in why.keys() & document.keys():
-        raise AtollError(f"{where} says {name} = {document[name]!r}, but {why[name]}; remove the line.")
+    """The configuration of a run at sites that bring their own data."""
+    reasons = {"dataset": "the sites bring their own data", "parties": f"the kit's {len(sites)} sites are the parties"}
+    for name in reasons.keys() & document.keys():
+        raise AtollError(f"{where} says {name} = {document[name]!r}, but {reasons[name]}; remove the line.")
     config = configuration.from_dict({**document, "dataset": GIVEN}, where)
     if "split" not in document.get("split", {}):
-        config = replace(config, split=replace(config.split, split="auto"))  # the data's own where it has one, not the paper's
+        config = replace(config, split=replace(config.split, split="auto"))  # the data's own, not the paper's
     if user.is_user_model(model := getattr(config.settings, "model", "")):
         raise AtollError(
             f"{where} names the model {model}, but sites run no code that the server names; install it as a package with an "
             "entry point in the group atoll.models at the server and at every site, and use its name."
         )
-    spreads = algorithms.find(config.algorithm).SCENARIOS
-    possible = [setting for setting in spreads if setting in DEPLOYABLE]
+    scenarios = algorithms.find(config.algorithm).SCENARIOS
+    possible = [scenario for scenario in scenarios if scenario in DEPLOYABLE]
     if not possible:
         raise AtollError(
             f"{where}: {config.algorithm} cannot be run across sites with graphs of their own; choose another algorithm."
         )
-    setting = SCENARIO_OF.get(config.partition, config.partition) if "partition" in document else possible[0]
-    if setting not in possible:
+    scenario = SCENARIO_OF.get(config.partition, config.partition) if "partition" in document else possible[0]
+    if scenario not in possible:
         options = " or ".join(kind for kind in SCENARIO_OF if SCENARIO_OF[kind] in possible)
         raise AtollError(
-            f"{where}: {config.algorithm} is for {' or '.join(possible)} parties; let partition be {options}, or leave it out."
+            f"{where}: {config.algorithm} is for {' or '.join(possible)} parties; set partition to {options}, or leave it out."
         )
-    return replace(config, partition=setting, parties=len(sites), engine="nvflare")
+    return replace(config, partition=scenario, parties=len(sites), engine="nvflare")
 
 
 def join(kit_path: str | Path, data: Path, policy: SitePolicy | None = None) -> None:
-    """Be a site of a federation, until the server says that it is over; `policy` are what the site insists on."""
+    """Take part in a federation as a site until the server ends it; `policy` is what the site insists on."""
     require_nvflare()
     policy = policy or SitePolicy()
     for name in policy.only:
         algorithms.find(name)
     kit = Kit.open(kit_path, server=False)
-    if policy.secure:  # what would be refused later is said here and now
+    if policy.secure:  # refuse now what would be refused later
         Signing.open(kit.path)
         policy.min_total_parties(len(kit.sites))
     with _in_use(kit):
@@ -148,26 +148,26 @@ def join(kit_path: str | Path, data: Path, policy: SitePolicy | None = None) -> 
 
 
 def _join(kit: Kit, data: Path, policy: SitePolicy) -> None:
-    say = with_prefix(str(kit.site), _warn)
-    graph = files.read(data)  # what is wrong with it is said here and now
-    place = f"{kit.host}:{kit.port}"
-    say(f"{graph.num_nodes} nodes, {graph.num_features} features, {graph.num_classes} classes; joining {place}")
+    inform = with_prefix(str(kit.site), _warn)
+    graph = files.read(data)  # report problems with the data before joining
+    address = f"{kit.host}:{kit.port}"
+    inform(f"{graph.num_nodes} nodes, {graph.num_features} features, {graph.num_classes} classes; joining {address}")
     env = {"ATOLL_SITE_POLICY": policy.to_json()}
-    site, began, told = SiteProcess(kit, kit.path / "runs", data, say, say, env), time.monotonic(), False
+    site, began, hinted = SiteProcess(kit, kit.path / "runs", data, inform, inform, env), time.monotonic(), False
     try:
         while not site.left:
             site.poll(0.5)
-            if not site.joined and not told and time.monotonic() - began > JOIN_HINT_SECONDS:
-                say(f"not joined yet: is `atoll serve` running at {place}? {kit.path / 'log.txt'} says more; still trying")
-                told = True
+            if not site.joined and not hinted and time.monotonic() - began > JOIN_HINT_SECONDS:
+                inform(f"not joined yet: is `atoll serve` running at {address}? {kit.path / 'log.txt'} says more; still trying")
+                hinted = True
     finally:
         site.stop()
-    say("the federation is over")
+    inform("the federation is over")
 
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Inside, SIGTERM is an exception like Ctrl-C, so that everything is cleaned up."""
+    """Inside, SIGTERM raises an exception as Ctrl-C does, so that everything is cleaned up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -183,14 +183,14 @@ def terminable() -> Iterator[None]:
 
 
 def port_is_free(port: int, patience: float = 0.0) -> bool:
-    """Whether a server can listen there, now or in so many seconds: one that was killed may be about to leave."""
-    ends = time.monotonic() + patience
+    """Whether a server can listen there, now or within `patience` seconds: one that was killed may be about to exit."""
+    deadline = time.monotonic() + patience
     while True:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("", port))
             return True
-        if time.monotonic() >= ends:
+        if time.monotonic() >= deadline:
             return False
         time.sleep(0.2)
 

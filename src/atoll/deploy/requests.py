@@ -1,4 +1,4 @@
-"""The server's requests as a site reads them: every number within its bounds before anything is made of it."""
+"""Parsing the server's requests at a site: every number is within bounds before it is used."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from atoll.graphs.graph import Graph
 from atoll.parties import Parties
 from atoll.runs.config import Config
 
-MAX_SCHEMA = {"features": 10**7, "classes": 10**5, "parties": 10**7, "nodes": 10**9}  # that a schema may name
+MAX_SCHEMA = {"features": 10**7, "classes": 10**5, "parties": 10**7, "nodes": 10**9}  # the bounds of a schema's entries
 MIN_SCHEMA = {"features": 0, "classes": 1, "parties": 1, "nodes": 0}
 MAX_ROUND = 10**12
-MAX_PARAMETERS = 1 << 28  # of a model: it would not fit into a message
+MAX_PARAMETERS = 1 << 28  # of a model: a larger one would not fit into a message
 
 
 def integer(request: Mapping[str, Any], name: str, low: int = 0, high: int = MAX_ROUND) -> int:
-    """A whole number of a request."""
+    """An integer field of a request."""
     value = request.get(name)
     if type(value) is not int or not low <= value <= high:
         raise AtollError(f"{name} is {short(repr(value), 50)}, not a whole number from {low} to {high}.")
@@ -31,7 +31,7 @@ def integer(request: Mapping[str, Any], name: str, low: int = 0, high: int = MAX
 
 
 def boolean(request: Mapping[str, Any], name: str) -> bool:
-    """True or false, as the request says."""
+    """A boolean field of a request."""
     value = request.get(name)
     if not isinstance(value, bool):
         raise AtollError(f"{name} is {short(repr(value), 50)}, not true or false.")
@@ -39,7 +39,7 @@ def boolean(request: Mapping[str, Any], name: str) -> bool:
 
 
 def table(request: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Fields of a request by name; none where there are none."""
+    """A table in a request; empty if it is missing."""
     value = request.get(name, {})
     if not isinstance(value, dict):
         raise AtollError(f"{name} is not a table of fields.")
@@ -47,20 +47,20 @@ def table(request: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def parties(request: Mapping[str, Any]) -> Parties:
-    """For whom a request is."""
+    """The parties that a request addresses."""
     numbers = request.get("parties")
     if not isinstance(numbers, Tensor) or numbers.dtype != torch.int64 or numbers.dim() != 1:
         raise AtollError("the message does not say for which parties it is.")
-    found = numbers.numpy()
-    if len(np.unique(found)) < max(len(found), 1) or int(found.min()) < 0:  # a party named twice would answer twice
+    listed = numbers.numpy()
+    if len(np.unique(listed)) < max(len(listed), 1) or int(listed.min()) < 0:  # a party named twice would answer twice
         raise AtollError("the message is for no party, or for one more than once.")
-    if int(found.max()) >= MAX_SCHEMA["parties"]:
-        raise AtollError(f"the message is for party {int(found.max())}, of at most {MAX_SCHEMA['parties']}.")
-    return Parties(found)
+    if int(listed.max()) >= MAX_SCHEMA["parties"]:
+        raise AtollError(f"the message is for party {int(listed.max())}, of at most {MAX_SCHEMA['parties']}.")
+    return Parties(listed)
 
 
 def message(request: Mapping[str, Any]) -> Message:
-    """The call of a verb."""
+    """The message that calls a verb."""
     verb = request.get("verb")
     if not isinstance(verb, str) or len(verb) > 100:
         raise AtollError("the message names no verb.")
@@ -77,40 +77,40 @@ def message(request: Mapping[str, Any]) -> Message:
 
 
 def schema(request: Mapping[str, Any]) -> Schema:
-    """What everybody knows of the data."""
+    """The schema in a request."""
     numbers = table(request, "schema")
     if unknown := sorted(numbers.keys() - MAX_SCHEMA.keys()):
-        raise AtollError(f"the schema holds {short(unknown[0])!r}, which no schema does.")
-    given = {"nodes": 0, **numbers}
-    return Schema(**{name: integer(given, name, MIN_SCHEMA[name], most) for name, most in MAX_SCHEMA.items()})
+        raise AtollError(f"the schema holds an unknown entry, {short(unknown[0])!r}.")
+    complete = {"nodes": 0, **numbers}
+    return Schema(**{name: integer(complete, name, MIN_SCHEMA[name], high) for name, high in MAX_SCHEMA.items()})
 
 
-def invalid_description(about: Mapping[str, Any]) -> str:
-    """What is wrong with the numbers in a site's description of its data; empty where nothing is."""
+def invalid_description(description: Mapping[str, Any]) -> str:
+    """What is wrong with the numbers in a site's description of its data; empty if nothing is."""
     for name in ("features", "classes", "nodes"):
-        value = about.get(name, MIN_SCHEMA[name])
+        value = description.get(name, MIN_SCHEMA[name])
         if type(value) is not int or not MIN_SCHEMA[name] <= value <= MAX_SCHEMA[name]:
             return f"says that it has {short(repr(value), 50)} {name}, of at most {MAX_SCHEMA[name]}"
     return ""
 
 
 def check_schema(given: Schema, graph: Graph, config: Config, addressed: Parties) -> None:
-    """Refuse a schema that is not that of the site's own data, or settings that the site has no room for."""
+    """Refuse a schema that does not match the site's data, or settings that need more memory than the site has."""
     vertical = config.partition == "vertical"
     same = {"classes": graph.num_classes} | ({} if vertical else {"features": graph.num_features})
     same |= {"nodes": graph.num_nodes // max(graph.parties, 1)} if vertical and given.nodes else {}
-    for name, own in same.items():
-        if getattr(given, name) != own:
-            raise AtollError(f"the server speaks of {getattr(given, name)} {name}, but this site's data has {own}.")
+    for name, local in same.items():
+        if getattr(given, name) != local:
+            raise AtollError(f"the server expects {getattr(given, name)} {name}, but this site's data has {local}.")
     if vertical and given.features < graph.num_features:
-        raise AtollError(f"the server speaks of {given.features} features, but this site's data has {graph.num_features}.")
+        raise AtollError(f"the server expects {given.features} features, but this site's data has {graph.num_features}.")
     if int(addressed.numbers.max()) >= given.parties:
         raise AtollError(f"the server calls this site party {int(addressed.numbers.max())} of {given.parties}.")
     check_memory(config.settings, given, graph.num_nodes, len(addressed), dense=vertical)
 
 
 def check_memory(settings: Any, given: Schema, nodes: int, count: int, *, dense: bool = False) -> None:
-    """Refuse settings under which the models, or the nodes' representations, cannot fit, before any of it is allocated."""
+    """Refuse settings whose models or node representations would not fit in memory, before anything is allocated."""
     parameters, numbers = estimated_size(settings, given, nodes)
     if parameters > MAX_PARAMETERS:
         raise AtollError(
@@ -124,7 +124,7 @@ def check_memory(settings: Any, given: Schema, nodes: int, count: int, *, dense:
 
 
 def estimated_size(settings: Any, given: Schema, nodes: int) -> tuple[int, int]:
-    """About how many parameters a party's model has, and how many numbers its nodes' representations are, at the least."""
+    """Roughly how many parameters a party's model has, and how many numbers at least its nodes' representations take."""
 
     def number(name: str, default: int) -> int:
         value = getattr(settings, name, default)
@@ -132,13 +132,13 @@ def estimated_size(settings: Any, given: Schema, nodes: int) -> tuple[int, int]:
 
     width = max(number("width", 1), number("hidden", 1), number("proxy_dim", 1), number("walks", 0) + number("degrees", 0))
     layers, types = number("layers", 1), number("types", 1)
-    joined = given.parties if getattr(settings, "aggregation", "") == "concatenation" else 1
-    parameters = types * width * (given.features + (layers - 1) * width * joined + given.classes)
+    inputs = given.parties if getattr(settings, "aggregation", "") == "concatenation" else 1
+    parameters = types * width * (given.features + (layers - 1) * width * inputs + given.classes)
     return parameters, nodes * types * layers * width
 
 
 def machine_memory() -> int:
-    """Bytes of memory this machine has; without end where it does not say."""
+    """Bytes of memory of this machine; unlimited if it is not known."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):

@@ -1,7 +1,7 @@
-"""The engine across machines, at the server: a process that sends messages through NVFlare's cell, and runs go round by round.
+"""The server's process: it executes runs, and sends messages to the sites through NVFlare's cell.
 
-The parent process (`atoll.deploy.supervisor`) gives orders through its lifeline, one run at a time, and receives their outcome.
-Nobody else gives orders: the sites are asked, and what they send without having been asked is refused (`lock`).
+The parent process (`atoll.deploy.supervisor`) sends commands, one run at a time, and receives reports. Nobody else can send
+commands: a site only answers requests, and whatever it sends unasked is refused (`firewall`).
 """
 
 from __future__ import annotations
@@ -39,51 +39,54 @@ from atoll.runs.loop import rounds
 from atoll.version import __version__
 
 log = logging.getLogger("atoll.server")
-handshakes = logging.getLogger("atoll.lock.handshakes")
-MAX_RETRIES = 5  # so often in a row a run is taken up again without having come one round further
+handshakes = logging.getLogger("atoll.firewall.handshakes")
+MAX_RETRIES = 5  # resumptions of a run in a row without a new checkpoint
 
 
 def log_refused_handshakes() -> None:
-    """Let the log say when a connection is refused for its certificate: asyncio closes it without a word."""
+    """Log connections that are refused for their certificate: asyncio closes them silently."""
     complete = getattr(asyncio.sslproto.SSLProtocol, "_on_handshake_complete", None)
     if complete is None:
         return
 
-    def tell(self: Any, error: BaseException | None) -> Any:
+    def log_and_complete(self: Any, error: BaseException | None) -> Any:
         if isinstance(error, ssl.SSLError):
             peer = self._transport.get_extra_info("peername") if self._transport else None
-            handshakes.warning("refused a connection from %s: %s", peer[0] if peer else "somebody", error.reason or error)
+            handshakes.warning(
+                "refused a connection from %s: %s", peer[0] if peer else "an unknown address", error.reason or error
+            )
         return complete(self, error)
 
-    asyncio.sslproto.SSLProtocol._on_handshake_complete = tell  # type: ignore[method-assign, assignment]
+    asyncio.sslproto.SSLProtocol._on_handshake_complete = log_and_complete  # type: ignore[method-assign, assignment]
 
 
 class CommandLoop:
-    """Takes orders from the parent process, one at a time, and ends when that does."""
+    """Executes the parent process's commands, one at a time, and ends with it."""
 
     def __init__(self, carrier: NVFlareCarrier) -> None:
         self.carrier = carrier
 
     @staticmethod
-    def _listen(todo: queue.Queue[dict[str, Any]]) -> None:
-        for order in commands():
-            todo.put(order)
+    def _listen(pending: queue.Queue[dict[str, Any]]) -> None:
+        for command in commands():
+            pending.put(command)
 
-    def work(self) -> None:
-        """Do what the parent says until it lets go."""
+    def run(self) -> None:
+        """Execute commands until the parent closes standard input."""
         report(ready=True)
-        todo: queue.Queue[dict[str, Any]] = queue.Queue()
-        threading.Thread(target=self._listen, args=(todo,), daemon=True).start()
+        pending: queue.Queue[dict[str, Any]] = queue.Queue()
+        threading.Thread(target=self._listen, args=(pending,), daemon=True).start()
         while True:
-            order = todo.get()
-            number = order["number"]
+            command = pending.get()
+            number = command["number"]
             try:
-                if "leave" in order:
-                    self.carrier.send(dict.fromkeys(order["leave"], b"leave"), 10.0)
-                elif "echo" in order:
-                    report(number=number, seconds=echo(self.carrier, order["echo"], int(order["bytes"]), int(order["times"])))
+                if "leave" in command:
+                    self.carrier.send(dict.fromkeys(command["leave"], b"leave"), 10.0)
+                elif "echo" in command:
+                    seconds = echo(self.carrier, command["echo"], int(command["bytes"]), int(command["times"]))
+                    report(number=number, seconds=seconds)
                 else:
-                    ServerRun(self.carrier, order).go()
+                    ServerRun(self.carrier, command).execute()
                 report(number=number, done=True)
             except AtollError as error:
                 log.error("%s", error)
@@ -93,23 +96,23 @@ class CommandLoop:
 
 
 class ServerRun:
-    """One run: wait for the sites, go round by round, and take up again from the last checkpoint when a site was lost."""
+    """One run: wait for the sites, execute the rounds, and resume from the last checkpoint when a site was lost."""
 
-    def __init__(self, carrier: NVFlareCarrier, order: Mapping[str, Any]) -> None:
+    def __init__(self, carrier: NVFlareCarrier, command: Mapping[str, Any]) -> None:
         self.carrier = carrier
-        self.config = config.from_dict(order["config"], "The configuration")
-        self.roster = {site: Parties(range(first, end)) for site, (first, end) in order["roster"].items()}
-        self.simulated = bool(order["simulated"])
-        self.patience = float(order["patience"])  # seconds to wait for sites
-        self.folder = Folder(order["out"])
-        self.resume = bool(order["resume"])
-        self.kit = str(order.get("kit", ""))
-        self.order: Mapping[str, torch.Tensor] = {}  # of columns and classes, as the sites agreed
+        self.config = config.from_dict(command["config"], "The configuration")
+        self.roster = {site: Parties(range(first, end)) for site, (first, end) in command["roster"].items()}
+        self.simulated = bool(command["simulated"])
+        self.patience = float(command["patience"])  # seconds to wait for sites
+        self.folder = Folder(command["out"])
+        self.resume = bool(command["resume"])
+        self.kit = str(command.get("kit", ""))
+        self.order: Mapping[str, torch.Tensor] = {}  # of columns and classes, by digest, as agreed by the sites
 
-    def go(self) -> None:
+    def execute(self) -> None:
         """The whole run."""
-        spreads = algorithms.find(self.config.algorithm).SCENARIOS
-        data = federate(self.config, None, spreads) if self.simulated else None
+        scenarios = algorithms.find(self.config.algorithm).SCENARIOS
+        data = federate(self.config, None, scenarios) if self.simulated else None
         self._wait(everybody=not self.resume or self.config.run.missing == "stop")
         schema = self._schema(data)
         identities = Signing.open(Path(self.kit)).identities(schema.parties) if self.config.run.secure and self.kit else None
@@ -131,7 +134,7 @@ class ServerRun:
                     continue
                 if not engine.lost or tries > MAX_RETRIES:
                     raise
-                report(warn=f"{', '.join(engine.lost)} was lost; going on from the last checkpoint when all sites are there")
+                report(warn=f"{', '.join(engine.lost)} was lost; resuming from the last checkpoint once all sites are connected")
                 self.resume = True
                 self._wait(everybody=True)
         engine.finish()
@@ -145,7 +148,7 @@ class ServerRun:
         return checkpoint
 
     def _step_back(self, unrestored: Mapping[str, str]) -> bool:
-        """Go back to the checkpoint before: who cannot restore this one may have a save of that; False where there is none."""
+        """Go back to the previous checkpoint, which a site that cannot restore this one may have; False if there is none."""
         if not self.folder.step_back():
             return False
         reasons = "; ".join(f"{site} {reason.removesuffix('.')}" for site, reason in unrestored.items())
@@ -155,7 +158,7 @@ class ServerRun:
         return True
 
     def _report_round(self, row: Mapping[str, Any], rounds: int) -> None:
-        """Pass a round on; who was left out of it for what it sent stands in the log (who sent nothing does already)."""
+        """Report a round to the parent; log who was left out for an invalid reply (missing replies are logged already)."""
         for party, reason in row.get("missing", {}).items():
             site = next(site for site, parties in self.roster.items() if int(party) in parties)
             if not reason.startswith(f"{site} "):
@@ -169,22 +172,22 @@ class ServerRun:
         return RemoteEngine(self.carrier, self.roster, plain, schema, timeout=run.timeout, exact=exact, order=self.order)
 
     def _wait(self, *, everybody: bool) -> None:
-        """Until every site is there; say who is not. Unless `everybody` is needed, those who came in time are enough."""
-        began, told = time.monotonic(), None
+        """Wait until every site is connected; report which are not. Unless `everybody` is needed, time may run out for some."""
+        began, reported = time.monotonic(), None
         patience = self.patience if everybody else min(self.patience, self.config.run.timeout)
         while missing := self._missing():
-            if missing != told:
+            if missing != reported:
                 report(waiting=missing)
-                told = missing
+                reported = missing
             if time.monotonic() - began > patience:
                 if everybody or len(missing) == len(self.roster):
                     raise AtollError(f"{', '.join(missing)} did not join within {patience:g} seconds.")
-                report(warn=f"going on without {', '.join(missing)}")
+                report(warn=f"continuing without {', '.join(missing)}")
                 return
             time.sleep(POLL_SECONDS)
 
     def _missing(self) -> list[str]:
-        """The sites that are not connected or, where all seem to be, do not answer."""
+        """The sites that are not connected or, if all seem to be, do not answer."""
         missing = [site for site in self.roster if self.carrier.session(site) is None]
         if missing:
             return missing
@@ -192,16 +195,16 @@ class ServerRun:
         return [site for site, reply in replies.items() if isinstance(reply, str)]
 
     def _schema(self, data: FederatedData | None) -> Schema:
-        """What everybody must know: from the data in a simulation, else from what the sites say of theirs."""
+        """What all parties must know of the data: from the data in a simulation, otherwise from the sites' descriptions."""
         if data is not None:
             return schema_of(data)
         document = {"atoll": __version__, "run": "", "kind": "describe", "config": [self.config.to_dict()]}
-        present = [site for site in self.roster if self.carrier.session(site) is not None]
-        raw = self.carrier.send(dict.fromkeys(present, wire.encode(document)), self.config.run.timeout)
+        connected = [site for site in self.roster if self.carrier.session(site) is not None]
+        raw = self.carrier.send(dict.fromkeys(connected, wire.encode(document)), self.config.run.timeout)
         about = {site: read_answer(answer) if isinstance(answer, bytes) else answer for site, answer in raw.items()}
-        there = {site: told for site, told in about.items() if not isinstance(told, str) or not told.startswith(LOST_REASONS)}
-        going_on = self.resume and self.config.run.missing == "continue"  # then those who are there are enough
-        counted = there if going_on and there else about
+        present = {site: one for site, one in about.items() if not isinstance(one, str) or not one.startswith(LOST_REASONS)}
+        resuming = self.resume and self.config.run.missing == "continue"  # then the sites that answered are enough
+        counted = present if resuming and present else about
         try:
             form = check_compatible(counted, self.config.partition)
         except IncompatibleSites as error:
@@ -214,7 +217,7 @@ class ServerRun:
         return Schema(form.features, form.classes, len(self.roster), form.nodes)
 
     def _send_differences(self, error: IncompatibleSites, about: Mapping[str, Any]) -> None:
-        """Let two sites that differ name, in their own logs, what the other does not have."""
+        """Have two sites that differ name, in their own logs, what the other does not have."""
         if not error.field:
             return
         document = {"atoll": __version__, "run": "", "kind": "differ", "config": [self.config.to_dict()], "field": error.field}
@@ -226,7 +229,7 @@ class ServerRun:
 
 
 def echo(carrier: NVFlareCarrier, sites: Sequence[str], size: int, times: int) -> list[list[float]]:
-    """How long it takes to send bytes to some sites and have them back: all of it, and how long our own part of it took."""
+    """Time sending bytes to some sites and back: per exchange, its seconds and those spent encoding and decoding here."""
     seconds = []
     payload = ECHO_REQUEST | {"common": {"x": torch.zeros(size, dtype=torch.uint8)}}
     for _ in range(times):
@@ -236,16 +239,16 @@ def echo(carrier: NVFlareCarrier, sites: Sequence[str], size: int, times: int) -
         replies = carrier.send(data, 60.0)
         arrived = time.perf_counter()
         about = {site: read_answer(reply) if isinstance(reply, bytes) else reply for site, reply in replies.items()}
-        if silent := [f"{site} {reply}" for site, reply in about.items() if isinstance(reply, str)]:
-            raise AtollError(f"A site did not answer: {'; '.join(silent)}.")
+        if failed := [f"{site} {reply}" for site, reply in about.items() if isinstance(reply, str)]:
+            raise AtollError(f"A site did not answer: {'; '.join(failed)}.")
         ended = time.perf_counter()
-        own = encoded - began + ended - arrived
-        seconds.append([ended - began, own])
+        coding = encoded - began + ended - arrived
+        seconds.append([ended - began, coding])
     return seconds
 
 
 def main(kit: Kit) -> None:
-    """Be the server's process."""
+    """Run the server's process."""
     configure_logging(kit)
     log_refused_handshakes()
     try:
@@ -254,10 +257,10 @@ def main(kit: Kit) -> None:
         report(stop=str(error))
         exit_now(2)
     carrier = NVFlareCarrier(cell)
-    cell.core_cell.set_cell_connected_cb(carrier.welcome)
+    cell.core_cell.set_cell_connected_cb(carrier.greet)
     cell.core_cell.start()
     close_silent_connections(cell)
-    CommandLoop(carrier).work()
+    CommandLoop(carrier).run()
 
 
 if __name__ == "__main__":

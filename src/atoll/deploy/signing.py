@@ -1,7 +1,7 @@
-"""Signing keys in the kits: an Ed25519 key for each site, and everybody's certificates in every kit.
+"""Signing keys in the kits: an Ed25519 key per site, and all sites' certificates in every kit.
 
-They are signed by the federation's own authority while the kits are made. A site takes the others' keys from its own kit and
-never from the server, and which party is whose from the order of the sites there: the server cannot substitute its own keys.
+The federation's own authority signs them when the kits are made. A site takes the others' keys and the order of the parties
+from its own kit, never from the server, so the server cannot substitute its own keys.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
     from cryptography.x509 import Certificate
 
-FOLDER = "signing"  # of a kit: one certificate for each site, and at a site its own key
+FOLDER = "signing"  # in a kit: one certificate per site and, at a site, its own key
 KEY = "signing.key"
 
 
 @dataclass(frozen=True)
 class Signing:
-    """What one end knows of the sites' signing keys: all sites in party order with their public keys, and its own private one."""
+    """The signing keys in one kit: all sites in party order with their public keys and, at a site, its own private key."""
 
     sites: tuple[str, ...]
     site: str | None
@@ -38,7 +38,7 @@ class Signing:
 
     @classmethod
     def open(cls, kit: Path) -> Signing:
-        """The keys in a kit; certificates that the federation's authority did not sign for this very site are refused."""
+        """The keys in a kit; a certificate that the federation's authority did not sign for that very site is refused."""
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
         from cryptography.x509 import load_pem_x509_certificate
@@ -57,29 +57,29 @@ class Signing:
         if key is None:
             return cls(sites, None, public, None)
         if not isinstance(key, Ed25519PrivateKey) or key.public_key() != public[sites.index(str(site))]:
-            raise AtollError(f"the kit's signing key is not that of {site}; bring the kit again from where it was made.")
+            raise AtollError(f"the kit's signing key is not that of {site}; copy the kit again from where it was made.")
         return cls(sites, str(site), public, key)
 
     def identities(self, parties: int) -> Identities:
-        """The keys by party; where there are more parties than sites (in a simulation), a site signs for all of its own."""
-        seats = list(zip(self.sites, self.public, divide_evenly(parties, len(self.sites)), strict=True))
-        public = [key for _, key, seat in seats for _ in seat]
-        own = next((seat for name, _, seat in seats if name == self.site), range(0))
-        return Identities(public, dict.fromkeys(own, self.private) if self.private is not None else {})
+        """The keys by party; with more parties than sites (in a simulation), a site signs for all of its parties."""
+        ranges = list(zip(self.sites, self.public, divide_evenly(parties, len(self.sites)), strict=True))
+        public = [key for _, key, numbers in ranges for _ in numbers]
+        local = next((numbers for name, _, numbers in ranges if name == self.site), range(0))
+        return Identities(public, dict.fromkeys(local, self.private) if self.private is not None else {})
 
 
 def issue(sites: Sequence[str], state: Path) -> dict[str, tuple[bytes, bytes]]:
-    """A key and a certificate for each site as PEM; `state` is where NVFlare's provisioning keeps the authority's key for now."""
+    """A key and a certificate per site as PEM; `state` is the file where NVFlare's provisioning keeps the authority's key."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
     from cryptography.x509.oid import NameOID
 
-    kept = json.loads(state.read_text())
-    authority = x509.load_pem_x509_certificate(kept["root_cert"].encode())
-    signer = load_pem_private_key(kept["root_pri_key"].encode(), None)
-    made = {}
+    document = json.loads(state.read_text())
+    authority = x509.load_pem_x509_certificate(document["root_cert"].encode())
+    signer = load_pem_private_key(document["root_pri_key"].encode(), None)
+    issued = {}
     for site in sites:
         key = Ed25519PrivateKey.generate()
         certificate = (
@@ -94,21 +94,21 @@ def issue(sites: Sequence[str], state: Path) -> dict[str, tuple[bytes, bytes]]:
             .sign(signer, SHA256())  # type: ignore[arg-type]
         )
         secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        made[site] = (secret, certificate.public_bytes(Encoding.PEM))
-    return made
+        issued[site] = (secret, certificate.public_bytes(Encoding.PEM))
+    return issued
 
 
-def write(kit: Path, site: str | None, made: dict[str, tuple[bytes, bytes]]) -> None:
-    """Put everybody's certificates into a kit, and a site's own key into its own."""
+def write(kit: Path, site: str | None, issued: dict[str, tuple[bytes, bytes]]) -> None:
+    """Write all sites' certificates to a kit, and a site's own key to its kit."""
     (kit / FOLDER).mkdir()
-    for name, (_, certificate) in made.items():
+    for name, (_, certificate) in issued.items():
         storage.write_whole(kit / FOLDER / f"{name}.crt", certificate)
     if site is not None:
-        storage.write_whole(kit / FOLDER / KEY, made[site][0], mode=0o600)
+        storage.write_whole(kit / FOLDER / KEY, issued[site][0], mode=0o600)
 
 
 def _checked(certificate: Certificate, site: str, authority: Certificate) -> Ed25519PublicKey:
-    """The key of a site's certificate."""
+    """The public key of a site's certificate, after checking the certificate."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.x509.oid import NameOID
@@ -120,7 +120,7 @@ def _checked(certificate: Certificate, site: str, authority: Certificate) -> Ed2
     except (InvalidSignature, ValueError, TypeError) as error:
         raise AtollError(f"the signing certificate of {site} was not made by this federation's authority.") from error
     if names != [site] or not isinstance(key, Ed25519PublicKey):
-        raise AtollError(f"the signing certificate of {site} is not one for {site}.")
+        raise AtollError(f"the signing certificate of {site} is not for {site}.")
     if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
         raise AtollError(
             f"the signing certificate of {site} is valid until {certificate.not_valid_after_utc:%Y-%m-%d}; make new kits."

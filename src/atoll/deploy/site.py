@@ -1,6 +1,6 @@
-"""The engine across machines, at a site: bytes in, bytes out. The graph and the parties' memory never leave.
+"""A site: the server's bytes in, an answer's bytes out. The graph and the parties' memory never leave.
 
-It knows nothing of NVFlare; `site_process` passes it the server's messages.
+Independent of NVFlare: `site_process` hands it the server's messages.
 """
 
 from __future__ import annotations
@@ -48,31 +48,31 @@ from atoll.runs.config import Config
 from atoll.runs.experiment import build_cohort, noise
 from atoll.version import __version__
 
-TOTALS_FILE = "totals.jsonl"  # in a run's folder: which secure totals were opened, and over whom
-MAX_REASON_CHARS = 1000  # letters of a reason that a site tells
+TOTALS_FILE = "totals.jsonl"  # in a run's folder: which secure totals were opened, and over which parties
+MAX_REASON_CHARS = 1000  # of a refusal that is sent to the server
 log = logging.getLogger("atoll.site")
 
 
 class Site:
-    """The parties of one site and their memory on disk. It answers whatever comes, and never raises.
+    """The parties of one site and their memory on disk. It answers every message and never raises.
 
-    `data` is the site's own graph folder; without one the site is simulated, and loads its part of the configured dataset.
+    `data` is the site's own graph folder; a site without one is simulated and loads its part of the configured dataset.
     """
 
     def __init__(
         self,
         folder: Path,
         data: Path | None = None,
-        say: Callable[[str], None] = log.info,
+        notify: Callable[[str], None] = log.info,
         policy: SitePolicy | None = None,
         journal: Journal | None = None,
         kit: Path | None = None,
     ) -> None:
-        """`folder` takes what the site saves; `policy` are what it insists on; `journal` is in `folder` unless given;
-        `kit` holds the signing keys of all sites, without it the site is simulated."""
+        """`folder` is for the site's own files; `policy` is what it insists on; the journal is in `folder` unless given;
+        `kit` holds the signing keys of all sites (None: the site is simulated)."""
         self.folder = folder
         self.data = data
-        self._say, self._said = say, ""
+        self._notify, self._last_note = notify, ""
         self.policy = policy or SitePolicy()
         self.journal = journal or Journal(folder / JOURNAL_FILE)
         self.kit = kit
@@ -81,19 +81,19 @@ class Site:
         self.releases: Releases | None = None  # of a run with noise
         self.lock = threading.Lock()
 
-    def say(self, text: str) -> None:
-        """Tell the site's owner, once: a site that cannot take part is asked again in every round."""
-        if text != self._said:
-            self._said = text
-            self._say(text)
+    def notify(self, text: str) -> None:
+        """Tell the site's owner, without repeating: a site that cannot take part is asked again in every round."""
+        if text != self._last_note:
+            self._last_note = text
+            self._notify(text)
 
     def handle(self, data: bytes) -> bytes:
-        """The answer to the server's bytes; an empty one where the journal cannot take it: nothing leaves that is not in it."""
+        """The answer to the server's bytes; empty if it cannot be recorded: nothing leaves that is not in the journal."""
         with self.lock:
             request: Fields = {}
             try:
                 if len(data) > MAX_MESSAGE_BYTES:
-                    raise AtollError(f"the message has {len(data)} bytes, more than the {MAX_MESSAGE_BYTES} that are taken.")
+                    raise AtollError(f"the message has {len(data)} bytes, more than the {MAX_MESSAGE_BYTES} that are accepted.")
                 request = wire.decode_message(data)
                 answer: Fields = {"status": "ok", "fields": self._answer(request)}
                 if self.releases is not None:
@@ -103,22 +103,22 @@ class Site:
                 reason = f"refused: {error}" if isinstance(error, AtollError) else error.reason
                 log.warning("%s", short(reason, MAX_REASON_CHARS))  # it may quote the server's own text
                 answer = {"status": "failed", "reason": short(reason, MAX_REASON_CHARS)}
-            except Exception as error:  # its text may hold data of the site: only its kind is told
+            except Exception as error:  # its text may hold data of the site: only its type is sent
                 log.exception("a message could not be answered")
                 answer = {"status": "failed", "reason": f"failed ({type(error).__name__}; its log says more)"}
             return self._recorded(request, answer, wire.encode({"atoll": __version__, **answer}))
 
     def _recorded(self, request: Fields, answer: Fields, data: bytes) -> bytes:
-        """The answer's bytes once the journal tells of them."""
+        """The answer's bytes, once they are in the journal."""
         guards = self.cohort.guards if self.cohort is not None and answer["status"] == "ok" and request["kind"] == "ask" else ()
         noised = [name for guard in guards if isinstance(guard, RecordingGuard) for name in guard.changed]
         try:
             epsilon = self.releases.epsilon() if self.releases is not None else None
             self.journal.record(request, answer, data, noised=noised, epsilon=epsilon)
-        except Exception as error:  # whatever it is, the answer stays here
+        except Exception as error:  # whatever the reason, the answer must not leave
             log.exception("the journal could not be written")
             reason = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
-            self.say(f"{self.journal.path} cannot be written ({reason}); nothing is answered until it can")
+            self.notify(f"{self.journal.path} cannot be written ({reason}); no message is answered until it can")
             return b""
         return data
 
@@ -133,7 +133,7 @@ class Site:
         if kind == "describe":
             return self._describe(self._config(request))
         if kind == "differ":
-            return self._report_difference(request)
+            return self._log_differences(request)
         if kind == "begin":
             return self._begin(request)
         if request.get("run") != self.run or self.cohort is None:
@@ -156,16 +156,18 @@ class Site:
         return fields
 
     def _describe(self, config: Config) -> Fields:
-        """What the server must know of a graph to compare it with the others': numbers, and digests instead of names."""
+        """The description by which the server compares graphs: numbers, and digests instead of names."""
         return description.describe(self._load_graph(config), config.partition, description.digest_key(self.kit))
 
-    def _report_difference(self, request: Fields) -> Fields:
-        """Another site has other columns or classes: name those of this one, here."""
+    def _log_differences(self, request: Fields) -> Fields:
+        """Log which columns or classes of this site another site does not have."""
         graph, others = self._load_graph(self._config(request)), request.get("digests")
         if not isinstance(others, Tensor) or others.dtype != torch.int64:
             raise AtollError("the message does not say what differs.")
-        whose = re.sub(r"[^a-z0-9-]", "?", str(request.get("site")))[:62]
-        description.log_differences(graph, str(request.get("field")), others, whose, description.digest_key(self.kit), self.say)
+        other = re.sub(r"[^a-z0-9-]", "?", str(request.get("site")))[:62]
+        description.log_differences(
+            graph, str(request.get("field")), others, other, description.digest_key(self.kit), self.notify
+        )
         return {}
 
     def _begin(self, request: Fields) -> Fields:
@@ -174,7 +176,7 @@ class Site:
         exact = requests.boolean(request, "exact")
         algorithm = algorithms.find(config.algorithm)
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", str(request["run"])):
-            raise AtollError("the run's name is not of letters and digits.")
+            raise AtollError("the run's name has other characters than letters, digits, - and _.")
         self.cohort, self.run, self.releases = None, str(request["run"]), None
         if self.data is None:
             graph = federate(config, None, algorithm.SCENARIOS).parts.select(parties)
@@ -183,11 +185,11 @@ class Site:
             graph = self._load_graph(config, requests.table(request, "order"))
             requests.check_schema(schema, graph, config, parties)
             graph = self._as_party(graph, config, schema, parties)
-        saves = SiteCheckpoints(self._run_folder(), self.say)
-        told = run_digest(self.run, request["config"][0], vars(schema))
-        secrets = self._secrets(config, schema, parties, told, saves.known()) if config.run.secure else None
-        saves.check_data(graph.digest, str(self.data or config.dataset))
-        saved = saves.read(token, exact) if token >= 0 else None
+        checkpoints = SiteCheckpoints(self._run_folder(), self.notify)
+        digest = run_digest(self.run, request["config"][0], vars(schema))
+        secrets = self._secrets(config, schema, parties, digest, checkpoints.known()) if config.run.secure else None
+        checkpoints.check_data(graph.digest, str(self.data or config.dataset))
+        saved = checkpoints.read(token, exact) if token >= 0 else None
         cohort = build_cohort(
             config, graph, schema, parties, blank=saved is not None, secrets=secrets, guards=self._guards(config)
         )
@@ -197,25 +199,27 @@ class Site:
         restored = saved[0] if saved is not None else -1
         if restored < token:
             began = f"round {restored}" if saved else "the beginning"
-            self.say(f"{MISSING_SAVE} {token} is not here or damaged; going on from {began}")
-        self.say(f"{config.algorithm}: {f'going on from round {restored}' if saved else 'ready'}, {graph.num_nodes} nodes")
+            self.notify(f"{MISSING_SAVE} {token} is not here or damaged; continuing from {began}")
+        self.notify(f"{config.algorithm}: {f'continuing from round {restored}' if saved else 'ready'}, {graph.num_nodes} nodes")
         return {"restored": restored} if restored < token else {}
 
-    def _secrets(self, config: Config, schema: Schema, parties: Parties, told: str, known: bool) -> Secrets:
-        """What the site's parties keep for secure totals: fresh with every `begin`, but for the record of opened totals.
+    def _secrets(self, config: Config, schema: Schema, parties: Parties, digest: str, known: bool) -> Secrets:
+        """What the site's parties keep for secure totals: fresh with every `begin`, except for the record of opened totals.
 
-        `told` is what the server says of the run; where the run is `known` here already, so must the record be."""
+        `digest` is that of the run as the server described it; if the run is `known` here, its record must exist."""
         signing = Signing.open(self.kit) if self.kit is not None else None
         identities = signing.identities(schema.parties) if signing is not None else simulated_identities(schema.parties)
         least = min_total_parties(config.run.secure_min, schema.parties)
         if self.data is not None:
             least = max(least, self.policy.min_total_parties(schema.parties))
             if signing is not None and (schema.parties != len(signing.sites) or set(identities.private) != set(parties)):
-                raise AtollError("the server numbers the parties otherwise than this site's kit.")
-        return Secrets(identities, run=told, least=least, settled=OpenedTotals(self._run_folder() / TOTALS_FILE, known=known))
+                raise AtollError("the server does not number the parties as this site's kit does.")
+        return Secrets(
+            identities, run=digest, min_parties=least, opened=OpenedTotals(self._run_folder() / TOTALS_FILE, known=known)
+        )
 
     def _guards(self, config: Config) -> list[Guard]:
-        """What stands between a reply and the channel: the site's metrics are kept here, then noise is added and counted."""
+        """What a reply passes before it leaves: the site's own metrics are written, then noise is added and counted."""
         guards: list[Guard] = [SiteMetrics(self._run_folder() / "metrics.jsonl")]
         if config.dp.active:
             self.releases = Releases(self.folder / releases.RELEASES_FILE, self.run, self.policy.budget, delta=config.dp.delta)
@@ -229,7 +233,7 @@ class Site:
         config = configuration.from_dict(document, "The server's configuration")
         self.policy.check(config)
         if self.data is not None and config.dp.active and config.dp.source == "seed":
-            raise AtollError("noise from the run's seed is no secret from the server; set dp.source to system.")
+            raise AtollError("noise from the run's seed is not secret from the server; set dp.source to system.")
         return config
 
     def _load_graph(self, config: Config, order: Fields | None = None) -> Graph:
@@ -238,21 +242,21 @@ class Site:
         try:
             graph = files.read(self.data, directed=config.data.directed)
         except AtollError as error:  # its text may hold data of the site
-            self.say(str(error))
+            self.notify(str(error))
             raise AtollError("its graph could not be read; its log says why.") from error
         if order:
-            graph = description.reorder(graph, order, description.digest_key(self.kit), self.say)
+            graph = description.reorder(graph, order, description.digest_key(self.kit), self.notify)
         return row_normalize(graph) if config.data.normalize_features else graph
 
     def _as_party(self, graph: Graph, config: Config, schema: Schema, parties: Parties) -> Graph:
-        """The site's own graph as its party: split, and with the columns the federation has."""
+        """The site's graph as its one party: split, and padded to the federation's columns."""
         if len(parties) != 1:
-            raise AtollError("a site with data of its own is one party.")
+            raise AtollError("a site with its own data is exactly one party.")
         if config.partition == "vertical":
             graph = replace(graph, x=_pad_features(graph.x, schema.features), widths=(graph.num_features,))
         elif config.partition == "overlapping" and not bool((graph.train | graph.val | graph.test).any()):
             raise AtollError(
-                "parties that share nodes must agree on their roles: say in the data which train, validate and test."
+                "parties that share nodes must agree on their roles: mark in the data which train, validate and test."
             )
         elif config.partition == "overlapping" and replaces_split(graph, config.split):
             raise AtollError(
@@ -260,37 +264,37 @@ class Site:
                 f"leave split={config.split.split!r} out of the configuration."
             )
         if replaces_split(graph, config.split):
-            self.say(f"the data's own split is replaced: the server's configuration says split={config.split.split!r}")
+            self.notify(f"the data's own split is replaced: the server's configuration says split={config.split.split!r}")
         graph = split(graph, config.split, config.seed, parties)
         if config.partition != "vertical" and int(graph.train.sum()) == 0:
-            raise AtollError("none of its nodes trains; label some, or choose another split.")
+            raise AtollError("it has no training nodes; label some, or choose another split.")
         return graph
 
     def _save(self, round: int, cohort: Cohort) -> Fields:
-        SiteCheckpoints(self._run_folder(), self.say).write(round, cohort.state())
+        SiteCheckpoints(self._run_folder(), self.notify).write(round, cohort.state())
         return {}
 
     def _run_folder(self) -> Path:
         return self.folder / self.run
 
     def _finish(self, cohort: Cohort) -> Fields:
-        """Write the parties' own models and numbers, where the algorithm has models; of the saves, the last is enough now."""
-        kept = {name: getattr(cohort, name) for name in cohort.memory}
+        """Write the parties' personal models and numbers, if the algorithm has any; only the last checkpoint is kept."""
+        values = {name: getattr(cohort, name) for name in cohort.memory}
         models = {
-            name: _without_party_axis(get_parameters(value)) for name, value in kept.items() if isinstance(value, nn.Module)
+            name: _without_party_axis(get_parameters(value)) for name, value in values.items() if isinstance(value, nn.Module)
         }
-        numbers = _without_party_axis({name: value for name, value in kept.items() if isinstance(value, Tensor)})  # APFL's α
-        SiteCheckpoints(self._run_folder(), self.say).finish(models | numbers if models else {})
+        numbers = _without_party_axis({name: value for name, value in values.items() if isinstance(value, Tensor)})  # APFL's α
+        SiteCheckpoints(self._run_folder(), self.notify).finish(models | numbers if models else {})
         return {}
 
 
 def _without_party_axis(model: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The model of a single party without the party axis."""
+    """A single party's model without the party axis."""
     return {name: value[0] if len(value) == 1 else value for name, value in model.items()}
 
 
 def _pad_features(x: Any, columns: int) -> Any:
-    """The features with zero columns on the right, as the widest party of a vertical federation has."""
+    """The features with zero columns appended, as many as the widest party of a vertical federation has."""
     if isinstance(x, Tensor):
         return nn.functional.pad(x, (0, columns - x.shape[1]))
     return sp.csr_array((x.data, x.indices, x.indptr), shape=(x.shape[0], columns))

@@ -1,4 +1,4 @@
-"""A site's own metrics, kept at the site: what it counts on its own nodes, before noise and masks."""
+"""A site's own metrics, written at the site: those on its own nodes, before noise and masking."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from atoll.runs.folder import finite
 
 
 class SiteMetrics:
-    """A guard that lets everything pass and writes each evaluation of each party as a line of `metrics.jsonl`.
+    """A guard that changes nothing and writes each party's evaluation as a line of `metrics.jsonl`.
 
-    After a restart a round may stand there twice: the last line is the one that counts.
+    After a restart a round may appear twice: the last line counts.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def __call__(self, message: Message, fields: dict[str, Any], draws: Draws) -> dict[str, Any]:
-        """The fields as they are."""
+        """Return the fields unchanged."""
         if message.verb == EVALUATE and {"validation", "test", "confusion"} <= fields.keys():
             lines = []
             for index, party in enumerate(message.parties):

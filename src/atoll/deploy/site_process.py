@@ -1,4 +1,4 @@
-"""The engine across machines, at a site: a process that passes the server's messages from NVFlare's cell to the `Site`."""
+"""A site's process: it passes the server's messages from NVFlare's cell to the `Site`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ log = logging.getLogger("atoll.site")
 
 
 class RequestHandler:
-    """Answers the server's requests, and reports to the parent process when the first one of a connection has come."""
+    """Answers the server's requests; reports to the parent process when the first request of a connection arrives."""
 
     def __init__(self, cell: Any, site: Site) -> None:
         self.cell = cell
@@ -39,34 +40,34 @@ class RequestHandler:
         cell.core_cell.set_cell_disconnected_cb(self.disconnected)
 
     def answer(self, request: Any) -> None:
-        """Answer a request that has begun to arrive; the lock has seen to it that it is the server's."""
+        """Answer a request that has begun to arrive; the firewall has checked that it is the server's."""
         data = bytes(request.result())
         if not self.joined:
             self.joined = True
             report(joined=True)
-        over = data == b"leave"
-        reply = b"" if over else self.site.handle(data)
+        leaving = data == b"leave"
+        reply = b"" if leaving else self.site.handle(data)
         headers = {
             StreamHeaderKey.STREAM_REQ_ID: request.headers[StreamHeaderKey.STREAM_REQ_ID],
             StreamHeaderKey.PAYLOAD_ENCODING: Encoding.BYTES,
         }
         self.cell.send_blob(*REPLIES, SERVER, Message(headers, reply), optional=True, reliable=False)
-        if over:  # the answer goes out first
+        if leaving:  # after the answer has gone out
             threading.Timer(1.0, self.leave).start()
 
     def disconnected(self, agent: Any) -> None:
-        """The server is gone, or the way to it; NVFlare goes on trying to connect."""
+        """The connection is lost; NVFlare keeps trying to connect."""
         log.warning("lost the connection to the server; trying again")
         self.joined = False
 
     def leave(self) -> None:
-        """The federation is over."""
+        """End the process: the federation is over."""
         report(left=True)
         exit_now(0)
 
 
 def main(kit: Kit) -> None:
-    """Be a site's process, until the server says that it is over or the parent process lets go."""
+    """Run a site's process until the server ends the federation or the parent process closes standard input."""
     configure_logging(kit)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
     try:
@@ -81,15 +82,15 @@ def main(kit: Kit) -> None:
         pass
 
 
-def site_from_environment(given: Any) -> Site:
-    """The site that the parent process describes."""
-    data = Path(given["ATOLL_SITE_DATA"]) if given.get("ATOLL_SITE_DATA") else None
-    policy = SitePolicy.from_json(given.get("ATOLL_SITE_POLICY", "{}"))
+def site_from_environment(environment: Mapping[str, str]) -> Site:
+    """The site that the parent process describes in environment variables."""
+    data = Path(environment["ATOLL_SITE_DATA"]) if environment.get("ATOLL_SITE_DATA") else None
+    policy = SitePolicy.from_json(environment.get("ATOLL_SITE_POLICY", "{}"))
     if data is None and not policy.simulated:
         raise AtollError("A site needs data of its own; start it with `atoll join KIT --data FOLDER`.")
-    journal = Journal(Path(given["ATOLL_SITE_JOURNAL"]), given["ATOLL_SITE_SERVER"])
-    kit = Path(given["ATOLL_SITE_KIT"]) if given.get("ATOLL_SITE_KIT") else None
-    return Site(Path(given["ATOLL_SITE_FOLDER"]), data, lambda text: report(say=text), policy, journal, kit)
+    journal = Journal(Path(environment["ATOLL_SITE_JOURNAL"]), environment["ATOLL_SITE_SERVER"])
+    kit = Path(environment["ATOLL_SITE_KIT"]) if environment.get("ATOLL_SITE_KIT") else None
+    return Site(Path(environment["ATOLL_SITE_FOLDER"]), data, lambda text: report(say=text), policy, journal, kit)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""The two ends of a federation as child processes: `Servant` is the server, `Guest` a site, `Local` a server with its sites here.
+"""Server and sites as supervised child processes; `LocalFederation` is a server with all of its sites on this machine.
 
-Our own process only minds them. A server that dies is started again and takes the run up from its last checkpoint; a site that
-dies is started again and goes on from what it saved.
+A server that dies is restarted and resumes the run from its last checkpoint; so does a site, from its own.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from atoll.runs.loop import Watch
 from atoll.runs.reader import read
 from atoll.runs.result import Result
 
-POLL_SECONDS = 0.5  # seconds between looks at the sites
-MAX_RESTARTS = 5  # so often in a row a process is started again before we give up
-LOCAL_JOIN_SECONDS = 180.0  # seconds for a site on this machine to stand
+POLL_SECONDS = 0.5  # between checks of the sites
+MAX_RESTARTS = 5  # of one process in a row, without progress in between
+LOCAL_JOIN_SECONDS = 180.0  # for a site on this machine to join
 Notify = Callable[[str], None]
 
 
 class ServerProcess:
-    """NVFlare's server as a child: it is given runs, one at a time, and started again where it died."""
+    """The server as a child process: it executes one run at a time, and is restarted if it dies."""
 
-    def __init__(self, kit: Kit, say: Notify, warn: Notify) -> None:
-        """`say` is told how it goes, `warn` what goes wrong."""
+    def __init__(self, kit: Kit, inform: Notify, warn: Notify) -> None:
+        """`inform` is called with progress messages, `warn` with warnings."""
         self.kit = kit
-        self.say = say
+        self.inform = inform
         self.warn = warn
         self.reports: queue.Queue[dict[str, Any]] = queue.Queue()
         self.number = 0
@@ -61,18 +60,18 @@ class ServerProcess:
         watch: Watch | None,
         poll: Callable[[], None] = lambda: None,
     ) -> Result:
-        """One run from beginning to end; `mind` is called again and again while it goes on."""
-        order = {"config": config.to_dict(), "out": str(out.resolve()), "roster": dict(roster), "simulated": simulated}
-        order |= {"patience": patience, "resume": resume, "kit": str(self.kit.path)}
-        self._send(order)
-        restarts, looked = 0, time.monotonic()
+        """Execute one run from beginning to end; `poll` is called regularly meanwhile."""
+        command = {"config": config.to_dict(), "out": str(out.resolve()), "roster": dict(roster), "simulated": simulated}
+        command |= {"patience": patience, "resume": resume, "kit": str(self.kit.path)}
+        self._send(command)
+        restarts, polled = 0, time.monotonic()
         while True:
             report: dict[str, Any] = {}
             with contextlib.suppress(queue.Empty):
-                report = self._hear(POLL_SECONDS)
-            if time.monotonic() - looked >= POLL_SECONDS:
+                report = self._next_report(POLL_SECONDS)
+            if time.monotonic() - polled >= POLL_SECONDS:
                 poll()
-                looked = time.monotonic()
+                polled = time.monotonic()
             if "row" in report:
                 restarts = 0
                 if watch:
@@ -80,7 +79,7 @@ class ServerProcess:
             elif "warn" in report:
                 self.warn(report["warn"])
             elif report.get("waiting"):
-                self.say(f"waiting for {', '.join(report['waiting'])}")
+                self.inform(f"waiting for {', '.join(report['waiting'])}")
             elif "done" in report:
                 return read(out, config)
             elif "error" in report or "stop" in report:
@@ -91,55 +90,55 @@ class ServerProcess:
                 restarts += 1
                 if restarts > MAX_RESTARTS:
                     raise AtollError(f"The server ended {restarts} times in a row; {self.child.log} says why.")
-                self.warn("the server died; starting it again from the last checkpoint")
+                self.warn("the server died; restarting it from the last checkpoint")
                 self.child = self._start()
-                self._send(order | {"resume": True})
+                self._send(command | {"resume": True})
 
     def dismiss(self, sites: Sequence[str]) -> None:
-        """Tell the sites that the federation is over."""
+        """Tell the sites to leave: the federation is over."""
         self._send({"leave": list(sites)})
         with contextlib.suppress(queue.Empty):
-            while not {"done", "error", "exit"} & self._hear(15.0).keys():
+            while not {"done", "error", "exit"} & self._next_report(15.0).keys():
                 pass
 
     def echo(self, sites: Sequence[str], size: int, times: int) -> list[list[float]]:
-        """Send so many bytes to some sites, and have them back, several times: all seconds of each, and those of our own work."""
+        """Send `size` bytes to some sites and back, `times` times: per exchange, its seconds and those of coding here."""
         self._send({"echo": list(sites), "bytes": size, "times": times})
-        while not {"seconds", "error", "crash", "exit"} & (report := self._hear(600.0)).keys():
+        while not {"seconds", "error", "crash", "exit"} & (report := self._next_report(600.0)).keys():
             pass
         if "seconds" not in report:
             raise AtollError(f"The sites could not be reached: {report}.")
         return [list(each) for each in report["seconds"]]
 
-    def _send(self, order: Mapping[str, Any]) -> None:
+    def _send(self, command: Mapping[str, Any]) -> None:
         self.number += 1
-        self.child.send({**order, "number": self.number})
+        self.child.send({**command, "number": self.number})
 
-    def _hear(self, timeout: float) -> dict[str, Any]:
-        """The next report; the end of an earlier order is passed over."""
+    def _next_report(self, timeout: float) -> dict[str, Any]:
+        """The next report on the current command; reports on earlier commands are skipped."""
         while True:
             report = self.reports.get(timeout=timeout)
             if report.get("number", self.number) == self.number:
                 return report
 
     def stop(self) -> None:
-        """End the server."""
+        """Stop the server's process."""
         self.child.stop()
 
 
 class SiteProcess:
-    """A site as a child, started again where it died."""
+    """A site as a child process, restarted if it dies."""
 
     def __init__(
-        self, kit: Kit, folder: Path, data: Path | None, say: Notify, warn: Notify, env: Mapping[str, str] | None = None
+        self, kit: Kit, folder: Path, data: Path | None, inform: Notify, warn: Notify, env: Mapping[str, str] | None = None
     ) -> None:
-        """`folder` takes what the site saves, `data` is its graph; `say` is told how it goes, `warn` what goes wrong.
+        """`folder` is for the site's checkpoints, `data` its graph; `inform` is called with progress, `warn` with warnings.
 
-        A site with data of its own tries to join for ever; one of a simulation not more than a few times.
+        A site with its own data keeps trying to join; a simulated one gives up after a few restarts.
         """
         self.kit = kit
-        self.patient = data is not None
-        self.say = say
+        self.has_data = data is not None
+        self.inform = inform
         self.warn = warn
         self.reports: queue.Queue[dict[str, Any]] = queue.Queue()
         self.env = {"ATOLL_SITE_FOLDER": str(folder.resolve()), "PYTHONUNBUFFERED": "1", **(env or {})}
@@ -158,61 +157,61 @@ class SiteProcess:
         return Child(_command("site", self.kit), self.kit.path / "console.txt", self.reports.put, self.env)
 
     def poll(self, timeout: float = 0.0) -> None:
-        """Hear what the site reports, waiting for at most so long; start it again if it is gone."""
+        """Process the site's reports, waiting at most `timeout` seconds for the first; restart the site if it has died."""
         with contextlib.suppress(queue.Empty):
             report = self.reports.get(timeout=timeout) if timeout else self.reports.get_nowait()
             while True:
-                self._hear(report)
+                self._process(report)
                 report = self.reports.get_nowait()
 
-    def _hear(self, report: dict[str, Any]) -> None:
+    def _process(self, report: dict[str, Any]) -> None:
         if "say" in report:
-            self.say(report["say"])
+            self.inform(report["say"])
         elif "joined" in report:
             self.restarts, self.joined = 0, True
-            self.say("joined")
+            self.inform("joined")
         elif "left" in report:
             self.left = True
-        elif "stop" in report:  # it would stop again
+        elif "stop" in report:  # a restart would not help
             raise AtollError(report["stop"])
         elif "exit" in report and not self.left:
             self.restarts, self.joined = self.restarts + 1, False
-            if self.restarts > MAX_RESTARTS and not self.patient:
+            if self.restarts > MAX_RESTARTS and not self.has_data:
                 raise AtollError(f"The site {self.kit.site} ended {self.restarts} times in a row; {self.child.log} says why.")
-            self.warn(f"the site's process ended ({self.kit.path / 'log.txt'} says why); starting it again")
-            if self.patient and self.restarts > 1:
+            self.warn(f"the site's process ended ({self.kit.path / 'log.txt'} says why); restarting it")
+            if self.has_data and self.restarts > 1:
                 time.sleep(min(self.restarts, 30))
             self.child = self._start()
 
     def stop(self) -> None:
-        """End the site."""
+        """Stop the site's process."""
         self.child.stop()
 
 
 class LocalFederation:
-    """A federation on this machine: a server and some sites, each a process of its own; for one run or several."""
+    """A federation on this machine, for one or more runs: a server and some sites, each in its own process."""
 
-    def __init__(self, sites: int, folder: Path, saves: Path, warn: Notify, files: Sequence[str] = ()) -> None:
-        """`folder` takes the kits and logs, `saves` what the sites keep for themselves; `files` are algorithms of one's own."""
+    def __init__(self, sites: int, folder: Path, checkpoints: Path, warn: Notify, files: Sequence[str] = ()) -> None:
+        """`folder` is for kits and logs, `checkpoints` for the sites' own files; `files` are the user's own algorithms."""
         names = [f"site-{number}" for number in range(sites)]
         provision(names, "localhost", folder / "kits", port=free_port())
         threads = str(max(1, torch.get_num_threads() // sites))
         env = {"OMP_NUM_THREADS": threads, "ATOLL_SITE_POLICY": SitePolicy(simulated=True, files=tuple(files)).to_json()}
         self.sites: list[SiteProcess] = []
-        self.server = ServerProcess(Kit.open(folder / "kits" / "server", server=True), silent, warn)
+        self.server = ServerProcess(Kit.open(folder / "kits" / "server", server=True), ignore, warn)
         try:
             for name in names:
-                kit, told = Kit.open(folder / "kits" / name, server=False), with_prefix(name, warn)
-                self.sites.append(SiteProcess(kit, saves / name, None, silent, told, env))
+                kit = Kit.open(folder / "kits" / name, server=False)
+                self.sites.append(SiteProcess(kit, checkpoints / name, None, ignore, with_prefix(name, warn), env))
         except BaseException:
             self.stop()
             raise
 
     def run(self, config: Config, out: Path, parties: int, *, resume: bool = False, watch: Watch | None = None) -> Result:
-        """One run of all parties, spread evenly over the sites."""
+        """Execute one run with all parties, divided evenly among the sites."""
         names = [str(site.kit.site) for site in self.sites]
-        seats = zip(names, divide_evenly(parties, len(names)), strict=True)
-        roster = {name: (seat.start, seat.stop) for name, seat in seats if len(seat)}
+        ranges = zip(names, divide_evenly(parties, len(names)), strict=True)
+        roster = {name: (own.start, own.stop) for name, own in ranges if len(own)}
         return self.server.run(
             config, out, roster, simulated=True, resume=resume, patience=LOCAL_JOIN_SECONDS, watch=watch, poll=self._poll_sites
         )
@@ -222,18 +221,20 @@ class LocalFederation:
             site.poll()
 
     def stop(self) -> None:
-        """End everybody."""
-        ends = [self.server.child, *(site.child for site in self.sites)]
-        for child in ends:
+        """Stop all processes."""
+        children = [self.server.child, *(site.child for site in self.sites)]
+        for child in children:
             child.close_stdin()
-        for child in ends:
+        for child in children:
             child.stop()
 
 
 @contextlib.contextmanager
-def local_federation(sites: int, folder: Path, saves: Path, warn: Notify, files: Sequence[str] = ()) -> Iterator[LocalFederation]:
-    """A federation on this machine that is gone when the block is left, however it is left."""
-    federation = LocalFederation(sites, folder, saves, warn, files)
+def local_federation(
+    sites: int, folder: Path, checkpoints: Path, warn: Notify, files: Sequence[str] = ()
+) -> Iterator[LocalFederation]:
+    """A federation on this machine, stopped when the block is left for whatever reason."""
+    federation = LocalFederation(sites, folder, checkpoints, warn, files)
     try:
         yield federation
     finally:
@@ -241,22 +242,22 @@ def local_federation(sites: int, folder: Path, saves: Path, warn: Notify, files:
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
+    """A port that is not in use."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def with_prefix(name: str, say: Notify) -> Notify:
-    """Begin whatever is said with a name."""
-    return lambda text: say(f"{name}: {text}")
+def with_prefix(name: str, notify: Notify) -> Notify:
+    """Put a name in front of each message."""
+    return lambda text: notify(f"{name}: {text}")
 
 
-def _command(end: str, kit: Kit) -> list[str]:
-    """The program of an end: atoll's own, which locks NVFlare before it starts it; no code is taken from where it is started."""
-    module = {"server": "atoll.deploy.server", "site": "atoll.deploy.site_process"}[end]
+def _command(role: str, kit: Kit) -> list[str]:
+    """The command that starts a server or site: `-P` keeps it from importing code from the working directory."""
+    module = {"server": "atoll.deploy.server", "site": "atoll.deploy.site_process"}[role]
     return [sys.executable, "-P", "-u", "-m", module, str(kit.path), *([] if kit.site is None else [kit.site])]
 
 
-def silent(text: str) -> None:
-    """Tell nobody."""
+def ignore(text: str) -> None:
+    """Discard a message."""

@@ -1,1 +1,1 @@
-"""Privacy on the channel: what may leave a party, and what the server may see of it."""
+"""Protocol mathematics: secure totals, noise, and the accounting of what was released."""

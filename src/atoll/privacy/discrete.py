@@ -1,9 +1,9 @@
-"""Discrete Gaussian noise, sampled exactly: whole numbers x with probability proportional to exp(−x² / 2σ²), σ = 2²⁰.
+"""Discrete Gaussian noise, sampled exactly: integers x with probability proportional to exp(−x² / 2σ²), σ = 2²⁰.
 
-Added to whole numbers that differ by at most Δ in norm, it is as private as the Gaussian mechanism: its Rényi divergence of order
-α is at most α·Δ² / 2σ² (Canonne, Kamath and Steinke, NeurIPS 2020). Samples are whole numbers, so no rounding of floating-point
-numbers can give away what the noise was added to. Sampling is by rejection, after Karney (ACM TOMS 42, 2016): a random fraction
-is compared with a probability. Where 32 bits do not settle the comparison, more bits and long arithmetic do.
+Added to integers that differ by at most Δ in norm, it is as private as the Gaussian mechanism: its Rényi divergence of order α is
+at most α·Δ² / 2σ² (Canonne, Kamath and Steinke, NeurIPS 2020). Samples are integers, so no floating-point rounding can reveal
+what the noise was added to. Sampling is by rejection, after Karney (ACM TOMS 42, 2016): a random fraction is compared with a
+probability. If 32 bits do not decide the comparison, more bits and long arithmetic do.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ Mask = NDArray[np.bool_]
 
 
 def system_words(count: int) -> Words:
-    """Random words of the operating system: nobody can foresee them."""
+    """Unpredictable random words from the operating system."""
     return np.frombuffer(os.urandom(4 * count), dtype=np.uint32)
 
 
 def seeded_words(bits: np.random.BitGenerator) -> Source:
-    """Random words that a seed repeats: for simulations, where noise must not depend on where a party lives."""
+    """Repeatable random words from a seed: for simulations, where noise must not depend on where a party lives."""
     return lambda count: np.asarray(bits.random_raw(count // 2), dtype=np.uint64).view(np.uint32)
 
 
 class Lanes:
-    """Random words from several sources side by side: each owner consumes its own source in order, whoever else is there."""
+    """Random words from several sources side by side: each owner consumes its own source in order, whatever the others do."""
 
     def __init__(self, sources: Sequence[Source], numbers: int) -> None:
         """`numbers`: roughly how many samples each owner will draw."""
@@ -69,7 +69,7 @@ class Lanes:
         return drawn
 
     def _fill(self, end: int) -> None:
-        """Fetch words until the buffer has so many columns; columns that every owner has used are dropped."""
+        """Fetch words until the buffer has `end` columns; columns that every owner has used are dropped."""
         if end <= self.buffer.shape[1]:
             return
         drop = int(self.used.min())
@@ -107,14 +107,14 @@ def _wholes(owners: Index, lanes: Lanes) -> Index:
     bounds, leading = _table()
     words = lanes.words(owners)
     result = leading.searchsorted(words, side="right")
-    for place in (leading[np.minimum(result, len(leading)) - 1] == words).nonzero()[0]:  # a bound lies within this word
-        owner = owners[place : place + 1]
-        fraction, bits = int(words[place]), WORD
+    for index in (leading[np.minimum(result, len(leading)) - 1] == words).nonzero()[0]:  # a bound lies within this word
+        owner = owners[index : index + 1]
+        fraction, bits = int(words[index]), WORD
         while bisect_right(bounds, fraction << (PRECISION - bits)) != bisect_right(
             bounds, ((fraction + 1) << (PRECISION - bits)) - 1
         ):
             fraction, bits = fraction << WORD | int(lanes.words(owner)[0]), bits + WORD
-        result[place] = bisect_right(bounds, fraction << (PRECISION - bits))
+        result[index] = bisect_right(bounds, fraction << (PRECISION - bits))
     return result
 
 
@@ -135,13 +135,13 @@ def _accept(owners: Index, lanes: Lanes, whole: Index, rest: Index) -> Mask:
     words = lanes.words(owners).astype(np.float64)
     result: Mask = words + 1 <= chance * (1 - MARGIN)
     unsettled = ~result & (words < chance * (1 + MARGIN))
-    for place in unsettled.nonzero()[0]:
-        owner = owners[place : place + 1]
-        bound = _chance(int(whole[place]), int(rest[place]))
-        fraction, bits = int(words[place]), WORD
+    for index in unsettled.nonzero()[0]:
+        owner = owners[index : index + 1]
+        bound = _chance(int(whole[index]), int(rest[index]))
+        fraction, bits = int(words[index]), WORD
         while fraction == bound >> (PRECISION - bits):
             fraction, bits = fraction << WORD | int(lanes.words(owner)[0]), bits + WORD
-        result[place] = fraction < bound >> (PRECISION - bits)
+        result[index] = fraction < bound >> (PRECISION - bits)
     return result
 
 
@@ -153,7 +153,7 @@ def _chance(whole: int, rest: int) -> int:
 
 
 def to_grid(vectors: NDArray[np.float64], clip: float, noise: float) -> NDArray[np.int64]:
-    """Every row as whole numbers of steps of noise·clip/2²⁰, of norm at most 2²⁰/noise, the clip's, by exact arithmetic."""
+    """Every row as an integer number of steps of noise·clip/2²⁰, of norm at most 2²⁰/noise, the clip's, by exact arithmetic."""
     limit = int((Fraction(SIGMA) / Fraction(noise)) ** 2)
     scaled = vectors * (shrinking(vectors, clip) * (SIGMA / (noise * clip)))
     steps = np.trunc(scaled).astype(np.int64)
@@ -164,7 +164,7 @@ def to_grid(vectors: NDArray[np.float64], clip: float, noise: float) -> NDArray[
 
 
 def shrinking(vectors: NDArray[np.float64], clip: float) -> NDArray[np.float64]:
-    """(N, 1) how much each row is scaled down to have norm C at the most."""
+    """(N, 1) the factor by which each row is scaled down to norm at most C."""
     norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, None]
     factor: NDArray[np.float64] = np.minimum(1.0, clip / np.maximum(norms, 1e-300))
     return factor

@@ -1,7 +1,7 @@
-"""Who the parties are: Ed25519 keys with which they sign what they say to each other by way of the server.
+"""The parties' identities: Ed25519 keys with which they sign what they send to each other through the server.
 
-In a deployment the keys come from the kits (`atoll.deploy.signing`); in a simulation one key of the process signs for all of its
-parties, so that messages have the same sizes everywhere.
+In a deployment the keys come from the kits (`atoll.deploy.signing`). In a simulation one key of the process signs for all of its
+parties, so messages have the same sizes everywhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SIGNATURE_BYTES = 64
 
 
 class Identities:
-    """The public key of every party by number, and the private keys of those that live here."""
+    """The public key of every party by number, and the private keys of the local ones."""
 
     def __init__(self, public: Sequence[Ed25519PublicKey], private: Mapping[int, Ed25519PrivateKey]) -> None:
         self.public = public
@@ -29,9 +29,9 @@ class Identities:
         return len(self.public)
 
     def sign(self, party: int, statement: bytes) -> bytes:
-        """The party's signature, 64 bytes."""
+        """The party's signature (64 bytes) of a statement."""
         if party not in self.private:
-            raise AtollError(f"party {party} does not live here, or has no signing key.")
+            raise AtollError(f"party {party} is not local, or has no signing key.")
         return self.private[party].sign(statement)
 
     def signed(self, party: int, signature: bytes, statement: bytes) -> bool:
@@ -45,12 +45,12 @@ class Identities:
         return True
 
     def invalid_signatures(self, claims: Iterable[tuple[int, bytes, bytes]]) -> list[int]:
-        """The parties whose (party, signature, statement) does not hold."""
+        """The parties whose (party, signature, statement) is not valid."""
         return [party for party, signature, statement in claims if not self.signed(party, signature, statement)]
 
 
 def simulated_identities(parties: int) -> Identities:
-    """Identities for parties that all live in this process, or in other simulated sites of it."""
+    """Identities for the parties of a simulation."""
     from atoll.privacy.masking import require_cryptography
 
     require_cryptography()

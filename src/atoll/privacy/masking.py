@@ -1,4 +1,4 @@
-"""The arithmetic and cryptography that both ends of a secure total share: fixed-point integers, masks, boxes, digests.
+"""Arithmetic and cryptography of secure totals, shared by server and parties: fixed-point integers, masks, encryption, digests.
 
 All primitives are those of `cryptography` (X25519, HKDF-SHA256, ChaCha20, ChaCha20-Poly1305) and `pycryptodome` (Shamir).
 """
@@ -22,23 +22,23 @@ from atoll.errors import AtollError, PartyFailure
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-SECURE_STEPS = ("secure_keys", "secure_shares", "secure_open", "secure_confirm", "secure_reveal")  # verbs that need no memory
-FRACTION_BITS = 30  # bits behind the binary point of numbers that are not whole
+SECURE_STEPS = ("secure_keys", "secure_shares", "secure_open", "secure_confirm", "secure_reveal")  # verbs without memory
+FRACTION_BITS = 30  # of a floating-point number as a fixed-point integer
 SEED_BYTES = 16
 SESSION_BYTES = 16
 DIGEST_BYTES = 32
 ADVERT_PARTS = 4  # of 32 bytes: the channel's public key, the masks' public key, the self mask's commitment, fresh randomness
-BOX_BYTES = 2 * SEED_BYTES + 16  # two shares and their authentication
+BOX_BYTES = 2 * SEED_BYTES + 16  # two shares and an authentication tag
 SHARE_BYTES = BOX_BYTES + 2 * DIGEST_BYTES  # and the commitments to both
-MASKS, SELF = 0, 1  # the kinds of shares: of the pair masks' key, of the self mask's seed
-WHOLE_TYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
-TYPES = {str(t).removeprefix("torch."): t for t in (*WHOLE_TYPES, torch.float64, torch.float32, torch.float16, torch.bfloat16)}
+MASKS, SELF = 0, 1  # kinds of shares: of the pair masks' key, and of the self mask's seed
+INTEGER_TYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+TYPES = {str(t).removeprefix("torch."): t for t in (*INTEGER_TYPES, torch.float64, torch.float32, torch.float16, torch.bfloat16)}
 
 Integers = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 class Call(NamedTuple):
-    """Which total a session is for: the verb, and where in the run it is called."""
+    """The total that a session is for: its verb, and the index of the call within the run."""
 
     round: int
     call: int
@@ -46,7 +46,7 @@ class Call(NamedTuple):
 
 
 class Advert(NamedTuple):
-    """What a party says first, signed; every part has 32 bytes."""
+    """A party's first message, which it signs; each part has 32 bytes."""
 
     channel: bytes
     masks: bytes
@@ -60,17 +60,17 @@ class Advert(NamedTuple):
 
 
 def threshold(parties: int) -> int:
-    """How many of them must help to open a total: more than two thirds."""
+    """How many of the parties must help to open a total: more than two thirds."""
     return 2 * parties // 3 + 1 if parties > 2 else parties
 
 
 def min_total_parties(setting: int, parties: int) -> int:
-    """The smallest cohort of a total where `secure_min` is this: 3 by default, or all where there are fewer; never one."""
+    """The fewest parties of a total for this `secure_min`: by default 3, or all if there are fewer; never one."""
     return max(2, setting or min(3, parties))
 
 
 def session_digest(run: str, call: Call, session: bytes) -> bytes:
-    """What the server says of a session: the run, which of its totals, and which attempt."""
+    """Identifies a session: the run, which of its totals, and which attempt."""
     return digest("session", run, call.round, call.call, call.verb, session)
 
 
@@ -80,24 +80,25 @@ def keys_statement(session: bytes, party: int, advert: bytes) -> bytes:
 
 
 def answered_statement(transcript: bytes, party: int, answered: Sequence[int]) -> bytes:
-    """What a party signs before anybody reveals a share."""
+    """What a party signs before any share is revealed."""
     return digest("confirm", transcript, party, answered)
 
 
 def keys_transcript(session: bytes, users: Sequence[int], adverts: bytes) -> bytes:
-    """All that was agreed in the first step."""
+    """Everything agreed in the first step."""
     return digest("keys", session, users, adverts)
 
 
-def masks_transcript(keys: bytes, dealers: Sequence[int], users: Sequence[int], told: bytes) -> bytes:
-    """That, and whose masks are in the replies, and what the verb was told."""
-    return digest("masks", keys, dealers, users, told)
+def masks_transcript(keys: bytes, dealers: Sequence[int], users: Sequence[int], arguments: bytes) -> bytes:
+    """The keys' transcript, whose masks are in the replies, and the digest of the verb's arguments."""
+    return digest("masks", keys, dealers, users, arguments)
 
 
 def arguments_digest(common: Mapping[str, Any], training: bool = False, apart: Iterable[str] = ()) -> bytes:
-    """What all parties are told alike, and the names of what each is told apart.
+    """The arguments that all parties receive alike, and the names of those that differ by party.
 
-    A server that sends one party a model, and the others one to which their replies are known, would read the one from the sum.
+    Otherwise a server could send one party a model, and the others a model to which their replies are known, and read the one
+    party's reply off the sum.
     """
     parts: list[bytes | str | int | Sequence[int]] = ["told", training, json.dumps(sorted(apart))]
     for name, value in sorted(wire.leaves(common), key=lambda leaf: leaf[0]):
@@ -110,12 +111,12 @@ def arguments_digest(common: Mapping[str, Any], training: bool = False, apart: I
 
 
 def run_digest(run: str, config: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    """The run as all of its sites must have been told of it: its name, configuration and the form of the data."""
+    """The run as all of its sites must see it: its name, configuration and schema."""
     return arguments_digest({"run": run, "config": [dict(config)], "schema": dict(schema)}).hex()
 
 
 def share_commitment(transcript: bytes, dealer: int, receiver: int, kind: int, share: bytes) -> bytes:
-    """Binds a dealer to the share it gave somebody."""
+    """Binds a dealer to the share it gave to a receiver."""
     return digest("share", transcript, dealer, receiver, kind, share)
 
 
@@ -125,7 +126,7 @@ def seed_commitment(seed: bytes) -> bytes:
 
 
 def digest(*parts: bytes | str | int | Sequence[int]) -> bytes:
-    """SHA-256 of some values, each with its length, so that no two lists of values look alike."""
+    """SHA-256 of some values, each with its length, so that different lists of values have different encodings."""
     hashed = hashlib.sha256(b"atoll secure total 2")
     for part in parts:
         if isinstance(part, str):
@@ -139,7 +140,7 @@ def digest(*parts: bytes | str | int | Sequence[int]) -> bytes:
 
 
 def stream(seed: bytes, name: str, size: int, context: bytes = b"") -> Integers:
-    """PRG: random integers from a seed, different ones for every field and context."""
+    """PRG: pseudorandom integers from a seed, different for every field and context."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
     cipher = Cipher(algorithms.ChaCha20(derive(seed, f"field {name}".encode() + context, 32), b"\0" * 16), None)
@@ -147,18 +148,18 @@ def stream(seed: bytes, name: str, size: int, context: bytes = b"") -> Integers:
 
 
 def pair_seed(private: X25519PrivateKey, public: bytes, own: int, other: int, context: bytes) -> bytes:
-    """What two parties agree on for their pair mask."""
+    """The seed of two parties' pair mask."""
     return derive(agree(private, public), b"pair %d %d " % (min(own, other), max(own, other)) + context, 32)
 
 
 def pair_mask(seed: bytes, own: int, other: int, name: str, size: int) -> Integers:
-    """What `own` adds for its pair with `other`: the agreed stream, with a minus for the higher of the two."""
+    """What `own` adds for its pair with `other`: the agreed stream, negated for the higher-numbered party."""
     mask = stream(seed, name, size)
     return mask if own < other else np.uint64(0) - mask
 
 
 def integers(value: Tensor, name: str, parties: int, rows: Sequence[int]) -> Integers:
-    """Fixed-point integers modulo 2⁶⁴; what is not finite, or too large for the sum of `parties` to fit, is refused by name."""
+    """Fixed-point integers modulo 2⁶⁴; values that are not finite, or too large for the sum of `parties`, are refused by name."""
     value = value.detach()
     if value.is_floating_point():
         scaled = value.double() * 2**FRACTION_BITS
@@ -176,46 +177,46 @@ def integers(value: Tensor, name: str, parties: int, rows: Sequence[int]) -> Int
 
 
 def from_integers(numbers: Integers, kind: str) -> Tensor:
-    """A sum as the type its numbers came from; whole numbers as int64, as sums of whole numbers are."""
+    """The sum in the type of its terms; sums of integers are int64."""
     whole = torch.from_numpy(np.array(numbers.view(np.int64)))
     return (whole.double() / 2**FRACTION_BITS).to(TYPES[kind]) if TYPES[kind].is_floating_point else whole
 
 
 def split(seed: bytes, needed: int, count: int) -> list[bytes]:
-    """Shamir's shares of a seed, for receivers 1 to `count`."""
+    """Shamir shares of a seed, for receivers 1 to `count`."""
     from Crypto.Protocol.SecretSharing import Shamir
 
     return [bytes(share) for _, share in sorted(Shamir.split(needed, count, seed))]
 
 
 def combine(shares: Sequence[tuple[int, bytes]]) -> bytes:
-    """The seed behind shares (receiver's place from 1, share)."""
+    """The seed that shares (receiver's number from 1, share) belong to."""
     from Crypto.Protocol.SecretSharing import Shamir
 
     return bytes(Shamir.combine(list(shares)))
 
 
 def box(private: X25519PrivateKey, public: bytes, sender: int, receiver: int, context: bytes) -> Any:
-    """The cipher for what one party sends to another in one session: the key is for this direction and session alone."""
+    """The cipher for what one party sends to another in one session; its key is for this direction and session only."""
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
     return ChaCha20Poly1305(derive(agree(private, public), b"box %d %d " % (sender, receiver) + context, 32))
 
 
 def private_key(seed: bytes) -> X25519PrivateKey:
-    """The X25519 key behind a seed."""
+    """The X25519 key derived from a seed."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     return X25519PrivateKey.from_private_bytes(derive(seed, b"x25519", 32))
 
 
 def public_key(private: X25519PrivateKey) -> bytes:
-    """What everybody may know of a key."""
+    """The public part of a key."""
     return bytes(private.public_key().public_bytes_raw())
 
 
 def usable(public: bytes) -> bool:
-    """Whether a secret can be agreed on with this public key: not with points of low order."""
+    """Whether a secret can be agreed on with this public key, which is not so for points of low order."""
     try:
         agree(private_key(b"\1" * SEED_BYTES), public)
     except PartyFailure:
@@ -224,7 +225,7 @@ def usable(public: bytes) -> bool:
 
 
 def agree(private: X25519PrivateKey, public: bytes) -> bytes:
-    """X25519: what two parties alone know."""
+    """X25519: the secret that two parties share."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
     try:
@@ -254,6 +255,6 @@ def ids(parties: Sequence[int]) -> Tensor:
 
 
 def require_cryptography() -> None:
-    """Say what to install where it is not."""
+    """Refuse, with what to install, if the packages are missing."""
     if find_spec("Crypto") is None or find_spec("cryptography") is None:
         raise AtollError("Secure totals need the packages cryptography and pycryptodome; install atoll[deploy].")

@@ -1,8 +1,8 @@
-"""What every party has released: counted at the party before a reply leaves it, and never taken back.
+"""The privacy cost of what each party has released: counted at the party before a reply leaves, and never undone.
 
 A release of a Gaussian mechanism costs ρ = Δ² / 2σ² (zero-concentrated differential privacy, Bun and Steinke, TCC 2016). Costs
-add up over releases, verbs and runs, and turn into (ε, δ) at the end. In a file every release is a line, on disk before the reply
-is sent: a crash or a resume does not undo it. Every line holds a checksum of itself and all before it.
+add up over releases, verbs and runs, and are converted to (ε, δ) at the end. In a file each release is a line, on disk before the
+reply is sent, so neither a crash nor a resume undoes it. Each line holds a checksum of itself and all lines before it.
 """
 
 from __future__ import annotations
@@ -24,25 +24,23 @@ from atoll.parties import Parties
 from atoll.storage import append_line
 
 RELEASES_FILE = "releases.jsonl"
-LOW_ORDERS, HIGH_ORDERS = (
-    [1 + 2.0**-power for power in range(20, 3, -1)],
-    [2.0 ** (power / 4) for power in range(24, 120)],
-)  # Rényi orders
+LOW_ORDERS = [1 + 2.0**-power for power in range(20, 3, -1)]  # Rényi orders beside the accountant's own
+HIGH_ORDERS = [2.0 ** (power / 4) for power in range(24, 120)]
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The (ε, δ) that a site does not go beyond, over all runs with its kit."""
+    """The (ε, δ) that a site must not exceed over all runs with its kit."""
 
     epsilon: float
     delta: float
 
 
 class Releases:
-    """The ρ each party has spent, in memory or, with a path, in a file that only grows."""
+    """The ρ that each party has spent, in memory or, with a path, in an append-only file."""
 
     def __init__(self, path: Path | None = None, run: str = "", budget: Budget | None = None, delta: float = 1e-5) -> None:
-        """`run`: which lines of the file are of this run; the `budget` is for all of them, `delta` for this run's ε."""
+        """`run` selects this run's lines of the file; `budget` applies to all lines, `delta` to this run's ε."""
         self.run = run
         self.budget = budget
         self.delta = delta
@@ -55,7 +53,7 @@ class Releases:
             self.keep(path)
 
     def keep(self, path: Path) -> None:
-        """Write every release to this file from now on; those it holds count."""
+        """Write all releases to this file from now on; those already in it count."""
         require_accountant()
         self.path, self.length = path, _length(path)
         for line in _lines(path):
@@ -64,9 +62,9 @@ class Releases:
             self.check = line["check"]
 
     def spend(self, parties: Parties, rho: float, verb: str = "", round: int = 0) -> None:
-        """Count a release of these parties, each once; refuse it where it goes beyond the budget."""
+        """Count one release by each of these parties; refuse it if it exceeds the budget."""
         if len(np.unique(parties.numbers)) < max(len(parties), 1):
-            raise AtollError(f"a reply to {verb!r} is for no party, or for one more than once.")
+            raise AtollError(f"a reply to {verb!r} is from no party, or from one more than once.")
         if self.budget is not None:
             reached = epsilon_of(self.total + rho, self.budget.delta)
             if reached > self.budget.epsilon:
@@ -82,7 +80,7 @@ class Releases:
 
     def _write(self, path: Path, line: dict[str, Any]) -> None:
         if _length(path) != self.length:
-            raise AtollError(f"{path} was changed by somebody else: what was released cannot be told; restore it.")
+            raise AtollError(f"{path} was changed by another program, so what was released is not known; restore it.")
         check = _chained(self.check, line)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -92,11 +90,11 @@ class Releases:
         self.check = check
 
     def most(self) -> float:
-        """The ρ of the party that has spent most in this run."""
+        """The largest ρ that a party has spent in this run."""
         return float(self.costs.max(initial=0.0))
 
     def epsilon(self) -> float:
-        """ε of this run so far."""
+        """The ε of this run so far."""
         return epsilon_of(self.most(), self.delta)
 
     def _add(self, run: str, parties: np.ndarray[Any, np.dtype[np.int64]], rho: float) -> None:
@@ -111,7 +109,7 @@ class Releases:
 
 @lru_cache(maxsize=64)
 def epsilon_of(rho: float, delta: float) -> float:
-    """ε at this δ of releases that cost ρ together, by Opacus' Rényi accountant: a Gaussian mechanism of that ρ."""
+    """ε at this δ of releases with total cost ρ, by Opacus's Rényi accountant, as of one Gaussian mechanism with that ρ."""
     if not rho:
         return 0.0
     if not math.isfinite(rho):
@@ -120,20 +118,22 @@ def epsilon_of(rho: float, delta: float) -> float:
 
     accountant = RDPAccountant()
     accountant.history = [(math.sqrt(0.5 / rho), 1.0, 1)]
-    orders = LOW_ORDERS + RDPAccountant.DEFAULT_ALPHAS + HIGH_ORDERS  # its own alone never fall below ε = 0.1 at δ = 1e-5
+    orders = (
+        LOW_ORDERS + RDPAccountant.DEFAULT_ALPHAS + HIGH_ORDERS
+    )  # with its default orders alone, ε never falls below 0.1 at δ = 1e-5
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that the best order is the first or last
-        return max(0.0, float(accountant.get_epsilon(delta, alphas=orders)))  # it falls below 0 where δ alone is enough
+        warnings.simplefilter("ignore", UserWarning)  # the best order is the first or last
+        return max(0.0, float(accountant.get_epsilon(delta, alphas=orders)))  # negative if δ alone is enough
 
 
 def require_accountant() -> None:
-    """Refuse to count without the accountant."""
+    """Refuse, with what to install, if the accountant is missing."""
     if find_spec("opacus") is None:
         raise AtollError("Counting privacy needs the package opacus; install atoll[deploy].")
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The releases in a file; an unfinished last line does not count: its reply never left."""
+    """The releases in a file; an unfinished last line is ignored: its reply never left."""
     if not path.exists():
         return []
     try:
@@ -144,12 +144,12 @@ def _lines(path: Path) -> list[dict[str, Any]]:
             if line.get("check") != (check := _chained(check, {name: line[name] for name in line if name != "check"})):
                 raise ValueError(f"the checksum of line {number} does not match")
     except (OSError, ValueError, AttributeError) as error:
-        raise AtollError(f"{path} is damaged ({error}): what was released cannot be told; restore it.") from error
+        raise AtollError(f"{path} is damaged ({error}), so what was released is not known; restore it.") from error
     return lines
 
 
 def _chained(before: str, line: dict[str, Any]) -> str:
-    """The checksum of a line that comes after the one with the checksum `before`."""
+    """The checksum of a line that follows the one with the checksum `before`."""
     return hashlib.sha256(f"{before}{json.dumps(line)}".encode()).hexdigest()[:32]
 
 

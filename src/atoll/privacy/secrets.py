@@ -1,13 +1,13 @@
-"""Secure totals at the parties: what each of them keeps for a session, what it checks, and what it refuses.
+"""Secure totals at the parties: what each party keeps for a session, what it checks, and what it refuses.
 
-A session is one attempt at one total. Each party draws fresh secrets for it that are never saved: a process that was restarted
-does not know the session any more, and counts as dropped out. The steps come in order and each once:
+A session is one attempt at one total. Each party draws fresh secrets for it, which are never saved: after a restart a process no
+longer knows the session, and counts as dropped out. The steps come in this order, each once:
 
     keys → shares → open → mask → confirm → reveal
 
-Everything agreed on so far (the run with its configuration, the call, every party's signed keys and fresh randomness, who takes
+Everything agreed on so far (the run with its configuration, the call, all parties' signed keys and fresh randomness, who takes
 part, the verb's arguments) is hashed into each later step: into the keys of ciphers, the masks and the signatures. Parties that
-were told different things cannot decrypt each other's shares, and their signatures do not count for each other.
+received different messages cannot decrypt each other's shares, and do not accept each other's signatures.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from atoll.privacy.opened_totals import OpenedTotals
 
 STEPS = ("keys", "shares", "open", "mask", "confirm", "reveal")
 UNKNOWN = "does not know the session of this secure total: it was restarted, or another one began"
-ZERO_NONCE = b"\0" * 12  # every key encrypts a single message
+ZERO_NONCE = b"\0" * 12  # each key encrypts a single message
 
 
 @dataclass
 class Session:
-    """One party's part in one attempt at a total."""
+    """One party's state in one attempt at a total."""
 
-    session: bytes  # the server's number of the attempt
+    session: bytes  # the server's identifier of the attempt
     call: Call
     digest: bytes
     step: int = 0  # index in STEPS of the last step taken
@@ -52,36 +52,38 @@ class Session:
     dealers: tuple[int, ...] = ()  # who dealt shares
     received: dict[int, tuple[bytes, bytes]] = field(default_factory=dict, repr=False)
     masked: tuple[int, ...] = ()  # whose masks are in the replies
-    transcript: bytes = b""  # that of the masks
+    transcript: bytes = b""  # the transcript of the masks
     answered: tuple[int, ...] = ()
 
     def advert(self) -> bytes:
-        """What the party says first."""
+        """The party's first message."""
         masks = masking.public_key(masking.private_key(self.seeds[MASKS]))
         return b"".join((masking.public_key(self.channel), masks, masking.seed_commitment(self.seeds[SELF]), self.nonce))
 
-    def over(self) -> None:
-        """Forget the secrets; the session is known still, so that its steps are not taken again."""
+    def forget(self) -> None:
+        """Forget the secrets; the session itself is remembered, so that its steps are not repeated."""
         self.channel, self.seeds, self.received, self.adverts = None, (b"", b""), {}, {}
 
 
 class Secrets:
-    """What the parties hosted by one process keep for secure totals: one session each, and which totals they helped to open.
+    """What the parties of one process keep for secure totals: one session each, and which totals they helped to open.
 
-    It belongs to the host, not to the parties' memory: nothing of it is saved but the record of opened totals.
+    It is not part of the parties' memory: nothing of it is saved except the record of opened totals.
     """
 
-    def __init__(self, identities: Identities, *, run: str = "", least: int = 2, settled: OpenedTotals | None = None) -> None:
-        """`least`: the fewest parties whose sum may be opened; `settled`: the record of opened totals, a file at a site."""
+    def __init__(
+        self, identities: Identities, *, run: str = "", min_parties: int = 2, opened: OpenedTotals | None = None
+    ) -> None:
+        """`min_parties`: the fewest parties whose sum may be opened; `opened`: the record of opened totals, a file at a site."""
         masking.require_cryptography()
         self.identities = identities
         self.run = run
-        self.least = max(2, least)
-        self.settled = settled or OpenedTotals()
+        self.min_parties = max(2, min_parties)
+        self.opened = opened or OpenedTotals()
         self.sessions: dict[int, Session] = {}
 
     def keys(self, parties: Sequence[int], call: Call, session: Tensor) -> dict[str, Tensor]:
-        """Step 1: fresh secrets; (P, 4, 32) adverts, (P, 64) signatures, and (P, N) over whom this call was opened before."""
+        """Step 1: fresh secrets; (P, 4, 32) adverts, (P, 64) signatures, and (P, N) over which parties it was opened before."""
         number = _bytes(session, (masking.SESSION_BYTES,), "session")
         name = masking.session_digest(self.run, call, number)
         adverts, signatures = [], []
@@ -90,31 +92,31 @@ class Secrets:
             own = self.sessions[party] = Session(number, call, name)
             adverts.append(own.advert())
             signatures.append(self.identities.sign(party, masking.keys_statement(name, party, adverts[-1])))
-            before[row, list(self.settled.find(party, call) or ())] = True
+            before[row, list(self.opened.find(party, call) or ())] = True
         shaped = masking.as_bytes(adverts).view(len(parties), masking.ADVERT_PARTS, 32)
         return {"keys": shaped, "signature": masking.as_bytes(signatures), "settled": before}
 
     def shares(
         self, parties: Sequence[int], call: Call, session: Tensor, users: Tensor, keys: Tensor, signatures: Tensor
     ) -> dict[str, Tensor]:
-        """Step 2: (P, U, 112) each party's shares of its two seeds, encrypted for every user, and commitments to them."""
-        own = self._take("shares", parties, call, session)
+        """Step 2: (P, U, 112) each party's shares of its two seeds, encrypted for each user, with commitments."""
+        own = self._advance("shares", parties, call, session)
         all_users = self._cohort(users, range(len(self.identities)), parties, 0)
         adverts = _bytes(keys, (len(all_users), masking.ADVERT_PARTS, 32), "keys")
         signed = _bytes(signatures, (len(all_users), SIGNATURE_BYTES), "signatures")
         name, size = own[0].digest, masking.ADVERT_PARTS * 32
-        said = {user: adverts[size * place : size * (place + 1)] for place, user in enumerate(all_users)}
-        places = range(0, len(signed), SIGNATURE_BYTES)
+        received = {user: adverts[size * index : size * (index + 1)] for index, user in enumerate(all_users)}
+        offsets = range(0, len(signed), SIGNATURE_BYTES)
         claims = [
-            (user, signed[place : place + SIGNATURE_BYTES], masking.keys_statement(name, user, said[user]))
-            for user, place in zip(all_users, places, strict=True)
+            (user, signed[start : start + SIGNATURE_BYTES], masking.keys_statement(name, user, received[user]))
+            for user, start in zip(all_users, offsets, strict=True)
         ]
         if wrong := self.identities.invalid_signatures(claims):
             raise PartyFailure(f"refuses keys that are not signed by party {wrong[0]}")
-        known = {user: Advert(*(said[user][at : at + 32] for at in range(0, size, 32))) for user in all_users}
+        known = {user: Advert(*(received[user][at : at + 32] for at in range(0, size, 32))) for user in all_users}
         rows = []
         for party, mine in zip(parties, own, strict=True):
-            if said[party] != mine.advert():
+            if received[party] != mine.advert():
                 raise PartyFailure("refuses a list of keys in which its own are not those it sent")
             mine.users, mine.adverts, mine.keys = all_users, known, masking.keys_transcript(mine.digest, all_users, adverts)
             rows.append(masking.as_bytes(self._deal(party, mine)))
@@ -133,8 +135,8 @@ class Secrets:
         return dealt
 
     def open(self, parties: Sequence[int], call: Call, session: Tensor, dealers: Tensor, shares: Tensor) -> dict[str, Tensor]:
-        """Step 3: take the others' shares; (P, D) which of them could be opened and are what their dealer is bound to."""
-        own = self._take("open", parties, call, session)
+        """Step 3: receive the others' shares; (P, D) which of them could be decrypted and match their dealer's commitment."""
+        own = self._advance("open", parties, call, session)
         from_whom = self._cohort(dealers, own[0].users, parties, threshold(len(own[0].users)))
         data = _bytes(shares, (len(parties), len(from_whom), masking.SHARE_BYTES), "shares")
         opened = torch.zeros(len(parties), len(from_whom), dtype=torch.bool)
@@ -147,33 +149,33 @@ class Secrets:
                     mine.received[dealer], opened[row, column] = pair, True
         return {"opened": opened}
 
-    def enter(self, parties: Sequence[int], call: Call, told: bytes, session: Tensor, users: Tensor) -> list[Session]:
-        """Step 4, before the verb is called: whether a masked reply may be given at all; `told` is the verb's arguments."""
-        own = self._take("mask", parties, call, session)
+    def enter(self, parties: Sequence[int], call: Call, arguments: bytes, session: Tensor, users: Tensor) -> list[Session]:
+        """Step 4, before the verb is called: check that a masked reply may be given; `arguments` is the digest of the verb's."""
+        own = self._advance("mask", parties, call, session)
         masked = self._cohort(users, own[0].dealers, parties, threshold(len(own[0].users)))
         for mine in own:
-            mine.masked, mine.transcript = masked, masking.masks_transcript(mine.keys, mine.dealers, masked, told)
+            mine.masked, mine.transcript = masked, masking.masks_transcript(mine.keys, mine.dealers, masked, arguments)
         return own
 
     def mask(self, fields: Mapping[str, Any], parties: Sequence[int], sessions: Sequence[Session]) -> dict[str, Any]:
-        """Step 4: every number as an integer, hidden; names are grouped by the type they come back as."""
+        """Step 4: every number as a masked integer; fields are grouped by the type that their sum will have."""
         flat = dict(wire.leaves(fields))
         if ragged := [name for name in flat if name.endswith("]")]:
-            raise AtollError(f"field {ragged[0]!r} has a shape of its own at every party: it has no total.")
+            raise AtollError(f"field {ragged[0]!r} has a different shape at every party, so it has no total.")
         hidden = {name: masking.integers(value, name, len(sessions[0].masked), parties) for name, value in flat.items()}
         for row, (party, own) in enumerate(zip(parties, sessions, strict=True)):
             pairs = _pair_seeds(party, own)
             for name, numbers in hidden.items():
                 numbers[row] += _masks(party, own, pairs, name, numbers[row].size).reshape(numbers[row].shape)
-            own.channel, own.seeds = None, (b"", b"")  # what is left to do needs the others' shares only
+            own.channel, own.seeds = None, (b"", b"")  # the remaining steps need only the others' shares
         kinds = {name: str(value.dtype).removeprefix("torch.") for name, value in flat.items()}
         return wire.nest({f"{kinds[name]}/{name}": torch.from_numpy(value.view(np.int64)) for name, value in hidden.items()})
 
     def confirm(self, parties: Sequence[int], call: Call, session: Tensor, answered: Tensor) -> dict[str, Tensor]:
-        """Step 5: (P, 64) signatures of who is in the sum, as this party was told; nobody reveals without enough of them."""
-        own = self._take("confirm", parties, call, session)
+        """Step 5: (P, 64) signatures of who is in the sum, as received; without enough of them no party reveals a share."""
+        own = self._advance("confirm", parties, call, session)
         whom = self._answered(own[0], answered, parties)
-        self._unsettled(parties, own[0].call, whom)
+        self._require_same_parties(parties, own[0].call, whom)
         for mine in own:
             mine.answered = whom
         statements = [masking.answered_statement(mine.transcript, party, whom) for party, mine in zip(parties, own, strict=True)]
@@ -183,64 +185,64 @@ class Secrets:
     def reveal(
         self, parties: Sequence[int], call: Call, session: Tensor, answered: Tensor, signatures: Tensor
     ) -> dict[str, Tensor]:
-        """Step 6: (P, U, 16) of those in the sum the share of the self mask, of the others that of the pair masks; never both."""
-        own = self._take("reveal", parties, call, session)
+        """Step 6: (P, U, 16) the self mask's share of each party in the sum, the pair masks' share of the others; never both."""
+        own = self._advance("reveal", parties, call, session)
         whom = self._answered(own[0], answered, parties)
         if any(mine.answered != whom for mine in own):
             raise PartyFailure("refuses to reveal shares for other parties than it confirmed")
         masked, users = own[0].masked, own[0].users
         signed = _bytes(signatures, (len(masked), SIGNATURE_BYTES), "signatures")
-        sure = 0
-        for place, user in enumerate(masked):
-            signature = signed[SIGNATURE_BYTES * place : SIGNATURE_BYTES * (place + 1)]
+        confirmed = 0
+        for index, user in enumerate(masked):
+            signature = signed[SIGNATURE_BYTES * index : SIGNATURE_BYTES * (index + 1)]
             if user in whom and any(signature):
                 statement = masking.answered_statement(own[0].transcript, user, whom)
-                sure += self.identities.signed(user, signature, statement)
-        if sure < threshold(len(users)):
-            raise PartyFailure(f"refuses to reveal shares: {sure} parties confirmed who answered, {threshold(len(users))} must")
-        self._unsettled(parties, own[0].call, whom)
-        self.settled.add(parties, own[0].call, whom)
+                confirmed += self.identities.signed(user, signature, statement)
+        if confirmed < threshold(len(users)):
+            raise PartyFailure(
+                f"refuses to reveal shares: {confirmed} parties confirmed who answered, {threshold(len(users))} must"
+            )
+        self._require_same_parties(parties, own[0].call, whom)
+        self.opened.add(parties, own[0].call, whom)
         rows = []
         for mine in own:
             kinds = [SELF if user in whom else MASKS for user in masked]
             none = (bytes(masking.SEED_BYTES),) * 2
             rows.append(masking.as_bytes([mine.received.get(user, none)[kind] for user, kind in zip(masked, kinds, strict=True)]))
-            mine.over()
+            mine.forget()
         return {"shares": torch.stack(rows)}
 
-    def _take(self, step: str, parties: Sequence[int], call: Call, session: Tensor) -> list[Session]:
-        """The parties' sessions, one step further: each step is taken once and after the one before, whatever comes of it."""
+    def _advance(self, step: str, parties: Sequence[int], call: Call, session: Tensor) -> list[Session]:
+        """The parties' sessions, advanced by one step: each step is taken once and in order, whether it succeeds or not."""
         number = _bytes(session, (masking.SESSION_BYTES,), "session")
-        found = []
+        advanced = []
         for party in parties:
             own = self.sessions.get(party)
             if own is None or own.session != number:
                 raise PartyFailure(UNKNOWN)
-            if own.call != (call if call.verb else call._replace(verb=own.call.verb)):  # not every step names the verb
+            if own.call != (call if call.verb else call._replace(verb=own.call.verb)):  # not every step names its verb
                 raise PartyFailure("refuses to use the session of one secure total for another")
             if own.step + 1 != STEPS.index(step):
                 raise PartyFailure(
                     f"refuses the step {step!r} of a secure total after {STEPS[own.step]!r}: each comes once, in order"
                 )
-            found.append(own)
-        for own in found:
+            advanced.append(own)
+        for own in advanced:
             own.step += 1
-        if any(
-            (own.keys, own.dealers, own.transcript) != (found[0].keys, found[0].dealers, found[0].transcript) for own in found
-        ):
-            raise PartyFailure("refuses a message for parties that were told different things")
-        return found
+        if len({(own.keys, own.dealers, own.transcript) for own in advanced}) > 1:
+            raise PartyFailure("refuses a message for parties that received different messages before")
+        return advanced
 
     def _cohort(self, listed: Tensor, among: Sequence[int], parties: Sequence[int], needed: int) -> tuple[int, ...]:
-        """A list of parties, each once and in order, these among them, and not too few."""
+        """Check a list of parties: ascending, each once, including these parties, and not too few."""
         if not isinstance(listed, Tensor) or listed.dtype != torch.int64 or listed.dim() != 1:
             raise PartyFailure("refuses a list of parties that is malformed")
         users = tuple(listed.tolist())
         if list(users) != sorted(set(users)) or not set(users) <= set(among) or not set(parties) <= set(users):
-            raise PartyFailure("refuses a list of parties that does not fit what it was told before")
-        if len(users) < max(self.least, needed):
+            raise PartyFailure("refuses a list of parties that does not match earlier messages")
+        if len(users) < max(self.min_parties, needed):
             raise PartyFailure(
-                f"refuses a secure total of {len(users)} parties: at least {max(self.least, needed)} must take part"
+                f"refuses a secure total of {len(users)} parties: at least {max(self.min_parties, needed)} must take part"
             )
         return users
 
@@ -250,9 +252,9 @@ class Secrets:
         whom = [user for user, here in zip(own.masked, answered.tolist(), strict=True) if here]
         return self._cohort(masking.ids(whom), own.masked, parties, threshold(len(own.users)))
 
-    def _unsettled(self, parties: Sequence[int], call: Call, answered: tuple[int, ...]) -> None:
+    def _require_same_parties(self, parties: Sequence[int], call: Call, answered: tuple[int, ...]) -> None:
         for party in parties:
-            before = self.settled.find(party, call)
+            before = self.opened.find(party, call)
             if before is not None and before != answered:
                 raise PartyFailure(
                     f"refuses to open this total over other parties than before the run was resumed ({_listed(before)}): "
@@ -261,7 +263,7 @@ class Secrets:
 
 
 def _unbox(party: int, own: Session, dealer: int, data: bytes) -> tuple[bytes, bytes] | None:
-    """The two shares that a dealer gave; None where the box was damaged, or holds other ones than the dealer is bound to."""
+    """The two shares from a dealer; None if they cannot be decrypted or do not match the dealer's commitment."""
     from cryptography.exceptions import InvalidTag
 
     sealed, bound = data[: masking.BOX_BYTES], data[masking.BOX_BYTES :]
@@ -289,7 +291,7 @@ def _masks(party: int, own: Session, pairs: Mapping[int, bytes], name: str, size
 
 
 def _bytes(value: Tensor, shape: tuple[int, ...], name: str) -> bytes:
-    """A tensor of bytes of this shape, as bytes."""
+    """The bytes of a uint8 tensor of this shape."""
     if not isinstance(value, Tensor) or value.dtype != torch.uint8 or tuple(value.shape) != shape:
         raise PartyFailure(f"refuses a field {name!r} that is malformed")
     return value.contiguous().numpy().tobytes()

@@ -83,7 +83,7 @@ def prepare(config: Config, graph: Graph | None = None, *, engine: Callable[[Eng
 
     identities = simulated_identities(schema.parties) if config.run.secure else None
     least = min_total_parties(config.run.secure_min, schema.parties)
-    secrets = Secrets(identities, least=least) if identities is not None else None  # this process hosts all parties
+    secrets = Secrets(identities, min_parties=least) if identities is not None else None  # this process hosts all parties
     releases = Releases()
 
     def make(parties: Sequence[int], blank: bool) -> Cohort:
