@@ -138,7 +138,7 @@ def test_a_full_disk_keeps_the_answer_here(tmp_path: Path) -> None:
     site = Site(tmp_path, notify=said.append, journal=Journal(Path("/dev/full")))
     assert site.handle(question()) == b""
     assert site.handle(b"garbage") == b""
-    assert said[0] == "/dev/full cannot be written (No space left on device); nothing is answered until it can"
+    assert said[0] == "/dev/full cannot be written (No space left on device); no message is answered until it can"
     assert "sent an empty answer" in str(read_answer(b""))
 
 

@@ -169,7 +169,7 @@ SCHEMAS: dict[str, tuple[Any, str]] = {
     "negative": ({"nodes": -1}, "nodes is -1"),
     "text": ({"classes": "3"}, "classes is '3'"),
     "float": ({"classes": 3.0}, "classes is 3.0"),
-    "extra": ({"extra": 1}, "holds 'extra'"),
+    "extra": ({"extra": 1}, "holds an unknown entry, 'extra'"),
 }
 
 

@@ -70,7 +70,7 @@ def test_a_party_that_is_named_twice_does_not_answer_twice(parties: list[int], t
     before = (tmp_path / RELEASES_FILE).read_bytes()
     reply = server.fit(parties)
     assert reply["status"] == "failed"
-    assert "from no party, or from one more than once" in reply["reason"]
+    assert "for no party, or for one more than once" in reply["reason"]
     assert (tmp_path / RELEASES_FILE).read_bytes() == before
     assert server.fit([0])["status"] == "ok"
 

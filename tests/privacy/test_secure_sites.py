@@ -253,7 +253,7 @@ def test_no_secret_of_a_session_is_saved(tmp_path: Path) -> None:
     """Neither a site's saves nor the server's checkpoint hold anything of `Secrets`."""
     config = config_of(4)
     folder = crashed(tmp_path, config, None)
-    site = Crashing(tmp_path / "sites").hosts["site-0"]
+    site = Crashing(tmp_path / "sites").sites["site-0"]
     names = [name for path in site.folder.rglob("*.safetensors") for name, _ in wire.leaves(wire.decode(path.read_bytes()))]
     assert not [name for name in names if "secret" in name or "session" in name]
     checkpoint = folder.load()
