@@ -1,0 +1,94 @@
+"""What the pages for contributors say of the code is true: rooms, layers, modules and paths are those of the source tree."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import atoll
+
+HOME = Path(__file__).parents[1]
+PAGE = (HOME / "docs" / "architecture.md").read_text()
+PYPROJECT = tomllib.loads((HOME / "pyproject.toml").read_text())
+SOURCE = HOME / "src" / "atoll"
+
+
+def layers() -> list[list[str]]:
+    """The rooms of each layer of the import contract, from the top."""
+    contract = next(each for each in PYPROJECT["tool"]["importlinter"]["contracts"] if each["type"] == "layers")
+    return [re.split(r"\s*[|:]\s*", layer) for layer in contract["layers"]]
+
+
+def test_the_rooms_of_the_page_are_those_of_the_contract() -> None:
+    """The table has one row per layer, in the contract's order, with the same rooms."""
+    table = PAGE.split("| room | rule |\n|---|---|\n")[1].split("\n\n")[0]
+    rows = [re.findall(r"`(\w+)`", line.split("|")[1]) for line in table.splitlines()]
+    assert rows == layers()
+
+
+def test_the_rooms_of_the_contract_are_those_on_disk() -> None:
+    """Every package and module of atoll stands in one layer."""
+    on_disk = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    named = [room for layer in layers() for room in layer]
+    assert sorted(named) == sorted(on_disk - {"__init__", "__main__"})
+
+
+def test_the_picture_shows_every_room() -> None:
+    """rooms.svg is drawn by hand; it must not fall behind."""
+    picture = (HOME / "docs" / "img" / "rooms.svg").read_text()
+    shown = set(re.findall(r"[a-z]+", " ".join(re.findall(r">([^<>]+)<", picture))))
+    assert {room for layer in layers() for room in layer} <= shown
+
+
+def resolve(name: str) -> Any:
+    """The module or attribute behind a dotted name within atoll."""
+    found: Any = atoll
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            if not isinstance(found, ModuleType):
+                raise
+            found = importlib.import_module(f"{found.__name__}.{part}")
+    return found
+
+
+def test_every_name_on_the_page_exists() -> None:
+    """`room.module.Name` in the text can be imported."""
+    pytest.importorskip("nvflare", reason='nvflare is not installed: pip install "atoll[deploy]"')
+    rooms = {room for layer in layers() for room in layer}
+    dotted = [name for name in re.findall(r"`([a-z_]+(?:\.\w+)+)`", PAGE) if name.split(".")[0] in rooms]
+    assert len(dotted) > 20
+    for name in dotted:
+        resolve(name)
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "README.md", "docs/extending.md", "docs/policy.md"])
+def test_every_path_on_the_page_exists(page: str) -> None:
+    """Files and folders of the repository that a page names, and its relative links, are there."""
+    text = (HOME / page).read_text()
+    paths = re.findall(r"`((?:src|tests|docs|benchmarks|examples|\.ci|\.github)/[\w./-]*)`", text)
+    links = [link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link and link[0] != "#"]
+    for path in paths:
+        assert (HOME / path).exists(), path
+    for link in links:
+        assert ((HOME / page).parent / link).exists(), link
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    """The citation names the version of the package."""
+    assert f"\nversion: {atoll.__version__}\n" in (HOME / "CITATION.cff").read_text()
+
+
+def test_hooks_and_lint_are_the_same_checks() -> None:
+    """What `make lint` runs, the hooks before a commit run too, with the tools of the virtual environment."""
+    recipe = re.search(r"^lint:.*\n((?:\t.+\n)+)", (HOME / "Makefile").read_text(), re.MULTILINE)
+    assert recipe is not None
+    tools = set(re.findall(r"\$\(BIN\)/(\S+)", recipe[1]))
+    assert tools == set(re.findall(r"entry: \.venv/bin/(\S+)", (HOME / ".pre-commit-config.yaml").read_text()))
