@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from test_docs import HOME, blocks, commands, shrunk
 
 PAGE = HOME / "docs" / "extending.md"
