@@ -1,7 +1,12 @@
 """atoll: federated graph learning. Train graph neural networks on graphs that cannot be put in one place.
 
-result = atoll.run("fedavg", dataset="csbm", parties=5, rounds=50)
-result.metrics["accuracy"], result.history, result.bytes
+Everything that users and authors of algorithms import is here; each name is imported on first use, so `import atoll` is light.
+
+Examples:
+    >>> import atoll
+    >>> result = atoll.run("fedavg", dataset="csbm", parties=3, rounds=2, nodes=200)
+    >>> sorted(result.bytes["by_verb"])
+    ['fit']
 """
 
 from __future__ import annotations
@@ -12,32 +17,112 @@ from typing import TYPE_CHECKING, Any
 from atoll.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from atoll.algorithms import ALGORITHMS
     from atoll.data.datasets import load
-    from atoll.errors import AtollError
-    from atoll.federation.cohort import Cohort, verb
+    from atoll.data.registry import DATASETS
+    from atoll.engines import ENGINES
+    from atoll.errors import AtollError, AtollWarning
+    from atoll.federation.cohort import MODEL, Cohort, first_model
+    from atoll.federation.declarations import COUNTS, WEIGHT
     from atoll.federation.federation import Federation
+    from atoll.federation.memory import NODE, PARTY, STORED_FEATURE, TRAIN_ITEM
+    from atoll.federation.messages import Engine, verb
     from atoll.graphs.graph import Graph
+    from atoll.models.backbone import Backbone
+    from atoll.models.parameters import get_parameters, set_parameters
+    from atoll.models.registry import MODELS
     from atoll.runs.api import compare, resume, run
+    from atoll.runs.comparison import Comparison
+    from atoll.runs.loggers import LOGGERS, Logger
+    from atoll.runs.reader import read
     from atoll.runs.result import Result
+    from atoll.settings import Training, setting
 
-__all__ = ["AtollError", "Cohort", "Federation", "Graph", "Result", "compare", "load", "resume", "run", "verb"]
+__all__ = [
+    "ALGORITHMS",
+    "COUNTS",
+    "DATASETS",
+    "ENGINES",
+    "LOGGERS",
+    "MODEL",
+    "MODELS",
+    "NODE",
+    "PARTY",
+    "STORED_FEATURE",
+    "TRAIN_ITEM",
+    "WEIGHT",
+    "AtollError",
+    "AtollWarning",
+    "Backbone",
+    "Cohort",
+    "Comparison",
+    "Engine",
+    "Federation",
+    "Graph",
+    "Logger",
+    "Result",
+    "Training",
+    "compare",
+    "first_model",
+    "get_parameters",
+    "load",
+    "read",
+    "resume",
+    "run",
+    "set_parameters",
+    "setting",
+    "verb",
+]
 
 _HOME = {
+    # Run and compare
     "run": "runs.api",
     "resume": "runs.api",
     "compare": "runs.api",
-    "load": "data.datasets",
-    "AtollError": "errors",
-    "Cohort": "federation.cohort",
-    "verb": "federation.cohort",
-    "Federation": "federation.federation",
-    "Graph": "graphs.graph",
+    "read": "runs.reader",
     "Result": "runs.result",
+    "Comparison": "runs.comparison",
+    # Data
+    "load": "data.datasets",
+    "Graph": "graphs.graph",
+    # Algorithms of your own: the parties' side and the server's
+    "Cohort": "federation.cohort",
+    "Federation": "federation.federation",
+    "verb": "federation.messages",
+    "Training": "settings",
+    "setting": "settings",
+    "first_model": "federation.cohort",
+    "get_parameters": "models.parameters",
+    "set_parameters": "models.parameters",
+    "MODEL": "federation.cohort",
+    "WEIGHT": "federation.declarations",
+    "COUNTS": "federation.declarations",
+    "PARTY": "federation.memory",
+    "NODE": "federation.memory",
+    "TRAIN_ITEM": "federation.memory",
+    "STORED_FEATURE": "federation.memory",
+    # What other packages add to, by entry points or `register`
+    "ALGORITHMS": "algorithms",
+    "MODELS": "models.registry",
+    "DATASETS": "data.registry",
+    "ENGINES": "engines",
+    "LOGGERS": "runs.loggers",
+    "Backbone": "models.backbone",
+    "Logger": "runs.loggers",
+    "Engine": "federation.messages",
+    # Errors
+    "AtollError": "errors",
+    "AtollWarning": "errors",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use: `import atoll` alone stays light."""
+    """Import a public name on first use."""
     if name not in _HOME:
         raise AttributeError(f"module 'atoll' has no attribute {name!r}")
     return getattr(importlib.import_module(f"atoll.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """The façade, whatever else has been imported."""
+    return sorted([*__all__, "__version__"])

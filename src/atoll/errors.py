@@ -6,11 +6,27 @@ from typing import Any
 
 
 class AtollError(Exception):
-    """Bad input: one clear sentence that says what, where and what to do. The command line prints it and exits with 2."""
+    """Bad input: one clear sentence that says what, where and what to do. The command line prints it and exits with 2.
+
+    Examples:
+        >>> import atoll
+        >>> try:
+        ...     atoll.run("fedavgg")
+        ... except atoll.AtollError as error:
+        ...     print(error)
+        There is no algorithm 'fedavgg'; did you mean 'fedavg'?
+    """
 
 
 class AtollWarning(UserWarning):
-    """Input that is taken, but not as a person might think. The command line prints it as one line."""
+    """Valid input that may not mean what the user expects. The command line prints it as one line.
+
+    Examples:
+        >>> import warnings
+        >>> import atoll
+        >>> warnings.simplefilter("error", atoll.AtollWarning)  # a script that should stop rather than guess
+        >>> warnings.simplefilter("default", atoll.AtollWarning)
+    """
 
 
 class PartyFailure(Exception):

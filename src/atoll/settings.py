@@ -23,10 +23,25 @@ def setting(
     was: str | Iterable[str] = (),
     since: str = "",
 ) -> Any:
-    """A field of a settings dataclass: its default, one sentence, and which values it accepts.
+    """A field of a settings dataclass.
 
-    `was` are earlier names, oldest first; they are still accepted. `since` is the version that added a setting after results had
-    been recorded: at its default it is left out of digests, so that recorded results are still found.
+    Parameters:
+        default: Its default.
+        help: One sentence for `atoll algorithms NAME`.
+        choices: The values it accepts, where they are few.
+        low, high: The smallest and largest number it accepts.
+        was: Earlier names, oldest first; they are still accepted.
+        since: The version that added a setting after results had been recorded: at its default it is left out of digests, so
+            that recorded results are still found.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> import atoll
+        >>> @dataclass(frozen=True)
+        ... class Settings:
+        ...     width: int = atoll.setting(64, "Width of the hidden layer.", low=1)
+        >>> Settings().width
+        64
     """
     names = (was,) if isinstance(was, str) else tuple(was)
     about = {"help": help, "choices": tuple(choices), "low": low, "high": high, "was": names, "since": since}
@@ -35,7 +50,17 @@ def setting(
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """What every method that trains a graph neural network at the parties has in common."""
+    """Settings that every method has that trains a graph neural network at the parties; an algorithm's own extend it.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> import atoll
+        >>> @dataclass(frozen=True)
+        ... class Settings(atoll.Training):
+        ...     proximal: float = atoll.setting(0.01, "Weight of the proximal term.", low=0)
+        >>> Settings(hidden=16).proximal
+        0.01
+    """
 
     model: str = setting("gcn", "Backbone of the parties: one of `atoll models`, or a FILE.py with a torch.nn.Module.")
     hidden: int = setting(64, "Width of the hidden layers.", low=1, high=10**6)

@@ -28,8 +28,9 @@ def load(
         normalize_features: divide each row of the features by its sum.
         options: the dataset's own settings, for instance `nodes` of `csbm`.
 
-    Example:
-        >>> load("csbm", nodes=200).num_nodes
+    Examples:
+        >>> import atoll
+        >>> atoll.load("csbm", nodes=200).num_nodes
         200
     """
     accepted = [field.name for field in fields(settings_of(name))]

@@ -56,6 +56,23 @@ class Cohort:
 
     Written once for any number of parties: parameters and replies carry a leading party axis; a party alone is P = 1.
     What is not declared in `memory` or `round_memory` must follow from what is: a cohort may be rebuilt before any message.
+
+    Attributes:
+        graph: The parties' graphs, block-diagonal.
+        settings: The algorithm's settings.
+        schema: What every party and the server may know of the data: features, classes, parties.
+        parties: The parties' numbers.
+        memory: Declared by a subclass: attribute → its first axis (`PARTY`, `NODE`, `TRAIN_ITEM`, `STORED_FEATURE`).
+        round_memory: Likewise, for what lasts one round only.
+
+    Examples:
+        >>> import atoll
+        >>> class Counting(atoll.Cohort):
+        ...     @atoll.verb(public=True)
+        ...     def count(self):
+        ...         return {"nodes": self.graph.ptr.diff()}  # one number per party
+        >>> "count" in Counting.verbs()
+        True
     """
 
     memory: ClassVar[Mapping[str, str]] = {}  # attributes that survive between messages, restarts and resume → their first axis
@@ -287,7 +304,20 @@ MODEL = ModelForm(lambda settings, schema: backbone(settings, schema, 1, None)) 
 
 
 def first_model(settings: Training, schema: Schema, seed: int) -> dict[str, Tensor]:
-    """The model the server starts with, without a party axis."""
+    """The model the server starts with, without a party axis.
+
+    Parameters:
+        settings: The algorithm's settings, which name the backbone and its size.
+        schema: The numbers of features, classes and parties (`federation.schema`).
+        seed: The run's seed (`federation.seed`).
+
+    Examples:
+        >>> import atoll
+        >>> from atoll.federation.cohort import Schema
+        >>> model = atoll.first_model(atoll.Training(hidden=8), Schema(features=5, classes=3, parties=2), seed=0)
+        >>> sorted(tuple(value.shape) for value in model.values())
+        [(3,), (5, 8), (8,), (8, 3)]
+    """
     return {
         name: value[0] for name, value in get_parameters(backbone(settings, schema, 1, Draws(seed, [SERVER], "model"))).items()
     }

@@ -34,7 +34,24 @@ MAX_REASONS = 5  # reasons for missing parties that one error lists
 
 
 class Federation:
-    """The parties as the server sees them."""
+    """The parties as the server sees them: what `start`, `step` and `evaluate` of an algorithm are given.
+
+    `ask(verb, ...)` returns each party's reply, `total(verb, ...)` only their sum, which is what secure aggregation protects,
+    and `tell(verb, ...)` nothing. Keyword arguments are the message; with `each`, they differ by party.
+
+    Attributes:
+        schema: The numbers of features, classes and parties.
+        seed: The run's seed.
+        round: The current round.
+        missing: Party → why it did not answer in this round.
+        ledger: Bytes by round, verb, direction and party.
+        public: What the scenario lets the server know.
+
+    Examples:
+        >>> def step(federation, state, settings):  # FedAvg's whole server side
+        ...     total = federation.total("fit", model=state["model"])
+        ...     return {"model": {name: value / total["n"] for name, value in total["model"].items()}}
+    """
 
     def __init__(
         self,

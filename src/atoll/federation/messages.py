@@ -68,7 +68,16 @@ class Failure:
 
 
 class Engine(Protocol):
-    """What carries messages to the parties and their answers back."""
+    """What carries messages to the parties and their answers back.
+
+    A module or object in the registry `ENGINES` has a function `connect(make, parties, settings)` that returns one, or a
+    function `launch` that runs the whole federation elsewhere.
+
+    Examples:
+        >>> import atoll
+        >>> "inprocess" in atoll.ENGINES
+        True
+    """
 
     def deliver(self, message: Message) -> list[Answer | Failure]:
         """Send one message to the parties it names; every one of them is in an answer or a failure."""
@@ -112,13 +121,25 @@ def verb(
     takes: Declared | None = None,
     gives: Declared | None = None,
 ) -> Function | Callable[[Function], Function]:
-    """Mark a method of a cohort as one the server may call; `public` ones may be asked under secure aggregation.
+    """Mark a method of a cohort as one the server may call.
 
-    `averaged` names the fields of the reply that are multiplied by a weight, and the field that holds the weight: the server
-    divides one's total by the other's. Those are the fields that robust totals are about.
-    `apart` names the arguments that may differ between parties in a secure total: nobody can check them, and a server that
-    lies can choose them so that it knows all replies but one. All others must be the same for every party.
-    `takes` and `gives` declare its arguments and its reply (see `atoll.federation.declarations`): what does not fit is refused.
+    Parameters:
+        public: Whether it may be asked, and so seen party by party, under secure aggregation.
+        averaged: Field of the reply → the field that holds its weight; the server divides one's total by the other's. Robust
+            totals are about these fields.
+        apart: Arguments that may differ between parties in a secure total. No party can check them, and a lying server can
+            choose them so that it knows all replies but one; all other arguments must be the same for every party.
+        takes, gives: Declarations of its arguments and its reply (see `atoll.federation.declarations`); whatever does not fit
+            is refused.
+
+    Examples:
+        >>> import atoll
+        >>> class Averaging(atoll.Cohort):
+        ...     @atoll.verb(averaged={"model": "n"})
+        ...     def fit(self, model):
+        ...         return {"model": model, "n": self.graph.num_train}
+        >>> Averaging.averaged()
+        {'fit': {'model': 'n'}}
     """
 
     def mark(method: Function) -> Function:

@@ -25,6 +25,21 @@ class Graph:
 
     Party p owns the rows `ptr[p]:ptr[p + 1]`; no edge joins two parties. A whole graph is the case P = 1.
     Everything derived (normalized adjacency, sparse products) is computed once, on first use.
+
+    Attributes:
+        x: (N, d) features, float32; a scipy CSR array where they are sparse, else a tensor.
+        edge_index: (2, E) source → target; both directions where undirected.
+        y: (N,) classes, −1 where unlabeled.
+        train, val, test: (N,) masks of the splits.
+        num_classes: C, the number of classes.
+        ids: (N,) each node's index in the whole graph.
+        ptr: (P + 1,) where each party's rows begin.
+
+    Examples:
+        >>> import atoll
+        >>> graph = atoll.load("csbm", nodes=200)
+        >>> graph.num_nodes, graph.parties, graph.edge_index.shape[0]
+        (200, 1, 2)
     """
 
     x: sp.csr_array | Tensor  # (N, d) features, float32: CSR where they are sparse, else a dense tensor

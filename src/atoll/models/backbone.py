@@ -43,6 +43,18 @@ class Backbone(nn.Module):
 
     Every parameter has a leading party axis. Initial values come from `draws`; they are zero without.
     The first paragraph of a subclass's docstring is what `atoll models` shows.
+
+    Parameters:
+        shape: Parties, features, classes, hidden width, layers and dropout.
+        draws: Where initial values come from.
+        settings: The backbone's own settings, an instance of `settings_type`.
+
+    Examples:
+        >>> import atoll
+        >>> from atoll.models.registry import build
+        >>> model = build("gcn", parties=2, features=5, classes=3)
+        >>> isinstance(model, atoll.Backbone), next(model.parameters()).shape[0]
+        (True, 2)
     """
 
     settings_type: ClassVar[type] = NoSettings  # a frozen dataclass of `atoll.settings.setting` fields, set as model.NAME

@@ -13,13 +13,36 @@ Parameters = dict[str, Tensor]
 
 
 def get_parameters(model: nn.Module, *, copy: bool = False) -> Parameters:
-    """The parameters by name, each (P, …), detached; live views unless `copy`."""
+    """The parameters by name, each (P, …), detached; live views unless `copy`.
+
+    Parameters:
+        model: A backbone, or any module.
+        copy: Whether to copy them, so that training does not change them.
+
+    Examples:
+        >>> import atoll, torch
+        >>> parameters = atoll.get_parameters(torch.nn.Linear(2, 3))
+        >>> {name: tuple(value.shape) for name, value in parameters.items()}
+        {'weight': (3, 2), 'bias': (3,)}
+    """
     return {name: p.detach().clone() if copy else p.detach() for name, p in model.named_parameters()}
 
 
 @torch.no_grad()
 def set_parameters(model: nn.Module, params: Mapping[str, Tensor]) -> None:
-    """Copy parameters in: (P, …) as they are, (…) to every party."""
+    """Copy parameters into a model: (P, …) as they are, (…) to every party.
+
+    Parameters:
+        model: A backbone of P parties.
+        params: Parameters by name, with or without a party axis.
+
+    Examples:
+        >>> import atoll, torch
+        >>> linear, other = torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)
+        >>> atoll.set_parameters(linear, atoll.get_parameters(other))
+        >>> torch.equal(linear.weight, other.weight)
+        True
+    """
     live = dict(model.named_parameters())
     if live.keys() != params.keys():
         odd = sorted(live.keys() ^ params.keys())

@@ -34,46 +34,34 @@ def run(
 ) -> Result:
     """Run one algorithm. Whatever is left out is as in the algorithm's own paper.
 
-    Parameters
-    ----------
-    algorithm
-        A name (`atoll algorithms` lists them) or the path of a Python file with an algorithm of your own.
-    dataset
-        A known dataset's name, a path to a graph of your own, a torch_geometric `Data` or an atoll `Graph`; by default the
-        synthetic graph `csbm`, or the paper's.
-    partition
-        How the graph is divided: `louvain`, `metis`, `dirichlet`, `random`, `overlap`, `vertical`, `node`, `whole`, or the
-        path of an .npz file of node lists.
-    parties
-        The number of parties, where the partition does not fix it.
-    seed
-        Seed of everything random: the same configuration and seed give the same numbers.
-    engine
-        What carries the messages: `inprocess`, `nvflare` (one process per site on this machine), or another package's.
-    out
-        A new folder for the configuration, history, checkpoints and result; without it nothing is written.
-    progress
-        Whether to show a progress line.
-    loggers
-        What else to call with every round: names such as `"tensorboard"` or `"csv"`, loggers, or functions of (row, rounds).
-    **settings
-        Any setting of the algorithm, model, partition, split or run (`atoll algorithms NAME` lists them). `model` is a name
-        (`atoll models` lists them), the path of a Python file with a `torch.nn.Module`, such a class, or a function that makes
-        a module; a setting of the model itself is written `**{"model.heads": 4}`.
+    Parameters:
+        algorithm: A name (`atoll algorithms` lists them) or the path of a Python file with an algorithm of your own.
+        dataset: A known dataset's name, a path to a graph of your own, a torch_geometric `Data` or an atoll `Graph`; by
+            default the synthetic graph `csbm`, or the paper's.
+        partition: How the graph is divided: `louvain`, `metis`, `dirichlet`, `random`, `overlap`, `vertical`, `node`,
+            `whole`, or the path of an .npz file of node lists.
+        parties: The number of parties, where the partition does not fix it.
+        seed: Seed of everything random: the same configuration and seed give the same numbers.
+        engine: What carries the messages: `inprocess`, `nvflare` (one process per site on this machine), or another
+            package's.
+        out: A new folder for the configuration, history, checkpoints and result; without it nothing is written.
+        progress: Whether to show a progress line.
+        loggers: What else to call with every round: names such as `"tensorboard"` or `"csv"`, loggers, or functions of
+            (row, rounds).
+        **settings: Any setting of the algorithm, model, partition, split or run (`atoll algorithms NAME` lists them).
+            `model` is a name (`atoll models` lists them), the path of a Python file with a `torch.nn.Module`, such a class, or
+            a function that makes a module; a setting of the model itself is written `**{"model.heads": 4}`.
 
-    Returns
-    -------
-    Result
+    Returns:
         Metrics, bytes, seconds, the history and the trained state.
 
-    Examples
-    --------
-    >>> import atoll
-    >>> result = atoll.run("fedavg", dataset="csbm", parties=3, rounds=5, nodes=300)
-    >>> result.rounds, result.parties, result.scenario
-    (5, 3, 'horizontal')
-    >>> sorted(result.bytes["by_verb"])
-    ['fit']
+    Examples:
+        >>> import atoll
+        >>> result = atoll.run("fedavg", dataset="csbm", parties=3, rounds=5, nodes=300)
+        >>> result.rounds, result.parties, result.scenario
+        (5, 3, 'horizontal')
+        >>> sorted(result.bytes["by_verb"])
+        ['fit']
     """
     name, graph = _dataset(dataset)
     chosen = config.resolve(
@@ -94,32 +82,23 @@ def resume(
 ) -> Result:
     """Continue a run from its last checkpoint, exactly; a finished run returns its result again.
 
-    Parameters
-    ----------
-    path
-        The folder that `out` named.
-    dataset
-        The dataset again, if it was given as an object, which a folder cannot hold.
-    algorithm
-        The file of an algorithm of your own again: a folder alone never makes atoll run a file.
-    model
-        The file, class or function of a model of your own again.
-    progress, loggers
-        As for `run`.
+    Parameters:
+        path: The folder that `out` named.
+        dataset: The dataset again, if it was given as an object, which a folder cannot hold.
+        algorithm: The file of an algorithm of your own again: a folder alone never makes atoll run a file.
+        model: The file, class or function of a model of your own again.
+        progress, loggers: As for `run`.
 
-    Returns
-    -------
-    Result
+    Returns:
         As of a run that was never interrupted.
 
-    Examples
-    --------
-    >>> import atoll, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     result = atoll.run("local", dataset="csbm", parties=2, rounds=2, nodes=200, out=f"{folder}/run")
-    ...     again = atoll.resume(f"{folder}/run")
-    >>> again.metrics == result.metrics
-    True
+    Examples:
+        >>> import atoll, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result = atoll.run("local", dataset="csbm", parties=2, rounds=2, nodes=200, out=f"{folder}/run")
+        ...     again = atoll.resume(f"{folder}/run")
+        >>> again.metrics == result.metrics
+        True
     """
     with open_loggers([*(["progress"] if progress else []), *loggers], str(path), path) as watch:
         return runner.resume(path, _dataset(dataset)[1], algorithm=algorithm, model=model, watch=watch)
@@ -139,32 +118,22 @@ def compare(
 ) -> Comparison:
     """Run several algorithms on the same data, splits and seeds.
 
-    Parameters
-    ----------
-    algorithms
-        A list of names, or one text with commas.
-    dataset, partition, parties, progress
-        As for `run`.
-    seeds
-        How many seeds (0, 1, 2, …), or the seeds themselves.
-    models
-        Backbones to run each algorithm with, as for `run`; the paper's by default.
-    out
-        A folder for all runs; those already there are not run again.
-    **settings
-        Any setting; it goes to every algorithm that has it.
+    Parameters:
+        algorithms: A list of names, or one text with commas.
+        dataset, partition, parties, progress: As for `run`.
+        seeds: How many seeds (0, 1, 2, …), or the seeds themselves.
+        models: Backbones to run each algorithm with, as for `run`; the paper's by default.
+        out: A folder for all runs; those already there are not run again.
+        **settings: Any setting; it goes to every algorithm that has it.
 
-    Returns
-    -------
-    Comparison
+    Returns:
         The results by row, and their means and standard deviations.
 
-    Examples
-    --------
-    >>> import atoll
-    >>> comparison = atoll.compare("local,fedavg", dataset="csbm", parties=2, rounds=2, nodes=200, seeds=2)
-    >>> [(row["row"], row["seeds"]) for row in comparison.summary()]
-    [('local', 2), ('fedavg', 2)]
+    Examples:
+        >>> import atoll
+        >>> comparison = atoll.compare("local,fedavg", dataset="csbm", parties=2, rounds=2, nodes=200, seeds=2)
+        >>> [(row["row"], row["seeds"]) for row in comparison.summary()]
+        [('local', 2), ('fedavg', 2)]
     """
     name, graph = _dataset(dataset)
     comparison = Comparison(

@@ -49,30 +49,22 @@ class Trial:
 class Comparison:
     """Several algorithms, models and seeds on the same data; `atoll.compare` makes and runs one.
 
-    Parameters
-    ----------
-    algorithms
-        Names, each a row of the table.
-    dataset, partition, parties
-        As for `atoll.run`; where algorithms differ in their default partition, it must be given.
-    models
-        Backbones; each algorithm is run with each of them.
-    seeds
-        The seeds of every row.
-    values
-        Settings by name; each goes to every algorithm that has it.
+    Parameters:
+        algorithms: Names, each a row of the table.
+        dataset, partition, parties: As for `atoll.run`; where algorithms differ in their default partition, it must be
+            given.
+        models: Backbones; each algorithm is run with each of them.
+        seeds: The seeds of every row.
+        values: Settings by name; each goes to every algorithm that has it.
 
-    Attributes
-    ----------
-    results
-        After `run`: the results by row, one per seed.
+    Attributes:
+        results: After `run`: the results by row, one per seed.
 
-    Examples
-    --------
-    >>> import atoll
-    >>> comparison = atoll.compare("local,fedavg", dataset="csbm", parties=2, rounds=2, nodes=200, seeds=2)
-    >>> sorted(comparison.results), len(comparison.results["fedavg"])
-    (['fedavg', 'local'], 2)
+    Examples:
+        >>> import atoll
+        >>> comparison = atoll.compare("local,fedavg", dataset="csbm", parties=2, rounds=2, nodes=200, seeds=2)
+        >>> sorted(comparison.results), len(comparison.results["fedavg"])
+        (['fedavg', 'local'], 2)
     """
 
     algorithms: Sequence[str]

@@ -18,30 +18,22 @@ from atoll.runs.result import Result
 def read(path: str | Path, config: Config | None = None, *, history: bool = True, state: bool = True) -> Result:
     """Read the run of a folder; nothing is run and nothing is written.
 
-    Parameters
-    ----------
-    path
-        The folder that `out` or `--out` named.
-    config
-        Its configuration, where the caller has it already; otherwise it is read as well.
-    history
-        Whether to read `rows`, one per round. A run that is still going is always read with its history.
-    state
-        Whether to read `state` and `memory` from the checkpoint, which may be large.
+    Parameters:
+        path: The folder that `out` or `--out` named.
+        config: Its configuration, where the caller has it already; otherwise it is read as well.
+        history: Whether to read `rows`, one per round. A run that is still going is always read with its history.
+        state: Whether to read `state` and `memory` from the checkpoint, which may be large.
 
-    Returns
-    -------
-    Result
+    Returns:
         The result or, with `finished=False`, what the run has come to so far.
 
-    Examples
-    --------
-    >>> import atoll, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     result = atoll.run("fedavg", dataset="csbm", parties=2, rounds=2, nodes=200, out=f"{folder}/a")
-    ...     again = atoll.read(f"{folder}/a")
-    >>> again.metrics == result.metrics, again.finished
-    (True, True)
+    Examples:
+        >>> import atoll, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result = atoll.run("fedavg", dataset="csbm", parties=2, rounds=2, nodes=200, out=f"{folder}/a")
+        ...     again = atoll.read(f"{folder}/a")
+        >>> again.metrics == result.metrics, again.finished
+        (True, True)
     """
     folder = Folder(path)
     if config is None:

@@ -15,7 +15,37 @@ if TYPE_CHECKING:
 
 @dataclass
 class Result:
-    """What came out of a run."""
+    """The result of a run, as `run`, `resume` and `read` return it.
+
+    Attributes:
+        config: The complete configuration.
+        scenario: How the graph was divided: `horizontal`, `overlapping`, `vertical`, `node` or `whole`.
+        parties: The number of parties.
+        rounds: Rounds done.
+        best_round: The round with the best validation score.
+        metrics: Test metrics at the best round.
+        last: Test metrics at the last evaluated round.
+        bytes: Payload of training by direction (`up`, `down`) and verb, and of evaluation apart.
+        seconds: `total` and `per_round`; with a network model also `simulated`.
+        rows: The history, one dict per round; `history` is the same as a pandas table.
+        state: The server's state after the last round.
+        memory: The parties' memory, as far as this process holds them.
+        names: The parties' names, in party order; empty where they only have numbers.
+        missing: Party → number of rounds in which it was missing.
+        partial: Whether `metrics` leave out a missing party; `last_partial` says it of `last`.
+        warnings: What went wrong with files and was repaired.
+        finished: False where it was read from the folder of a run that is still going.
+
+    Examples:
+        >>> import atoll
+        >>> result = atoll.run("fedavg", dataset="csbm", parties=2, rounds=3, nodes=200)
+        >>> len(result.rows), sorted(result.seconds)
+        (3, ['per_round', 'total'])
+        >>> list(result.history.columns)[:2]
+        ['round', 'val_loss']
+        >>> sorted(result.to_dict())[:4]
+        ['algorithm', 'atoll', 'best_round', 'bytes']
+    """
 
     config: Config
     scenario: str
@@ -38,7 +68,7 @@ class Result:
 
     @property
     def history(self) -> pd.DataFrame:
-        """A table with a row a round."""
+        """The history as a pandas table, one row per round."""
         import pandas as pd
 
         return pd.DataFrame(self.rows)
