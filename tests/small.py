@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from atoll import algorithms, wire
 from atoll.deferred import Deferred, dense
 from atoll.federation.cohort import Message, pick
@@ -129,8 +131,14 @@ class Recorded(Wrapper):
 
     def _add(self, message: Message, party: int, direction: int, payload: dict[str, Any]) -> None:
         row = self.bytes.setdefault((message.round, message.verb, message.training, party), [0, 0, 0, 0])
-        row[direction] += wire.payload_size(payload)
+        row[direction] += tensor_bytes(payload)
         row[direction + 2] += len(wire.encode(payload))
+
+
+def tensor_bytes(payload: dict[str, Any]) -> int:
+    """Bytes of a payload's tensors alone: what papers count."""
+    tensors = [value for _, value in wire.leaves(payload) if isinstance(value, torch.Tensor)]
+    return sum(value.numel() * value.element_size() for value in tensors)
 
 
 def _without(result: Answer | Failure, absent: set[int]) -> Answer | Failure:

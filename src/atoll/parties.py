@@ -1,4 +1,4 @@
-"""Parties by number: what a tuple of ints would be, if a million of them were no million objects."""
+"""Party numbers as one int64 array: cheap for millions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 
 def divide_evenly(parties: int, sites: int) -> list[range]:
-    """The parties of each site where they are spread evenly, in order; one each where there are as many of both."""
-    cuts = [round(parties * place / sites) for place in range(sites + 1)]
-    return [range(first, end) for first, end in pairwise(cuts)]
+    """The parties of each site if they are divided evenly, in order."""
+    bounds = [round(parties * site / sites) for site in range(sites + 1)]
+    return [range(first, end) for first, end in pairwise(bounds)]
 
 
 class Parties(Sequence[int]):
-    """Some parties, in a fixed order and each once; equal to any sequence of the same numbers."""
+    """Party numbers in a fixed order, each once; equal to any sequence of the same numbers."""
 
     __slots__ = ("numbers",)
 
@@ -38,11 +38,11 @@ class Parties(Sequence[int]):
         return iter(self.numbers.tolist())
 
     @overload
-    def __getitem__(self, place: int) -> int: ...
+    def __getitem__(self, index: int) -> int: ...
     @overload
-    def __getitem__(self, place: slice) -> Parties: ...
-    def __getitem__(self, place: int | slice) -> int | Parties:
-        return Parties(self.numbers[place]) if isinstance(place, slice) else int(self.numbers[place])
+    def __getitem__(self, index: slice) -> Parties: ...
+    def __getitem__(self, index: int | slice) -> int | Parties:
+        return Parties(self.numbers[index]) if isinstance(index, slice) else int(self.numbers[index])
 
     def __contains__(self, party: object) -> bool:
         return bool((self.numbers == party).any())
@@ -55,7 +55,7 @@ class Parties(Sequence[int]):
         return NotImplemented
 
     def __hash__(self) -> int:
-        return hash(tuple(self.numbers.tolist()))  # that of the tuple it is equal to
+        return hash(tuple(self.numbers.tolist()))  # that of the equal tuple
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         array: NDArray[Any] = self.numbers.astype(dtype or np.int64, copy=bool(copy))
@@ -66,30 +66,30 @@ class Parties(Sequence[int]):
         return f"Parties({shown}{f', … {len(self)} in all' if len(self) > 5 else ''})"
 
     def index(self, party: int, start: int = 0, stop: int | None = None) -> int:
-        """The place of a party."""
-        found = np.flatnonzero(self.numbers[start:stop] == party)
-        if not len(found):
+        """The index of a party."""
+        matches = np.flatnonzero(self.numbers[start:stop] == party)
+        if not len(matches):
             raise ValueError(f"party {party} is not among these")
-        return int(found[0]) + start
+        return int(matches[0]) + start
 
     def indices(self, parties: Sequence[int]) -> NDArray[np.int64]:
-        """The places of some of these parties."""
+        """The indices of some of these parties."""
         wanted = np.asarray(parties, dtype=np.int64)
         if len(self) == 0:
-            places, known = np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
+            indices, known = np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
         else:
             ordered = bool((self.numbers[1:] > self.numbers[:-1]).all())
             order = None if ordered else np.argsort(self.numbers, kind="stable")
-            places = np.searchsorted(self.numbers, wanted, sorter=order).clip(max=len(self) - 1)
-            places = places if order is None else order[places]
-            known = self.numbers[places] == wanted
+            indices = np.searchsorted(self.numbers, wanted, sorter=order).clip(max=len(self) - 1)
+            indices = indices if order is None else order[indices]
+            known = self.numbers[indices] == wanted
         if not known.all():
             raise ValueError(f"party {wanted[~known][0]} is not among these")
-        return places
+        return indices
 
-    def without(self, gone: Collection[int]) -> Parties:
-        """These parties but for some."""
-        if not gone:
+    def without(self, excluded: Collection[int]) -> Parties:
+        """These parties except some."""
+        if not excluded:
             return self
-        left = self.numbers[~np.isin(self.numbers, np.fromiter(gone, np.int64, len(gone)))]
-        return self if len(left) == len(self) else Parties(left)
+        rest = self.numbers[~np.isin(self.numbers, np.fromiter(excluded, np.int64, len(excluded)))]
+        return self if len(rest) == len(self) else Parties(rest)

@@ -1,4 +1,4 @@
-"""Randomness as a function of (seed, party, call), never of global state: so it does not matter where a party lives."""
+"""Randomness as a function of (seed, party, call), never of global state, so that it does not depend on where a party lives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 Word = int | str
 
-SERVER = -1  # the server draws as this party
+SERVER = -1  # the party number under which the server draws
 
 
 def seed_of(*words: Word) -> int:
@@ -24,23 +24,23 @@ def seed_of(*words: Word) -> int:
 
 
 def generator(*words: Word) -> torch.Generator:
-    """A generator of its own for these words."""
+    """A generator seeded by these words."""
     return torch.Generator().manual_seed(seed_of(*words))
 
 
 class Draws:
-    """One generator a party, each keyed by (seed, party, call): a party draws the same whoever else is in the cohort."""
+    """One generator per party, keyed by (seed, party, call): a party draws the same numbers whoever else is in the cohort."""
 
     def __init__(self, seed: int, parties: Sequence[int], *call: Word) -> None:
         self.generators = [generator(seed, party, *call) for party in parties]
 
     @cached_property
     def bits(self) -> list[np.random.SFC64]:
-        """One fast source of bits a party, for masks: a tenth of torch's time for uniform numbers."""
+        """One fast source of bits per party, for masks: it takes a tenth of torch's time for uniform numbers."""
         return [np.random.SFC64(g.initial_seed()) for g in self.generators]
 
     def repeated(self, times: int) -> Draws:
-        """Every party `times` over, side by side: party p goes on with the same numbers at p·times, p·times + 1, …"""
+        """Each party `times` times, side by side: party p's generator is shared by p·times, p·times + 1, …"""
         result = object.__new__(Draws)
         result.generators = [one for one in self.generators for _ in range(times)]
         result.bits = [one for one in self.bits for _ in range(times)]
@@ -55,9 +55,9 @@ class Draws:
         return torch.stack([torch.randn(shape, generator=g) for g in self.generators])
 
     def kept_values(self, probability: float, sizes: Sequence[int]) -> tuple[Iterator[NDArray[np.bool_]], float]:
-        """What each party keeps of so many values, with this probability to 16 bits; and what scales the mean of ones to 1."""
+        """Which of its `sizes[p]` values each party keeps, with this probability (16 bits); and the factor to scale them by."""
         threshold = max(1, round(probability * 2**16))
-        return (_chosen(bits, size, threshold) for size, bits in zip(sizes, self.bits, strict=True)), 2**16 / threshold
+        return (_below(bits, size, threshold) for size, bits in zip(sizes, self.bits, strict=True)), 2**16 / threshold
 
     def keep(self, probability: float, sizes: Sequence[int], width: int) -> Tensor:
         """(N, width) dropout masks, kept entries scaled by 1 / probability; the rows of party p are drawn by party p."""
@@ -65,23 +65,23 @@ class Draws:
         return torch.from_numpy(np.concatenate(list(kept)).view(np.uint8)).float().mul_(scale).view(-1, width)
 
 
-def _chosen(bits: np.random.SFC64, size: int, threshold: int) -> NDArray[np.bool_]:
-    """So many draws of 16 bits each: whether they lie below the threshold."""
+def _below(bits: np.random.SFC64, size: int, threshold: int) -> NDArray[np.bool_]:
+    """`size` draws of 16 bits each: whether they are below the threshold."""
     lanes: NDArray[np.uint16] = bits.random_raw(-(-size // 4)).view(np.uint16)
     return lanes[:size] < threshold if threshold < 2**16 else np.ones(size, bool)
 
 
 class Streams:
-    """The same promise as `Draws` for any number of parties at once: a counter-based generator, no object a party.
+    """As `Draws`, for any number of parties at once: a counter-based generator, without an object per party.
 
     A party's numbers are Philox4x32-10 (Salmon et al., SC 2011) of the key (seed, call) and the counter (block, party): any of
-    them can be made without those before it. A draw of shape (…, w) gives each row of w numbers blocks of its own.
+    them can be computed without those before it. In a draw of shape (…, w), each row of w numbers has its own blocks.
     """
 
     def __init__(self, seed: int, parties: Sequence[int] | Tensor, *call: Word) -> None:
         self.key = seed_of(seed, *call)
         self.parties = np.asarray(parties, dtype=np.int64).view(np.uint64)
-        self.used = 0  # blocks of every party
+        self.used = 0  # blocks per party
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
         """(P, *shape) uniform numbers, low ≤ u < high, of 24 bits."""
@@ -91,17 +91,17 @@ class Streams:
         """(P, *shape) standard normal numbers, by Box and Muller's formula."""
         return torch.from_numpy(_normal(self._words(shape, even=True))[..., : shape[-1] if shape else 1].reshape(-1, *shape))
 
-    def rows(self, places: Tensor, rows: Tensor, width: int, *, low: float = 0.0, high: float = 1.0) -> Tensor:
-        """(E, width): row `rows[e]` of what the party at `places[e]` would draw by `uniform(R, width)`; uses nothing up."""
+    def rows(self, index: Tensor, rows: Tensor, width: int, *, low: float = 0.0, high: float = 1.0) -> Tensor:
+        """(E, width): row `rows[e]` of what the party at `index[e]` would draw by `uniform(R, width)`; advances nothing."""
         each = -(-width // 4)
         out = np.empty((len(rows), width), np.float32)
-        step = max(1, CHUNK // each)
+        step = max(1, MAX_BLOCKS // each)
         for start in range(0, len(rows), step):
-            chosen = slice(start, start + step)
-            first = rows[chosen].numpy().astype(np.uint64)[:, None] * np.uint64(each)
+            part = slice(start, start + step)
+            first = rows[part].numpy().astype(np.uint64)[:, None] * np.uint64(each)
             blocks = np.add(first, np.arange(self.used, self.used + each, dtype=np.uint64), dtype=np.uint64).ravel()
-            words = philox(blocks, np.repeat(self.parties[places[chosen].numpy()], each), self.key)
-            out[chosen] = _unit(words.reshape(-1, 4 * each)[:, :width])
+            words = philox(blocks, np.repeat(self.parties[index[part].numpy()], each), self.key)
+            out[part] = _unit(words.reshape(-1, 4 * each)[:, :width])
         return torch.from_numpy(out).mul_(high - low).add_(low)
 
     def _words(self, shape: tuple[int, ...], *, even: bool = False) -> NDArray[np.uint32]:
@@ -111,7 +111,7 @@ class Streams:
         kept = 4 * each if even else width
         out = np.empty((len(self.parties), rows, kept), np.uint32)
         blocks = np.arange(self.used, self.used + rows * each, dtype=np.uint64)
-        step = max(1, CHUNK // max(len(blocks), 1))
+        step = max(1, MAX_BLOCKS // max(len(blocks), 1))
         for start in range(0, len(self.parties), step):
             parties = self.parties[start : start + step]
             words = philox(np.tile(blocks, len(parties)), np.repeat(parties, len(blocks)), self.key)
@@ -120,7 +120,7 @@ class Streams:
         return out if even else out.reshape(len(self.parties), *shape)
 
 
-CHUNK = 1 << 14  # blocks made at once: the arrays stay in the cache
+MAX_BLOCKS = 1 << 14  # computed at once, so that the arrays stay in the cache
 
 
 def philox(low: NDArray[np.uint64], high: NDArray[np.uint64], key: int) -> NDArray[np.uint32]:
@@ -138,11 +138,11 @@ def philox(low: NDArray[np.uint64], high: NDArray[np.uint64], key: int) -> NDArr
         d ^= np.uint64(right)
         first &= mask
         second &= mask
-        a, b, c, d, first, second = b, second, d, first, a, c  # the last two are free to be overwritten
+        a, b, c, d, first, second = b, second, d, first, a, c  # the last two may be overwritten
         left, right = (left + 0x9E3779B9) & 0xFFFFFFFF, (right + 0xBB67AE85) & 0xFFFFFFFF
     words = np.empty((len(low), 4), np.uint32)
-    for place, word in enumerate((a, b, c, d)):
-        words[:, place] = word
+    for column, word in enumerate((a, b, c, d)):
+        words[:, column] = word
     return words
 
 

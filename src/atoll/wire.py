@@ -1,7 +1,7 @@
 """Payloads as bytes: tensors in the safetensors layout, scalars as JSON in its header. Never pickle.
 
-A payload is a dict whose values are tensors, scalars (JSON values), lists of tensors, or dicts of the same;
-nesting becomes `/` in names and a place in a list `[i]`.
+A payload is a dict whose values are tensors, scalars (JSON values), lists of tensors, or dicts of the same. In the document,
+nested names are joined by `/`, and an index in a list is written `[i]`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from atoll.errors import AtollError, short
 
 Payload = Mapping[str, Any]
 
-# Limits of a message; files of our own have none.
-MAX_HEADER = 1 << 25  # bytes
+# Limits of a message; atoll's own files have none.
+MAX_HEADER_BYTES = 1 << 25
 MAX_FIELDS = 100_000
-MAX_NAME = 200  # letters of a field's full name
+MAX_NAME = 200  # characters of a field's full name
 MAX_DEPTH = 16  # of nested fields, and of lists and tables within a scalar
-MAX_TEXT = 10_000  # letters of one text
-MAX_DIGITS = 20
-MAX_AXES = 16
+MAX_TEXT = 10_000  # characters of one text
+MAX_DIGITS = 20  # of an integer
+MAX_AXES = 16  # of a tensor
 MAX_SIZE = 1 << 40  # of one dimension
 
 _DTYPES = {
@@ -53,7 +53,7 @@ def leaves(payload: Payload, prefix: str = "") -> Iterator[tuple[str, Any]]:
         if isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{name}/")
         elif isinstance(value, list) and value and isinstance(value[0], Tensor):
-            yield from ((f"{prefix}{name}/[{place}]", item) for place, item in enumerate(value))
+            yield from ((f"{prefix}{name}/[{index}]", item) for index, item in enumerate(value))
         else:
             yield prefix + name, value
 
@@ -63,10 +63,10 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     payload: dict[str, Any] = {}
     for path, value in flat.items():
         *parents, name = path.split("/")
-        place = payload
+        table = payload
         for parent in parents:
-            place = place.setdefault(parent, {})
-        place[name] = value
+            table = table.setdefault(parent, {})
+        table[name] = value
     return {name: _lists(value) for name, value in payload.items()}
 
 
@@ -75,7 +75,7 @@ def _lists(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if value and all(name.startswith("[") for name in value):
-        return [value[f"[{place}]"] for place in range(len(value))]
+        return [value[f"[{index}]"] for index in range(len(value))]
     return {name: _lists(item) for name, item in value.items()}
 
 
@@ -91,12 +91,12 @@ def encode(payload: Payload, *, compact: bool = False) -> bytes:
 
 
 def rows_are_shared(value: Any) -> bool:
-    """Whether all rows of a tensor are one and the same piece of memory (`expand`): what all parties share is kept once."""
+    """Whether all rows of a tensor are the same memory (`expand`): what all parties share is stored once."""
     return type(value) is Tensor and value.ndim > 0 and len(value) > 1 and value.layout == torch.strided and not value.stride(0)
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """The payload behind the bytes; anything that is not exactly such a document is an error."""
+    """The payload in the bytes; anything that is not exactly such a document is an error."""
     try:
         tensors = safetensors.torch.load(data)
         (length,) = struct.unpack("<Q", data[:8])
@@ -112,7 +112,7 @@ def decode(data: bytes) -> dict[str, Any]:
 
 
 def decode_message(data: bytes) -> dict[str, Any]:
-    """The payload behind a stranger's bytes: as `decode`, but with limits, and without anything that only our own files hold."""
+    """The payload in untrusted bytes: as `decode`, but with limits, and without what only atoll's own files may hold."""
     try:
         header = _checked_header(data)
         scalars = _loads(header.pop("__metadata__")["scalars"])
@@ -120,7 +120,7 @@ def decode_message(data: bytes) -> dict[str, Any]:
             if not 0 < len(name) <= MAX_NAME or not name.isprintable() or name.count("/") > MAX_DEPTH:
                 raise ValueError("a field's name is too long or not printable")
         if header.keys() & scalars.keys():
-            raise ValueError("a field is there twice")
+            raise ValueError("a field appears twice")
         _check_scalar(scalars)
         tensors = safetensors.torch.load(data)
         return nest({name: tensors[name] for name in header} | scalars)
@@ -133,13 +133,13 @@ def decode_message(data: bytes) -> dict[str, Any]:
 
 def _checked_header(data: bytes) -> dict[str, Any]:
     (length,) = struct.unpack("<Q", data[:8])
-    if length > min(len(data) - 8, MAX_HEADER):
-        raise ValueError(f"its header has {length} bytes, of at most {MAX_HEADER}")
+    if length > min(len(data) - 8, MAX_HEADER_BYTES):
+        raise ValueError(f"its header has {length} bytes, of at most {MAX_HEADER_BYTES}")
     header = _loads(data[8 : 8 + length])
     if len(header) > MAX_FIELDS:
         raise ValueError(f"it has {len(header)} fields, of at most {MAX_FIELDS}")
     if header["__metadata__"].keys() != {"scalars"}:
-        raise ValueError("its header holds what messages do not")
+        raise ValueError("its header holds entries that messages do not have")
     for name, entry in header.items():
         shape = [] if name == "__metadata__" else entry["shape"]
         if len(shape) > MAX_AXES or not all(type(size) is int and 0 <= size <= MAX_SIZE for size in shape):
@@ -148,18 +148,18 @@ def _checked_header(data: bytes) -> dict[str, Any]:
 
 
 def _loads(text: str | bytes) -> dict[str, Any]:
-    """A JSON object without what JSON has no word for, or says twice."""
-    found = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite, parse_int=_small)
-    if not isinstance(found, dict):
+    """A JSON object, refusing duplicate names, non-finite numbers and overlong integers."""
+    document = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite, parse_int=_small)
+    if not isinstance(document, dict):
         raise TypeError("it is not an object")
-    return found
+    return document
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name is there twice")
-    return found
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        raise ValueError("a name appears twice")
+    return document
 
 
 def _refuse(text: str) -> Any:
@@ -175,7 +175,7 @@ def _finite(text: str) -> float:
 
 def _small(text: str) -> int:
     if len(text) > MAX_DIGITS:
-        raise ValueError("a whole number is too long")
+        raise ValueError("an integer is too long")
     return int(text)
 
 
@@ -183,7 +183,7 @@ def _check_scalar(value: Any, depth: int = 0) -> None:
     if depth > MAX_DEPTH:
         raise ValueError("it is nested too deeply")
     if isinstance(value, str) and len(value) > MAX_TEXT:
-        raise ValueError(f"a text has {len(value)} letters, of at most {MAX_TEXT}")
+        raise ValueError(f"a text has {len(value)} characters, of at most {MAX_TEXT}")
     if isinstance(value, dict):
         for name, inner in value.items():
             _check_scalar(name, depth)
@@ -191,11 +191,6 @@ def _check_scalar(value: Any, depth: int = 0) -> None:
     elif isinstance(value, list):
         for inner in value:
             _check_scalar(inner, depth + 1)
-
-
-def payload_size(payload: Payload) -> int:
-    """Bytes of tensor data: what papers count."""
-    return sum(value.numel() * value.element_size() for _, value in leaves(payload) if isinstance(value, Tensor))
 
 
 def wire_size(shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], scalars: Mapping[str, Any]) -> int:
@@ -207,7 +202,7 @@ def wire_size(shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], scalars
 
 @cache
 def _extent(shapes: tuple[tuple[str, tuple[torch.dtype, tuple[int, ...]]], ...]) -> tuple[int, int]:
-    """Bytes of the header's entries and of the data of tensors of these shapes; messages are the same round after round."""
+    """Bytes of the header's entries and of the data for tensors of these shapes; cached, since messages repeat every round."""
     entries = _entries(dict(shapes))
     described = len(json.dumps(entries, separators=(",", ":"))) - 1 if entries else 0
     return described, max((entry["data_offsets"][1] for entry in entries.values()), default=0)
@@ -227,7 +222,7 @@ def _split(payload: Payload) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _entries(shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, dict[str, Any]]:
-    """The header's entries in the payload's order; the data lies widest type first, so that all of it is aligned."""
+    """The header's entries in the payload's order; the data comes widest element first, so that all of it is aligned."""
     offsets = {}
     start = 0
     for name, (dtype, shape) in sorted(shapes.items(), key=lambda item: (-item[1][0].itemsize, item[0])):

@@ -27,7 +27,7 @@ from atoll.engines.remote import RemoteEngine, read_answer
 from atoll.runs import runner
 from atoll.runs.config import Config
 from atoll.version import __version__
-from small import ALGORITHMS, small
+from small import ALGORITHMS, small, tensor_bytes
 
 Lines = list[dict[str, Any]]
 
@@ -98,7 +98,7 @@ def test_every_byte_that_leaves_is_in_the_journal(algorithm: str, tmp_path: Path
             there = {name.split("/[")[0] for name, _ in wire.leaves(reply.get("fields", {}))}
             assert {field["name"] for field in line["fields"]} == there
             sizes = {field["name"]: field["bytes"] for field in line["fields"]}
-            assert sum(sizes.values()) == wire.payload_size(reply.get("fields", {}))
+            assert sum(sizes.values()) == tensor_bytes(reply.get("fields", {}))
 
 
 def question(**request: Any) -> bytes:
@@ -343,7 +343,7 @@ def test_what_the_server_chose_is_bounded(tmp_path: Path, monkeypatch: pytest.Mo
     (line,) = lines_of(tmp_path / "journal.jsonl")
     listed = sum(field["bytes"] for field in line["fields"])
     assert len(line["fields"]) == MAX_FIELDS
-    assert listed + line["left_out"]["bytes"] == wire.payload_size(wire.decode(answer)["fields"])
+    assert listed + line["left_out"]["bytes"] == tensor_bytes(wire.decode(answer)["fields"])
     assert max(len(field["name"]) for field in line["fields"]) == len(line["run"]) == MAX_TEXT
 
 

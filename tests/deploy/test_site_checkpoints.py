@@ -99,7 +99,7 @@ def test_a_damaged_save_is_not_used_and_the_user_hears_of_it(tmp_path: Path, dam
         flip(path, 500 if damage == "bit" else 12)
     carrier = Wire(tmp_path / "sites")
     result = over(small("fedspray", rounds=6, checkpoint_every=1), carrier, folder, folder.load())
-    told = "site-1 could not restore what it saved at round 4: it went on from its save of round 3."
+    told = "site-1 could not restore what it saved at round 4: it continued from its save of round 3."
     assert result.warnings == [told]
     assert json.loads(folder.result.read_text())["warnings"] == [told]
     assert any("continuing from round 3" in text for text in carrier.said)
@@ -111,7 +111,7 @@ def test_a_site_without_any_save_begins_anew_and_the_user_hears_of_it(tmp_path: 
     folder = halted(config, tmp_path)
     shutil.rmtree(tmp_path / "sites" / "site-2")
     result = over(config, Wire(tmp_path / "sites"), folder, folder.load())
-    assert result.warnings == ["site-2 could not restore what it saved at round 4: it went on without a memory of the run."]
+    assert result.warnings == ["site-2 could not restore what it saved at round 4: it continued without a memory of the run."]
 
 
 def test_exactly_with_a_damaged_save_is_from_the_checkpoint_before(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_a_bad_answer_is_a_failure_of_its_party(kind: str, tmp_path: Path) -> No
 def test_an_oversize_message_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A message beyond the limit is not even opened, at either end."""
     monkeypatch.setattr(remote, "MAX_MESSAGE_BYTES", 10)
-    assert "more than the 10 that are taken" in str(read_answer(ok_answer({})))
+    assert "more than the 10 that are accepted" in str(read_answer(ok_answer({})))
     monkeypatch.undo()
     monkeypatch.setattr(site, "MAX_MESSAGE_BYTES", 10)
     assert "refused: the message has 11 bytes, more than the 10" in str(read_answer(Site(tmp_path).handle(b"x" * 11)))

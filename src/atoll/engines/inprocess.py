@@ -1,4 +1,4 @@
-"""The in-process engine: all parties in this process, together in one cohort or each at a site of its own."""
+"""The in-process engine: all parties in this process, together in one cohort or each at its own site."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MakeCohort = Callable[[Sequence[int], bool], Cohort]  # (parties, blank) → the
 
 
 class InProcessEngine:
-    """Sites of parties in this process. One site with everybody is the fast path: nothing is copied.
+    """Sites in this process. A single site with all parties is the fast path: nothing is copied.
 
-    `amnesia` rebuilds every cohort from its declared memory before each message and carries all messages as bytes:
-    whatever a party keeps elsewhere, or cannot be written down, is lost (promise 2).
+    `amnesia` rebuilds every cohort from its declared memory before each message, and passes all messages as bytes:
+    whatever a party keeps elsewhere, or cannot be serialized, is lost.
     """
 
     def __init__(self, make: MakeCohort, sites: Sequence[Sequence[int]], *, amnesia: bool = False) -> None:
@@ -31,41 +31,41 @@ class InProcessEngine:
         self.amnesia = amnesia
 
     def deliver(self, message: Message) -> list[Answer | Failure]:
-        """Let every site answer for those of the addressed parties that live there."""
+        """Have each site answer for its parties among those addressed."""
         if len(self.sites) == 1 and message.parties == self.sites[0]:
             return self._answer(0, message)
         addressed = np.zeros(1 + max(int(site.numbers.max()) for site in self.sites), dtype=bool)
         addressed[message.parties.numbers] = True
         results: list[Answer | Failure] = []
-        for place, site in enumerate(self.sites):
-            here = site.numbers[addressed[site.numbers]]
-            if len(here):
-                results += self._answer(place, message.select(Parties(here)))
+        for index, site in enumerate(self.sites):
+            local = site.numbers[addressed[site.numbers]]
+            if len(local):
+                results += self._answer(index, message.select(Parties(local)))
         return results
 
-    def _answer(self, place: int, message: Message) -> list[Answer | Failure]:
+    def _answer(self, index: int, message: Message) -> list[Answer | Failure]:
         if self.amnesia:
             message = _through_bytes(message)
-            self._forget(place)
+            self._rebuild(index)
         try:
-            fields = self.cohorts[place].answer(message)
+            fields = self.cohorts[index].answer(message)
         except PartyFailure as failure:
             return [Failure(party, failure.reason) for party in message.parties]
         return [Answer(message.parties, wire.decode(wire.encode(fields)) if self.amnesia else fields)]
 
-    def _forget(self, place: int) -> None:
-        memory = wire.decode(wire.encode(self.cohorts[place].state(), compact=True))
-        self.cohorts[place] = self.make(self.sites[place], True)
-        self.cohorts[place].restore(memory)
+    def _rebuild(self, index: int) -> None:
+        memory = wire.decode(wire.encode(self.cohorts[index].state(), compact=True))
+        self.cohorts[index] = self.make(self.sites[index], True)
+        self.cohorts[index].restore(memory)
 
     def state(self) -> Fields:
         """The memory of every site."""
-        return {str(place): cohort.state() for place, cohort in enumerate(self.cohorts)}
+        return {str(index): cohort.state() for index, cohort in enumerate(self.cohorts)}
 
     def restore(self, memory: dict[str, Any]) -> None:
-        """Give every site its memory back."""
-        for place, cohort in enumerate(self.cohorts):
-            cohort.restore(memory.get(str(place), {}))
+        """Restore the memory of every site."""
+        for index, cohort in enumerate(self.cohorts):
+            cohort.restore(memory.get(str(index), {}))
 
 
 class PlacementSettings(Protocol):
@@ -73,7 +73,7 @@ class PlacementSettings(Protocol):
 
     @property
     def placement(self) -> str:
-        """`together` in one cohort, or each party `apart`."""
+        """`together` (one cohort) or `apart` (one cohort per party)."""
         ...
 
     @property
@@ -89,12 +89,12 @@ def connect(make: MakeCohort, parties: int, settings: PlacementSettings) -> InPr
 
 
 def together(parties: int) -> list[range]:
-    """One site with everybody."""
+    """One site with all parties."""
     return [range(parties)]
 
 
 def apart(parties: int) -> list[list[int]]:
-    """A site for each party."""
+    """One site per party."""
     return [[party] for party in range(parties)]
 
 

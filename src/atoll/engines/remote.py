@@ -1,7 +1,7 @@
-"""The engine across machines, at the server: messages go to the sites as bytes, and what comes back is checked.
+"""The engine across machines, at the server: messages go to the sites as bytes, and their answers are checked.
 
-A `Carrier` moves the bytes (NVFlare's auxiliary requests in `deploy.server`, anything in a test); `deploy.site_process`
-answers them. Memory stays at the sites: a checkpoint holds the number of the round under which every site has saved its own.
+A `Carrier` moves the bytes (`deploy.carrier` through NVFlare, anything in a test), and `deploy.site` answers them. Memory stays
+at the sites: a checkpoint of the server holds only the round under which every site has saved its own.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from atoll.privacy.masking import run_digest
 from atoll.version import __version__
 
 TOPIC = "atoll"
-MISSING_SAVE = "the save of round"  # how the refusal begins of a site that cannot go on from exactly where the server does
-MAX_WARNINGS = 100  # that a checkpoint and the result keep
-MAX_MESSAGE_BYTES = 1 << 30  # bytes of the largest message that either end takes
+MISSING_SAVE = "the save of round"  # the beginning of a site's refusal if it lacks the checkpoint that the server resumes from
+MAX_WARNINGS = 100  # in a checkpoint and the result
+MAX_MESSAGE_BYTES = 1 << 30  # that server and sites accept
 LOST_REASONS = (
     "timed out",
     "lost the connection",
     "is not connected",
     "does not know the session",
-)  # how the reasons of a site that may come back begin
+)  # the beginnings of failures after which a site may come back
 
 log = logging.getLogger("atoll.engine")
 Roster = Mapping[str, Parties]  # site → its parties
 
 
 class Carrier(Protocol):
-    """What moves bytes to the sites and back."""
+    """Moves bytes to the sites and back."""
 
     def send(self, requests: Mapping[str, bytes], timeout: float) -> dict[str, bytes | str]:
-        """Every site's answer, or a few words on why there is none."""
+        """Every site's answer, or a short reason why there is none."""
         ...
 
 
 class RemoteEngine:
-    """Sites in processes of their own, perhaps at other organisations.
+    """Sites in their own processes, perhaps at other organizations.
 
-    A site learns of the run by `begin`, before its first message and again after it was restarted; it then loads its own save of
-    the last checkpoint. `exact` makes a site refuse to go on from an older one.
+    A site learns of the run by `begin`, before its first message and again after a restart; it then loads its own save of the
+    last checkpoint. With `exact`, a site refuses to continue from an older one.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class RemoteEngine:
         exact: bool = False,
         order: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`order`: digests of columns and classes in the order that the sites agreed on; each puts its own graph in it."""
+        """`order`: digests of columns and classes in the agreed order, into which each site brings its own graph."""
         self.carrier = carrier
         self.roster = {site: Parties(parties) for site, parties in roster.items()}
         self.config = config
@@ -75,84 +75,86 @@ class RemoteEngine:
         self.exact = exact
         self.order = dict(order or {})
         self.run = f"{Path(config['algorithm']).stem}-{uuid.uuid4().hex[:12]}"
-        self.token = -1  # the round of the last save; −1 before the first
+        self.token = -1  # the round of the last checkpoint; −1 before the first
         self.round = 0
         self.begun: set[str] = set()
-        self.spent = 0.0  # ρ of the party that has released most, by the sites' own count
-        self.lost: dict[str, str] = {}  # sites that did not answer, and why: they may come back
-        self.unrestored: dict[str, str] = {}  # sites that have not what they saved, and why
-        self.unsaved = ""  # who could not save at the last checkpoint
-        self.warnings: list[str] = []  # for the user: who went on from another save than the server
+        self.spent = 0.0  # the largest ρ that a party has spent, as reported by the sites
+        self.lost: dict[str, str] = {}  # sites that did not answer but may come back, and why
+        self.unrestored: dict[str, str] = {}  # sites that lack the save to resume from, and why
+        self.unsaved = ""  # which sites could not save at the last checkpoint
+        self.warnings: list[str] = []  # for the user: which sites continued from another save than the server
         self.warn: Callable[[str], None] = log.warning
 
     def deliver(self, message: Message) -> list[Answer | Failure]:
-        """Send every site its part, and check what comes back."""
+        """Send each site its part of the message, and check the answers."""
         self.round = message.round
         addressed = np.zeros(self.schema.parties, dtype=bool)
         addressed[message.parties.numbers] = True
-        here = {site: Parties(parties.numbers[addressed[parties.numbers]]) for site, parties in self.roster.items()}
-        asked = {site: _request(message.select(parties)) for site, parties in here.items() if len(parties)}
-        replies = self._converse(asked)
+        addressed_at = {site: Parties(parties.numbers[addressed[parties.numbers]]) for site, parties in self.roster.items()}
+        requests = {site: _ask(message.select(parties)) for site, parties in addressed_at.items() if len(parties)}
+        replies = self._request(requests)
         results: list[Answer | Failure] = []
         for site, reply in replies.items():
-            reason = reply if isinstance(reply, str) else invalid_fields(reply, len(here[site]))
+            reason = reply if isinstance(reply, str) else invalid_fields(reply, len(addressed_at[site]))
             if reason:
                 log.warning("round %d, %r: %s %s", message.round, message.verb, site, reason)
-                results += [Failure(party, f"{site} {reason}") for party in here[site]]
+                results += [Failure(party, f"{site} {reason}") for party in addressed_at[site]]
             else:
                 assert not isinstance(reply, str)
-                results.append(Answer(here[site], reply))
+                results.append(Answer(addressed_at[site], reply))
         return results
 
     @property
     def run_digest(self) -> str:
-        """What all sites must have been told of the run alike."""
+        """Identifies the run as all sites must see it."""
         return run_digest(self.run, self.config, vars(self.schema))
 
     def state(self) -> Fields:
-        """Let every site save its memory, and say under which number."""
-        asked = {site: {"kind": "save", "round": self.round} for site in self.begun}
-        failed = self._told(dict(sorted(self._converse(asked).items())), "save its memory")
+        """Have every site save its memory; the round under which it did."""
+        requests = {site: {"kind": "save", "round": self.round} for site in self.begun}
+        failed = self._failures(dict(sorted(self._request(requests).items())), "save its memory")
         if failed and self.exact:
             raise AtollError(f"Round {self.round}: no exact checkpoint is possible ({failed}).")
-        if failed and failed != self.unsaved:  # once, not at every checkpoint
+        if failed and failed != self.unsaved:  # once, rather than at every checkpoint
             self._warn(f"From the checkpoint of round {self.round} on, {failed}.")
         self.unsaved = failed
         self.token = self.round
         return {"run": self.run, "round": self.round, **({"order": self.order} if self.order else {})}
 
     def restore(self, memory: Mapping[str, Any]) -> None:
-        """Let every site go back to what it saved."""
+        """Have every site restore what it saved."""
         if not memory:
             return
         self.run, self.token = str(memory["run"]), int(memory["round"])
-        self.order = dict(memory.get("order", self.order))  # whoever is there now, the model's columns stay where they were
-        failed = self._told(self._begin(list(self.roster)), "resume")
+        self.order = dict(
+            memory.get("order", self.order)
+        )  # the model's columns keep their order, whichever sites are present now
+        failed = self._failures(self._begin(list(self.roster)), "resume")
         if failed and self.exact:
             raise AtollError(f"The run cannot be resumed exactly ({failed}).")
 
     def finish(self) -> None:
-        """Let every site write its personal models."""
-        self._told(self._converse({site: {"kind": "finish"} for site in self.begun}), "write its models")
+        """Have every site write its personal models."""
+        self._failures(self._request({site: {"kind": "finish"} for site in self.begun}), "write its models")
 
-    def _converse(self, asked: Mapping[str, Fields]) -> dict[str, Fields | str]:
-        """Ask the sites; one that does not know the run (yet, or any more) is told of it first."""
+    def _request(self, requests: Mapping[str, Fields]) -> dict[str, Fields | str]:
+        """Send requests to the sites; one that does not know the run (yet, or after a restart) is sent `begin` first."""
         replies: dict[str, Fields | str] = {}
-        new = [site for site in asked if site not in self.begun]
+        new = [site for site in requests if site not in self.begun]
         refused = {site: reply for site, reply in self._begin(new).items() if isinstance(reply, str)} if new else {}
-        replies = self._exchange({site: request for site, request in asked.items() if site not in refused})
+        replies = self._exchange({site: request for site, request in requests.items() if site not in refused})
         restarted = [site for site, reply in replies.items() if reply == "does not know the run"]
         if restarted:
-            log.warning("%s came back; going on from what it saved", ", ".join(restarted))
+            log.warning("%s came back; continuing from what it saved", ", ".join(restarted))
             again = self._begin(restarted)
             replies |= again
-            replies |= self._exchange({site: asked[site] for site in restarted if not isinstance(again[site], str)})
-        return {site: refused.get(site) or replies[site] for site in asked}
+            replies |= self._exchange({site: requests[site] for site in restarted if not isinstance(again[site], str)})
+        return {site: refused.get(site) or replies[site] for site in requests}
 
     def _begin(self, sites: list[str]) -> dict[str, Fields | str]:
-        about = {"config": _jsonable(self.config), "schema": vars(self.schema), "token": self.token, "exact": self.exact}
-        about |= {"order": self.order} if self.order else {}
-        requests = {site: {"kind": "begin", **about, "parties": torch.tensor(self.roster[site].numbers)} for site in sites}
+        run = {"config": _jsonable(self.config), "schema": vars(self.schema), "token": self.token, "exact": self.exact}
+        run |= {"order": self.order} if self.order else {}
+        requests = {site: {"kind": "begin", **run, "parties": torch.tensor(self.roster[site].numbers)} for site in sites}
         replies = self._exchange(requests)
         for site, reply in replies.items():
             if isinstance(reply, str):
@@ -163,7 +165,7 @@ class RemoteEngine:
             restored = reply.get("restored", self.token)
             if isinstance(restored, int) and restored < self.token:
                 began = f"from its save of round {restored}" if restored >= 0 else "without a memory of the run"
-                self._warn(f"{site} could not restore what it saved at round {self.token}: it went on {began}.")
+                self._warn(f"{site} could not restore what it saved at round {self.token}: it continued {began}.")
         return replies
 
     def _warn(self, text: str) -> None:
@@ -172,7 +174,7 @@ class RemoteEngine:
         self.warn(text)
 
     def _exchange(self, requests: Mapping[str, Fields]) -> dict[str, Fields | str]:
-        """One request to each site; what came back as fields, or why nothing did."""
+        """One request to each site; its answer's fields, or why there are none."""
         if not requests:
             return {}
         envelope = {"atoll": __version__, "run": self.run}
@@ -188,12 +190,12 @@ class RemoteEngine:
         return replies
 
     def _count(self, spent: Any) -> None:
-        """Note what a site says it has released; what is no such number is passed over."""
+        """Record the ρ that a site reports to have spent; anything else is ignored."""
         if spent == "unbounded" or (isinstance(spent, float) and spent >= 0):
             self.spent = max(self.spent, math.inf if spent == "unbounded" else spent)
 
-    def _told(self, replies: Mapping[str, Fields | str], what: str) -> str:
-        """Note in the log who could not do something; all of them in a few words."""
+    def _failures(self, replies: Mapping[str, Fields | str], what: str) -> str:
+        """Log which sites failed, and return them with their reasons."""
         failed = {site: reply for site, reply in replies.items() if isinstance(reply, str)}
         for site, reason in failed.items():
             log.warning("%s could not %s: it %s", site, what, reason)
@@ -201,14 +203,14 @@ class RemoteEngine:
 
 
 def read_answer(data: bytes, count: Callable[[Any], None] | None = None) -> Fields | str:
-    """The fields of a site's answer, or a few words on what is wrong with it; `count` hears what the site has released."""
+    """The fields of a site's answer, or what is wrong with it; `count` is called with the ρ that the site reports."""
     if len(data) > MAX_MESSAGE_BYTES:
-        return f"sent {len(data)} bytes, more than the {MAX_MESSAGE_BYTES} that are taken"
+        return f"sent {len(data)} bytes, more than the {MAX_MESSAGE_BYTES} that are accepted"
     if not data:
         return "sent an empty answer, which could not be read; its log says why"
     try:
         answer = wire.decode_message(data)
-    except Exception:  # whatever a stranger's bytes bring about, the answer is the same
+    except Exception:  # whatever the bytes cause, the answer is the same
         return "sent an answer that could not be read"
     version, status = answer.get("atoll"), answer.get("status")
     if version != __version__:
@@ -222,7 +224,7 @@ def read_answer(data: bytes, count: Callable[[Any], None] | None = None) -> Fiel
 
 
 def invalid_fields(fields: Fields, parties: int) -> str:
-    """What keeps a reply from being one row a party; empty where nothing does."""
+    """Why a reply does not have one row per party; empty if it does."""
     for name, value in fields.items():
         if isinstance(value, dict):
             inner = invalid_fields(value, parties)
@@ -236,7 +238,7 @@ def invalid_fields(fields: Fields, parties: int) -> str:
     return ""
 
 
-def _request(message: Message) -> Fields:
+def _ask(message: Message) -> Fields:
     return {
         "kind": "ask",
         "verb": message.verb,
@@ -251,5 +253,5 @@ def _request(message: Message) -> Fields:
 
 
 def _jsonable(config: Mapping[str, Any]) -> list[Any]:
-    """A nested table as a scalar of the wire: in a list it is not taken apart."""
+    """A nested table as one scalar of the wire format: inside a list it is not flattened."""
     return [dict(config)]
