@@ -1,4 +1,4 @@
-"""Shared by all tests: one torch thread and a fixed choice of examples, so that the suite is the same everywhere."""
+"""For all tests: one torch thread and a fixed choice of examples, so that results are the same everywhere."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import hypothesis
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("atoll", deadline=None, max_examples=40, derandomize=True, database=None)
 hypothesis.settings.load_profile("atoll")

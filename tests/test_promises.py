@@ -149,7 +149,7 @@ def test_a_poisoned_reply_is_refused(algorithm: str) -> None:
         pytest.skip(f"{algorithm} has a single party")
     recorded: list[Recorded] = []
     run(small(algorithm, rounds=1), lambda engine: recorded.append(Recorded(engine)) or recorded[0])
-    training = [answers for message, answers in recorded[0].heard if message.round == 1 and message.training]
+    training = [answers for message, answers in recorded[0].delivered if message.round == 1 and message.training]
     if not any(value.dtype.is_floating_point for answers in training for a in answers for _, value in wire.leaves(a.fields)):
         pytest.skip(f"{algorithm}'s parties send no numbers while training")
 

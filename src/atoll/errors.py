@@ -1,4 +1,4 @@
-"""The two ways atoll says no: bad input from a person, and a party that could not answer; and how it says mind."""
+"""Errors and warnings for users, failures of parties, and text for messages: escaped, shortened, with suggestions."""
 
 import difflib
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class AtollError(Exception):
-    """Bad input: one clear sentence that says what, where and what to do. The command line prints it and exits with 2.
+    """Invalid input: one sentence that says what, where and what to do. The command line prints it and exits with code 2.
 
     Examples:
         >>> import atoll
@@ -30,7 +30,7 @@ class AtollWarning(UserWarning):
 
 
 class PartyFailure(Exception):
-    """A party did not answer a message; `reason` says why in a few words."""
+    """A party did not answer a message; `reason` is a few words."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -38,29 +38,29 @@ class PartyFailure(Exception):
 
 
 def shown(text: Any, *, lines: bool = False) -> str:
-    """Somebody else's text as text: whatever a terminal would obey, or that turns what is read around, stands there by its code.
+    """Untrusted text for a terminal: control characters and those that reverse the reading direction are escaped.
 
     With `lines`, line breaks are kept.
     """
     plain = str(text)
     if plain.isprintable():
         return plain
-    return "".join(sign if sign.isprintable() or (lines and sign == "\n") else ascii(sign)[1:-1] for sign in plain)
+    return "".join(char if char.isprintable() or (lines and char == "\n") else ascii(char)[1:-1] for char in plain)
 
 
 def short(value: Any, length: int = 300) -> str:
-    """A stranger's text for our logs and reasons: as `shown`, on one line and not too long."""
+    """Untrusted text for logs and reasons: as `shown`, on one line and cut to `length` characters."""
     text = shown(" ".join(str(value if value is not None else "")[: 4 * length].split()))
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def suggest(name: str, options: Iterable[str]) -> str:
-    """The end of an error: `; did you mean 'x'?`, or what there is."""
+    """The end of an error: `; did you mean 'x'?`, or the list of options."""
     options = list(options)
     return closest(name, options) or f"; there is {', '.join(sorted(options))}."
 
 
 def closest(name: str, options: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or nothing where no option comes near."""
+    """`; did you mean 'x'?`, or nothing where no option is similar."""
     close = difflib.get_close_matches(name, list(options), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -36,11 +36,11 @@ def pseudo_graph(embeddings: Tensor, form: str, s: int) -> Tensor:
 
 
 def complemented(party: plain.Party, pseudo: Tensor, beta: float, form: str) -> Tensor:
-    """A_k of Eq. 9, or normalised jointly."""
+    """A_k of Eq. 9, or normalized jointly."""
     if form in ("joint", "cosine"):
         pseudo = (pseudo + pseudo.t()) / 2
     if form == "joint":
-        return plain.normalised(party.adjacency + beta * pseudo.fill_diagonal_(0))
+        return plain.normalized(party.adjacency + beta * pseudo.fill_diagonal_(0))
     degree = (pseudo > 0).sum(1) if form == "counts" else pseudo.sum(1)
     scale = torch.where(degree > 0, degree, 1.0) ** -0.5
     return party.normalized_adjacency + beta * scale[:, None] * pseudo * scale

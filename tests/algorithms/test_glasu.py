@@ -107,7 +107,7 @@ def drawn(experiment: Experiment, recorded: Recorded, party: int) -> naive.Level
     graph, seed = experiment.spread.parts.select([party]), experiment.config.seed
     train = experiment.spread.parts.train[: graph.num_nodes].nonzero()[:, 0]
     batch = train[torch.randperm(len(train), generator=generator(seed, "batch", 1))[:4]].sort().values
-    union = next(message.common["nodes"] for message, _ in recorded.heard if "nodes" in message.common)
+    union = next(message.common["nodes"] for message, _ in recorded.delivered if "nodes" in message.common)
     nodes: list[torch.Tensor] = [batch]
     for level in (3, 2, 1, 0):
         if level == 2:
@@ -126,7 +126,7 @@ def test_the_united_set_is_the_union_of_what_the_parties_said() -> None:
     experiment = runner.prepare(config, engine=lambda engine: recorded.append(Recorded(engine)) or recorded[0])
     steps(experiment)
     said: list[set[int]] = []
-    for message, results in recorded[0].heard:
+    for message, results in recorded[0].delivered:
         if said and "nodes" in message.common:
             assert set(message.common["nodes"].tolist()) == said[-1]
         if message.verb == "sample":
@@ -231,7 +231,7 @@ def test_other_parties_neither_receive_nor_use_a_label() -> None:
     config = small("glasu", **PLAIN, local_steps=2, batch_size=5, label_holder=1, placement="apart")
     experiment = runner.prepare(config, engine=lambda engine: recorded.append(Recorded(engine)) or recorded[0])
     result = runner.rounds(experiment)
-    for message, _ in recorded[0].heard:
+    for message, _ in recorded[0].delivered:
         if set(message.parties) == {1}:
             continue
         for name, value in wire.leaves({**message.common, **message.each}):
@@ -245,7 +245,7 @@ def test_other_parties_neither_receive_nor_use_a_label() -> None:
     cohort = find("glasu").Cohort
     cohorts = [cohort(graph, config.settings, experiment.federation.schema, config.seed, [0, 1, 2]) for graph in (parts, wrong)]
     assert torch.equal(cohorts[0].targets, cohorts[1].targets)
-    asked = {message.verb for message, _ in recorded[0].heard if 0 in message.parties}
+    asked = {message.verb for message, _ in recorded[0].delivered if 0 in message.parties}
     assert asked == {"sample", "embed", "infer", "train"}
     assert result.rounds == 3
 
@@ -267,9 +267,12 @@ def test_the_bill_of_a_sampled_round(aggregation: str, backward: str) -> None:
     experiment = runner.prepare(config, engine=lambda engine: recorded.append(Recorded(engine)) or recorded[0])
     steps(experiment)
     own = [
-        len(nodes) for message, results in recorded[0].heard if message.verb == "sample" for nodes in results[0].fields["nodes"]
+        len(nodes)
+        for message, results in recorded[0].delivered
+        if message.verb == "sample"
+        for nodes in results[0].fields["nodes"]
     ]
-    union = next(len(message.common["nodes"]) for message, _ in recorded[0].heard if "nodes" in message.common)
+    union = next(len(message.common["nodes"]) for message, _ in recorded[0].delivered if "nodes" in message.common)
     rows, ways, wide = union + 4, 2 if backward == "server" else 1, 3 if aggregation == "concatenation" else 1
     total = experiment.federation.ledger.total()
     assert total["up"] == ways * 3 * 4 * 8 * rows + 4 * sum(own)

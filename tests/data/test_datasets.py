@@ -107,8 +107,8 @@ def test_geom_gcn_folds_and_directions(real: Path) -> None:
         load("acm", fold=1)
 
 
-def test_wiki_is_as_stored_until_normalised(real: Path) -> None:
-    """TF-IDF values up to 1,663.7, 88 rows of zeros; normalised rows sum to one and the 88 stay zero."""
+def test_wiki_is_as_stored_until_normalized(real: Path) -> None:
+    """TF-IDF values up to 1,663.7, 88 rows of zeros; normalized rows sum to one and the 88 stay zero."""
     assert abs(load("wiki").x).max() == pytest.approx(1663.7, abs=0.1)  # type: ignore[arg-type]
     sums = dense(load("wiki", normalize_features=True)).sum(1)
     assert int((sums == 0).sum()) == 88

@@ -21,7 +21,7 @@ from atoll.federation.cohort import Schema
 from atoll.runs import runner
 from atoll.runs.config import Config
 from atoll.version import __version__
-from lies import lying
+from invalid import invalid_messages
 from small import ALGORITHMS, small
 from test_promises import tensors
 from test_threat_model import Settings, variants
@@ -52,7 +52,7 @@ class Doubting:
         return self.sites[site].handle(data)
 
     def _lie(self, site: str, request: dict[str, Any], group: str) -> None:
-        for word, path, fields in lying(request.get(group, {})):
+        for word, path, fields in invalid_messages(request.get(group, {})):
             if (word == "missing" and (request["verb"], path) in MAY_BE_MISSING) or (word, path) == ("negative", "share"):
                 continue  # GLASU's share is of a gradient
             self.told += 1

@@ -17,7 +17,7 @@ from atoll.federation.federation import Answer, Engine, Failure, Federation
 from atoll.runs import runner
 from atoll.runs.config import groups_of, resolve
 from atoll.settings import _hints, known
-from lies import at, lying, put
+from invalid import at, invalid_messages, put
 from small import ALGORITHMS, GRAPH, Wrapper, parties_of, small
 from test_promises import numbers, partial, tensors
 from test_threat_model import Settings, variants
@@ -60,7 +60,7 @@ class Interrogator(Wrapper):
         """Every field in turn, every lie."""
         liar = message.parties[1]
         kept = federation.missing, federation.refused, federation.dominant
-        for word, path, fields in lying(reply_of(results, liar)):
+        for word, path, fields in invalid_messages(reply_of(results, liar)):
             federation.missing, federation.refused, federation.dominant = {}, set(), {}
             self.told += 1
             what = f"{message.verb} {path} {word}"
@@ -103,7 +103,7 @@ def test_whoever_replies_what_it_did_not_declare_is_named_alone(algorithm: str, 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedspray", "fedgl", "glasu"])
 def test_masked_replies_are_checked_for_name_type_and_shape(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under secure totals the ranges of masked numbers are nobody's to see; everything else holds, for the steps too."""
-    monkeypatch.setattr("lies.numbers", lambda value, name: iter(()))
+    monkeypatch.setattr("invalid.numbers", lambda value, name: iter(()))
     engine, _ = interrogated(algorithm, secure=True)
     assert {"secure_keys", "secure_shares", "secure_open", "secure_confirm", "secure_reveal"} <= {kind[0] for kind in engine.seen}
     assert engine.wrong == []
@@ -351,7 +351,7 @@ def test_every_lie_gives_the_numbers_of_a_run_without_the_liar(algorithm: str) -
             return results
 
     runner.rounds(runner.prepare(small(algorithm, placement="apart"), engine=Look))
-    for word, path, fields in lying(first[0]):
+    for word, path, fields in invalid_messages(first[0]):
         if word not in ("missing", "extra"):
             lie = at(fields, path)
             same_as_missing(algorithm, path, lambda value, lie=lie: lie)

@@ -57,7 +57,7 @@ def test_the_history_tells_the_seconds_of_every_round(algorithm: str) -> None:
     result = runner.rounds(experiment)
     latency = np.array([0.25, 0.5, 0.125])
     expected = 0.0
-    for message, results in recorded[0].heard:
+    for message, results in recorded[0].delivered:
         if message.training and message.round == 1:
             down, up = np.zeros(3), np.zeros(3)
             for party in range(3):

@@ -50,7 +50,7 @@ def same(one: Graph, other: Graph) -> None:
 
 
 @pytest.mark.parametrize("directed", [False, True])
-def test_propagation_is_symmetrically_normalised(directed: bool) -> None:
+def test_propagation_is_symmetrically_normalized(directed: bool) -> None:
     """D^(-1/2)·(A + I)·D^(-1/2) with in-degrees, entry for entry; isolated nodes keep themselves."""
     graph = make_graph(15, 0, directed=directed)
     looped = adjacency(graph) + torch.eye(15)

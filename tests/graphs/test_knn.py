@@ -1,4 +1,4 @@
-"""Pseudo graphs: exact in blocks, projected to the parties and normalised as the paper writes it."""
+"""Pseudo graphs: exact in blocks, projected to the parties and normalized as the paper writes it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_nearest_holds_few_similarities(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("form", knn.FORMS)
 def test_rows_sum_to_one_and_nothing_is_negative(form: str) -> None:
-    """Ā's rows are normalised; where no similarity is positive the row is 0."""
+    """Ā's rows are normalized; where no similarity is positive the row is 0."""
     embeddings = torch.tensor([[1.0, 0.0], [2.0, 0.0], [-1.0, 0.1], [0.0, 0.0]])
     columns, weights = knn.nearest_neighbors(embeddings, 2, form)
     assert columns.dtype == torch.int32
@@ -91,7 +91,7 @@ def test_normalisation_by_hand(form: str) -> None:
 
 @pytest.mark.parametrize("form", knn.FORMS)
 def test_complement_adds_the_pseudo_graph(form: str) -> None:
-    """A_k = Â_k + β·D̄^(-1/2)·Ā⁽ᵏ⁾·D̄^(-1/2), or normalised jointly, and its transpose in the backward pass."""
+    """A_k = Â_k + β·D̄^(-1/2)·Ā⁽ᵏ⁾·D̄^(-1/2), or normalized jointly, and its transpose in the backward pass."""
     graph = parts()
     columns, weights = knn.nearest_neighbors(torch.randn(40, 4, generator=torch.Generator().manual_seed(2)), 5, form)
     projected = knn.project(graph, columns, weights)

@@ -197,7 +197,7 @@ def test_a_planted_feature_is_found_without_noise_and_not_with_it() -> None:
         chosen = small("fedavg", rounds=1, optimizer="sgd", lr=0.5, **{"data.features": 12, **values})
         experiment = runner.prepare(chosen, planted(chosen), engine=lambda e: recorders.append(Recorded(e)) or recorders[0])
         runner.rounds(experiment)
-        message, answers = next(pair for pair in recorders[0].heard if pair[0].verb == "fit")
+        message, answers = next(pair for pair in recorders[0].delivered if pair[0].verb == "fit")
         answer = answers[0]
         assert isinstance(answer, Answer)
         n = answer.fields["n"][:, None, None]

@@ -163,7 +163,7 @@ def test_the_server_sees_noise() -> None:
         found = federation(wrap=lambda engine, kept=recorders: kept.append(Recorded(engine)) or kept[0], secure=secure)
         total(found)
         total(found)
-        given = [answers[0] for message, answers in recorders[0].heard if message.verb == "give"]
+        given = [answers[0] for message, answers in recorders[0].delivered if message.verb == "give"]
         seen[secure] = [dict(wire.leaves(answer.fields)) for answer in given]  # type: ignore[union-attr, misc]
     assert seen[False][0]["model/w"][3, 0] == pytest.approx(0.1 + 3 * 1.25)
     first, second = (reply["float32/model/w"] for reply in seen[True])
@@ -183,7 +183,7 @@ def test_parties_refuse_what_would_unmask_them() -> None:
     recorders: list[Recorded] = []
     found = federation(wrap=lambda engine: recorders.append(Recorded(engine)) or recorders[0])
     total(found)
-    message = next(message for message, _ in recorders[0].heard if message.verb == "secure_reveal")
+    message = next(message for message, _ in recorders[0].delivered if message.verb == "secure_reveal")
     assert all(
         isinstance(answer, Failure) and "each comes once, in order" in answer.reason
         for answer in recorders[0].engine.deliver(message)

@@ -1,4 +1,4 @@
-"""The backbones in plain torch with dense matrices, one party at a time: what the algorithms' tests compare with."""
+"""The backbones in plain torch with dense matrices, one party at a time: a reference for the algorithms' tests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Party:
     @property
     def normalized_adjacency(self) -> Tensor:
         """D^(-1/2)(A + I)D^(-1/2)."""
-        return normalised(self.adjacency)
+        return normalized(self.adjacency)
 
     @property
     def mean(self) -> Tensor:
@@ -47,7 +47,7 @@ class Party:
         return F.cross_entropy(logits[self.train], self.y[self.train])
 
 
-def normalised(adjacency: Tensor) -> Tensor:
+def normalized(adjacency: Tensor) -> Tensor:
     """D^(-1/2)(A + I)D^(-1/2)."""
     looped = adjacency + torch.eye(len(adjacency))
     scale = looped.sum(1) ** -0.5

@@ -1,4 +1,4 @@
-"""GLASU in plain torch with dense matrices, one party at a time: what its tests compare with."""
+"""GLASU in plain torch with dense matrices, one party at a time: a reference for its tests."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Levels:
 
     def take(self, hidden: Tensor, lower: int, upper: int) -> Tensor:
         """Rows of the upper level's nodes."""
-        place = {node: index for index, node in enumerate(self.nodes[lower].tolist())}
-        return hidden[[place[node] for node in self.nodes[upper].tolist()]]
+        row = {node: index for index, node in enumerate(self.nodes[lower].tolist())}
+        return hidden[[row[node] for node in self.nodes[upper].tolist()]]
 
 
 def everything(party: Party, layers: int) -> Levels:
@@ -50,37 +50,37 @@ def encode(w: Weights, levels: Levels) -> Tensor:
     return (levels.party.x[levels.nodes[0]] @ w["encoder.weight"] + w["encoder.bias"]).relu()
 
 
-def layer(model: str, place: int, w: Weights, hidden: Sequence[Tensor], levels: Levels, layers: int) -> Tensor:
+def layer(model: str, number: int, w: Weights, hidden: Sequence[Tensor], levels: Levels, layers: int) -> Tensor:
     """H⁺[l] of one backbone."""
-    own = {name.removeprefix(f"layers.{place}."): value for name, value in w.items() if name.startswith(f"layers.{place}.")}
-    h = hidden[place]
+    own = {name.removeprefix(f"layers.{number}."): value for name, value in w.items() if name.startswith(f"layers.{number}.")}
+    h = hidden[number]
     if model == "mlp":
-        return (levels.take(h, place, place + 1) @ own["weight"] + own["bias"]).relu()
+        return (levels.take(h, number, number + 1) @ own["weight"] + own["bias"]).relu()
     if model == "gat":
-        return attention(place, own, h, levels)
-    near = levels.matrix(place) @ h
+        return attention(number, own, h, levels)
+    near = levels.matrix(number) @ h
     if model == "gcn":
         return (near @ own["weight"] + own["bias"]).relu()
     if model == "gcnii":
-        beta = math.log(0.5 / (place + 1) + 1)
-        z = 0.9 * near + 0.1 * levels.take(hidden[0], 0, place + 1)
+        beta = math.log(0.5 / (number + 1) + 1)
+        z = 0.9 * near + 0.1 * levels.take(hidden[0], 0, number + 1)
         return ((1 - beta) * z + beta * z @ own["weight"]).relu()
     out = (near @ own["linear.weight"] + own["linear.bias"]).relu()
     out = (out - out.mean(0)) / (out.var(0, correction=0) + 1e-5).sqrt() * own["scale"] + own["shift"]
-    if place % 2 == 0 and place + 1 < layers:
+    if number % 2 == 0 and number + 1 < layers:
         return out
-    first, share = place - place % 2, 0.5 ** (place // 2 + 1)
-    return share * out + (1 - share) * levels.take(hidden[first], first, place + 1)
+    first, share = number - number % 2, 0.5 ** (number // 2 + 1)
+    return share * out + (1 - share) * levels.take(hidden[first], first, number + 1)
 
 
-def attention(place: int, own: Weights, h: Tensor, levels: Levels) -> Tensor:
+def attention(number: int, own: Weights, h: Tensor, levels: Levels) -> Tensor:
     """Head by head, over all pairs of nodes, those without an edge masked."""
-    lower, upper = levels.nodes[place], levels.nodes[place + 1]
+    lower, upper = levels.nodes[number], levels.nodes[number + 1]
     wide = (h @ own["weight"]).unflatten(1, own["source"].shape)  # (n, heads, width)
     seen = (levels.party.adjacency[upper][:, lower] > 0) | (upper[:, None] == lower)
     parts = []
     for head in range(wide.shape[1]):
-        target = levels.take(wide[:, head], place, place + 1) @ own["target"][head]
+        target = levels.take(wide[:, head], number, number + 1) @ own["target"][head]
         scores = F.leaky_relu(target[:, None] + wide[:, head] @ own["source"][head], 0.2)
         parts.append(scores.masked_fill(~seen, -torch.inf).softmax(1) @ wide[:, head])
     return F.elu(torch.cat(parts, 1) + own["bias"])
@@ -97,12 +97,12 @@ def joint(
     """Algorithm 3 for all parties at once, differentiable in everything: every H_m[L], and every H⁺_m[l] of shared layers."""
     hidden = [[encode(w, own)] for w, own in zip(ws, levels, strict=True)]
     sent: dict[int, list[Tensor]] = {}
-    for place in range(layers):
-        local = [layer(model, place, w, h, own, layers) for w, h, own in zip(ws, hidden, levels, strict=True)]
-        if place in shared:
-            sent[place] = local
+    for number in range(layers):
+        local = [layer(model, number, w, h, own, layers) for w, h, own in zip(ws, hidden, levels, strict=True)]
+        if number in shared:
+            sent[number] = local
             aggregate = torch.cat(local, 1) if concatenate else torch.stack(local).mean(0)
-            local = [merged(w, place + 1, aggregate) for w in ws]
+            local = [merged(w, number + 1, aggregate) for w in ws]
         for h, new in zip(hidden, local, strict=True):
             h.append(new)
     return [h[-1] for h in hidden], sent
@@ -117,20 +117,20 @@ def merged(w: Weights, level: int, hidden: Tensor) -> Tensor:
 def local_step(
     model: str,
     w: Weights,
-    number: int,
+    party: int,
     levels: Levels,
     layers: int,
     sent: dict[int, list[Tensor]],
     concatenate: bool = False,
 ) -> Tensor:
-    """Algorithm 4, lines 2-10: H_m[L] of one party, the others' representations as they were sent."""
+    """Algorithm 4, lines 2-10: H_m[L] of one party, with the others' representations as they were sent."""
     hidden = [encode(w, levels)]
-    for place in range(layers):
-        local = layer(model, place, w, hidden, levels, layers)
-        if place in sent:
-            everyone = [local if p == number else other.detach() for p, other in enumerate(sent[place])]
+    for number in range(layers):
+        local = layer(model, number, w, hidden, levels, layers)
+        if number in sent:
+            everyone = [local if p == party else other.detach() for p, other in enumerate(sent[number])]
             aggregate = torch.cat(everyone, 1) if concatenate else torch.stack(everyone).mean(0)
-            local = merged(w, place + 1, aggregate)
+            local = merged(w, number + 1, aggregate)
         hidden.append(local)
     return hidden[-1]
 
@@ -149,7 +149,7 @@ def weights(memory: dict[str, Any], party: int) -> Weights:
 
 def descend(w: Weights, objective: Tensor, lr: float) -> None:
     """One step of plain gradient descent."""
-    found = torch.autograd.grad(objective, list(w.values()), materialize_grads=True)
+    gradients = torch.autograd.grad(objective, list(w.values()), materialize_grads=True)
     with torch.no_grad():
-        for value, gradient in zip(w.values(), found, strict=True):
+        for value, gradient in zip(w.values(), gradients, strict=True):
             value -= lr * gradient

@@ -1,4 +1,4 @@
-"""A small configuration of every algorithm, and engines that misbehave, for the tests of the promises."""
+"""A small configuration of every algorithm, and engines with faults, for the tests of the promises."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALGORITHMS = algorithms.names()
 
 GRAPH = {"data.nodes": 60, "data.features": 12, "data.degree": 4, "data.classes": 3, "split": "random"}
 
-SPREAD: dict[str, dict[str, Any]] = {
+PARTITIONS: dict[str, dict[str, Any]] = {
     "horizontal": {"partition": "random", "parties": 3},
     "overlapping": {"partition": "overlap", "parties": 3, "proportions": "0.5,0.6,0.7"},
     "vertical": {"partition": "vertical", "parties": 3},
@@ -26,7 +26,7 @@ SPREAD: dict[str, dict[str, Any]] = {
 }
 
 SAMPLES = {"lam": 1, "samples": 4, "connected": "false", "train": 0.5, "val": 0.25, "test": 0.25, "batch_size": 1}
-OWN: dict[str, dict[str, Any]] = {  # what a single algorithm needs beside that
+EXTRA_SETTINGS: dict[str, dict[str, Any]] = {  # of single algorithms
     "gfl_appnp": {"labelled": 0, "lam": 1},
     "fedmlp": SAMPLES,
     "mlps": SAMPLES,
@@ -34,17 +34,17 @@ OWN: dict[str, dict[str, Any]] = {  # what a single algorithm needs beside that
 
 
 def small(algorithm: str, *, seed: int = 3, rounds: int = 3, **values: Any) -> Config:
-    """The algorithm on a graph of 60 nodes in the first setting it is made for."""
-    spread = dict(SPREAD[algorithms.find(algorithm).SCENARIOS[0]])
-    partition, parties = spread.pop("partition"), spread.pop("parties")
-    chosen = {**GRAPH, **spread, "rounds": rounds, "patience": 0, **OWN.get(algorithm, {}), **values}
-    return config.resolve(algorithm, dataset="csbm", partition=partition, parties=parties, seed=seed, values=chosen)
+    """The algorithm on a graph of 60 nodes, in the first scenario that it is made for."""
+    settings = dict(PARTITIONS[algorithms.find(algorithm).SCENARIOS[0]])
+    partition, parties = settings.pop("partition"), settings.pop("parties")
+    values = {**GRAPH, **settings, "rounds": rounds, "patience": 0, **EXTRA_SETTINGS.get(algorithm, {}), **values}
+    return config.resolve(algorithm, dataset="csbm", partition=partition, parties=parties, seed=seed, values=values)
 
 
 def parties_of(algorithm: str) -> int:
-    """How many parties `small` makes."""
-    setting = algorithms.find(algorithm).SCENARIOS[0]
-    return {"whole": 1, "node": GRAPH["data.nodes"]}.get(setting, 3)
+    """The number of parties of `small`."""
+    scenario = algorithms.find(algorithm).SCENARIOS[0]
+    return {"whole": 1, "node": GRAPH["data.nodes"]}.get(scenario, 3)
 
 
 class Wrapper:
@@ -54,27 +54,27 @@ class Wrapper:
         self.engine = engine
 
     def deliver(self, message: Message) -> list[Answer | Failure]:
-        """Pass on."""
+        """Forward."""
         return self.engine.deliver(message)
 
     def state(self) -> dict[str, Any]:
-        """Pass on."""
+        """Forward."""
         return self.engine.state()
 
     def restore(self, memory: dict[str, Any]) -> None:
-        """Pass on."""
+        """Forward."""
         self.engine.restore(memory)
 
 
 class Absent(Wrapper):
-    """Some parties do not answer in some rounds: never reached, or (`late`) reached but their answer comes too late."""
+    """Some parties do not answer in some rounds: they are not reached, or (`late`) their answers come too late."""
 
     def __init__(self, engine: Engine, rounds: set[int], parties: set[int], late: bool = False) -> None:
         super().__init__(engine)
         self.rounds, self.absent, self.late = rounds, parties, late
 
     def deliver(self, message: Message) -> list[Answer | Failure]:
-        """Leave the absent ones out."""
+        """Leave out the absent parties."""
         if message.round not in self.rounds:
             return self.engine.deliver(message)
         failures = [Failure(party, "timed out") for party in message.parties if party in self.absent]
@@ -84,7 +84,7 @@ class Absent(Wrapper):
 
 
 class Poisoned(Wrapper):
-    """One party's first field of every training reply is full of NaN in one round."""
+    """In one round the first field of one party's training replies is NaN."""
 
     def __init__(self, engine: Engine, round: int, party: int) -> None:
         super().__init__(engine)
@@ -97,36 +97,36 @@ class Poisoned(Wrapper):
             return results
         for result in results:
             if isinstance(result, Answer) and self.party in result.parties:
-                place = result.parties.index(self.party)
+                index = result.parties.index(self.party)
                 for name, value in wire.leaves(result.fields):
                     if not isinstance(value, Deferred) and value.is_floating_point() and not name.endswith("]"):
-                        value.detach()[place] = float("nan")
+                        value.detach()[index] = float("nan")
                         break
         return results
 
 
 class Recorded(Wrapper):
-    """Counts, by really encoding every party's message and reply on its own, what passes."""
+    """Counts the bytes of every message and reply by encoding each party's on its own."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self.bytes: dict[
             tuple[int, str, bool, int], list[int]
         ] = {}  # (round, verb, training, party) → up, down, wire up, wire down
-        self.heard: list[tuple[Message, list[Answer | Failure]]] = []
+        self.delivered: list[tuple[Message, list[Answer | Failure]]] = []
 
     def deliver(self, message: Message) -> list[Answer | Failure]:
-        """Pass on, and count."""
+        """Forward and count."""
         for party in message.parties:
-            own = message.select([party])
-            envelope = {"verb": own.verb, "round": own.round, "call": own.call, "training": own.training}
-            self._add(message, party, 1, dense({**envelope, **own.common, **own.each}))
+            one = message.select([party])
+            envelope = {"verb": one.verb, "round": one.round, "call": one.call, "training": one.training}
+            self._add(message, party, 1, dense({**envelope, **one.common, **one.each}))
         results = self.engine.deliver(message)
-        self.heard.append((message, results))
+        self.delivered.append((message, results))
         for result in results:
             if isinstance(result, Answer):
-                for place, party in enumerate(result.parties):
-                    self._add(message, party, 0, dense(pick(result.fields, [place])))
+                for index, party in enumerate(result.parties):
+                    self._add(message, party, 0, dense(pick(result.fields, [index])))
         return results
 
     def _add(self, message: Message, party: int, direction: int, payload: dict[str, Any]) -> None:
@@ -144,5 +144,5 @@ def tensor_bytes(payload: dict[str, Any]) -> int:
 def _without(result: Answer | Failure, absent: set[int]) -> Answer | Failure:
     if isinstance(result, Failure):
         return result
-    places = [place for place, party in enumerate(result.parties) if party not in absent]
-    return Answer(tuple(result.parties[place] for place in places), pick(result.fields, places))
+    index = [i for i, party in enumerate(result.parties) if party not in absent]
+    return Answer(tuple(result.parties[i] for i in index), pick(result.fields, index))

@@ -1,4 +1,4 @@
-"""A real headless Chromium for the tests, spoken to over a pipe in its own DevTools protocol: no driver, no network."""
+"""A headless Chromium for the tests, controlled over a pipe with the DevTools protocol: no driver, no network."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ FLAGS = [
 
 
 class Browser:
-    """One page in Chromium; `complaints` are the errors and warnings its console showed."""
+    """One page in Chromium; `complaints` are the errors and warnings of its console."""
 
     def __enter__(self) -> Browser:
         self.home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        hear, self.mouth = os.pipe()  # Chromium reads commands from descriptor 3 and answers on 4
-        self.ear, say = os.pipe()
-        shell = f"exec {CHROMIUM} {' '.join(FLAGS)} --user-data-dir={self.home.name} about:blank 3<&{hear} 4>&{say}"
+        commands, self.commands = os.pipe()  # Chromium reads commands from descriptor 3 and answers on 4
+        self.answers, answers = os.pipe()
+        shell = f"exec {CHROMIUM} {' '.join(FLAGS)} --user-data-dir={self.home.name} about:blank 3<&{commands} 4>&{answers}"
         self.process = subprocess.Popen(
-            ["bash", "-c", shell], pass_fds=(hear, say), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            ["bash", "-c", shell], pass_fds=(commands, answers), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        os.close(hear)
-        os.close(say)
-        self.heard, self.calls, self.session, self.events = b"", 0, "", list[dict[str, Any]]()
+        os.close(commands)
+        os.close(answers)
+        self.buffer, self.calls, self.session, self.events = b"", 0, "", list[dict[str, Any]]()
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -52,17 +52,17 @@ class Browser:
         self.session = ""
         self.call("Browser.close")
         self.process.wait(30)
-        os.close(self.mouth)
-        os.close(self.ear)
+        os.close(self.commands)
+        os.close(self.answers)
         self.home.cleanup()
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One command and its answer; what happens meanwhile is kept in `events`."""
+        """One command and its answer; events that arrive meanwhile are kept in `events`."""
         self.calls += 1
         message = {"id": self.calls, "method": method, "params": parameters} | (
             {"sessionId": self.session} if self.session else {}
         )
-        os.write(self.mouth, json.dumps(message).encode() + b"\0")
+        os.write(self.commands, json.dumps(message).encode() + b"\0")
         while True:
             answer = self._next()
             if answer.get("id") == self.calls:
@@ -72,16 +72,16 @@ class Browser:
             self.events.append(answer)
 
     def _next(self) -> dict[str, Any]:
-        while b"\0" not in self.heard:
-            chunk = os.read(self.ear, 1 << 20)
+        while b"\0" not in self.buffer:
+            chunk = os.read(self.answers, 1 << 20)
             if not chunk:
-                raise RuntimeError("Chromium is gone")
-            self.heard += chunk
-        message, _, self.heard = self.heard.partition(b"\0")
+                raise RuntimeError("Chromium has exited")
+            self.buffer += chunk
+        message, _, self.buffer = self.buffer.partition(b"\0")
         return dict(json.loads(message))
 
     def open(self, page: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Load a file in a window of that size, and wait until it is there."""
+        """Load a file in a window of that size, and wait until it is loaded."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
         self.events.clear()
@@ -112,19 +112,19 @@ class Browser:
     @property
     def complaints(self) -> list[str]:
         """Errors and warnings of the console, and scripts that failed."""
-        found = []
+        messages = []
         for event in self.events:
             parameters = event.get("params", {})
             if event["method"] == "Runtime.exceptionThrown":
-                found.append(str(parameters["exceptionDetails"]))
+                messages.append(str(parameters["exceptionDetails"]))
             elif event["method"] == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "warning", "assert"):
-                found.append(str(parameters["args"]))
+                messages.append(str(parameters["args"]))
             elif event["method"] == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning"):
-                found.append(str(parameters["entry"]))
-        return found
+                messages.append(str(parameters["entry"]))
+        return messages
 
     @property
     def requests(self) -> list[str]:
-        """Every address the page asked for."""
+        """Every address that the page requested."""
         sent = (event["params"]["request"]["url"] for event in self.events if event["method"] == "Network.requestWillBeSent")
         return [url for url in sent if not url.startswith("data:")]

@@ -1,4 +1,4 @@
-"""Lies for the tests of the bounds: one field of a message or reply replaced by what cannot be, in every way we know of."""
+"""Invalid messages for the tests of the bounds: one field of a message or reply replaced by an invalid value of every kind."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Fields of which there cannot be fewer than none; all others may have any sign.
-COUNTED = {"n", "nodes", "ids", "links", "validation", "test", "confusion", "train", "votes", "share", "held", "predictions"}
+# Fields that cannot be negative; all others may have any sign.
+COUNTS = {"n", "nodes", "ids", "links", "validation", "test", "confusion", "train", "votes", "share", "held", "predictions"}
 OTHER_TYPE = {torch.float32: torch.float64, torch.int64: torch.float32, torch.int32: torch.int64}
 
 
-def lies(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """What may stand in a field's place, each with a word for it; `value` has the form that is right."""
+def invalid_values(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Invalid values of a field, each with a word for it; `value` is a valid one."""
     yield "type", 3 if not isinstance(value, int) else "three"
     if isinstance(value, list):
-        for word, lie in lies(value[0], name):
-            yield f"list {word}", [lie, *value[1:]]
+        for word, wrong in invalid_values(value[0], name):
+            yield f"list {word}", [wrong, *value[1:]]
         yield "list length", [*value, value[0]]
         return
     if not isinstance(value, Tensor):
@@ -34,24 +34,24 @@ def lies(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def numbers(value: Tensor, name: str) -> Iterator[tuple[str, Any]]:
-    """Numbers that cannot be, in a tensor of the right form."""
+    """Invalid numbers in a tensor of the right shape and type."""
     if value.dtype == torch.bool or value.numel() == 0 or value.dtype == torch.uint8:
         return
     if value.is_floating_point():
-        yield "nan", one(value, float("nan"))
-        yield "infinite", one(value, float("inf"))
-        yield "huge", one(value, 1e35)
+        yield "nan", replaced(value, float("nan"))
+        yield "infinite", replaced(value, float("inf"))
+        yield "huge", replaced(value, 1e35)
     else:
-        yield "huge", one(value, torch.iinfo(value.dtype).max)
-    if name.split("/")[0] in COUNTED:
-        yield "negative", one(value, -5)
+        yield "huge", replaced(value, torch.iinfo(value.dtype).max)
+    if name.split("/")[0] in COUNTS:
+        yield "negative", replaced(value, -5)
 
 
-def one(value: Tensor, number: float) -> Tensor:
+def replaced(value: Tensor, number: float) -> Tensor:
     """The tensor with its last number replaced."""
-    lie = value.detach().clone()
-    lie.view(-1)[-1] = number
-    return lie
+    changed = value.detach().clone()
+    changed.view(-1)[-1] = number
+    return changed
 
 
 def paths(fields: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -75,17 +75,17 @@ def put(fields: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     name, _, rest = path.partition("/")
     if rest:
         return {**fields, name: put(fields.get(name, {}), rest, value)}
-    left = {key: own for key, own in fields.items() if key != name}
-    return left if value is None else {**left, name: value}
+    others = {key: other for key, other in fields.items() if key != name}
+    return others if value is None else {**others, name: value}
 
 
-def lying(fields: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Every field of a message in turn replaced by every lie: a word, the field's name, and the whole."""
+def invalid_messages(fields: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Every field of a message replaced in turn by every invalid value: a word, the field's name, and the message."""
     yield "extra", "extra", {**fields, "extra": torch.zeros(1)}
     for path in paths(fields):
         value = at(fields, path)
         yield "missing", path, put(fields, path, None)
-        for word, lie in lies(value, path):
-            yield word, path, put(fields, path, lie)
+        for word, wrong in invalid_values(value, path):
+            yield word, path, put(fields, path, wrong)
         if "/" in path:
             yield "extra", path.rsplit("/", 1)[0] + "/extra", put(fields, path.rsplit("/", 1)[0] + "/extra", torch.zeros(1))
