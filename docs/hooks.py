@@ -11,9 +11,20 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+import atoll
 from atoll import algorithms
 from atoll.runs import config
 
+
+REFERENCE = {  # page of the API reference → its title and the names of the façade on it; names that are not here go to the last
+    "running.md": ("Run and compare", ("run", "resume", "compare", "read", "load", "Result", "Comparison", "Graph")),
+    "errors.md": ("Errors", ("AtollError", "AtollWarning")),
+    "extending.md": (
+        "Extend atoll",
+        ("ALGORITHMS", "MODELS", "DATASETS", "TASKS", "ENGINES", "LOGGERS", "Backbone", "Task", "Engine", "Logger"),
+    ),
+    "algorithms.md": ("Write an algorithm", ()),
+}
 
 def on_config(site: MkDocsConfig) -> MkDocsConfig:
     """Folders in `nav` become their pages; pages that nobody has written yet are left out."""
@@ -34,7 +45,7 @@ def on_config(site: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made here."""
     docs = Path(config.docs_dir)
-    for folder in ("algorithms/", "results/"):
+    for folder in ("algorithms/", "results/", "reference/"):
         for name, text in _generated(docs, folder).items():
             files.append(File.generated(config, f"{folder}{name}", content=text))
     return files
@@ -55,7 +66,7 @@ def _generated(docs: Path, folder: str) -> dict[str, str]:
     """The index of a folder, and a page from its docstring for every algorithm without one."""
     written = {path.stem: path.read_text() for path in sorted((docs / folder).glob("*.md")) if path.stem != "index"}
     if folder == "reference/":
-        return {}
+        return _reference()
     if folder == "results/":
         lines = [f"- [{_title(text)}]({name}.md)" for name, text in written.items()]
         text = "# Results\n\nOurs beside the papers'; `atoll reproduce --list` shows every table and figure.\n\n"
@@ -72,6 +83,19 @@ def _generated(docs: Path, folder: str) -> dict[str, str]:
         table.append(f"| [{name}]({stem}.md) | {', '.join(algorithms.find(name).SCENARIOS)} | {summary} |")
     intro = "# Algorithms\n\nNamed as on the command line. What you do not set is as in the algorithm's own paper.\n\n"
     return {"index.md": intro + "\n".join(table) + "\n"} | pages
+
+
+def _reference() -> dict[str, str]:
+    """A page for each group of names that `import atoll` offers, from their docstrings, and an index of all of them."""
+    listed = {name for _, names in REFERENCE.values() for name in names}
+    rest = tuple(sorted((name for name in atoll.__all__ if name not in listed), key=lambda name: (name.isupper(), name)))
+    pages = {}
+    index = "# API reference\n\nWhat `import atoll` offers; everything else is internal ([what that means](../policy.md)).\n"
+    for page, (title, names) in REFERENCE.items():
+        there = [name for name in names or rest if name in atoll.__all__]
+        pages[page] = f"# {title}\n\n" + "\n\n".join(f"::: atoll.{name}" for name in there) + "\n"
+        index += f"\n- [{title}]({page}): " + ", ".join(f"[`{name}`]({page}#atoll.{name})" for name in there)
+    return {"index.md": index + "\n"} | pages
 
 
 def _title(text: str) -> str:

@@ -77,8 +77,9 @@ def test_every_path_on_the_page_exists(page: str) -> None:
     links = [link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link and link[0] != "#"]
     for path in paths:
         assert (HOME / path).exists(), path
+    generated = ("reference/index.md", "algorithms/index.md", "results/index.md")  # made by docs/hooks.py
     for link in links:
-        assert ((HOME / page).parent / link).exists(), link
+        assert link in generated or ((HOME / page).parent / link).exists(), link
 
 
 def test_the_version_is_the_same_everywhere() -> None:

@@ -164,8 +164,9 @@ def test_a_file_that_is_no_algorithm(
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    """Links, anchors and navigation hold; every algorithm has a page with its settings."""
+    """Links, anchors and navigation hold; every algorithm has a page with its settings, every public name its entry."""
     pytest.importorskip("material", reason='mkdocs-material is not installed: pip install "atoll[docs]"')
+    import atoll
     from atoll import algorithms
 
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
@@ -174,4 +175,6 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert (built.returncode, built.stdout + built.stderr) == (0, "")
     pages = {path.parent.name.replace("-", "_") for path in (tmp_path / "algorithms").glob("*/index.html")}
     assert set(algorithms.names()) <= pages
+    reference = "".join(path.read_text() for path in (tmp_path / "reference").glob("*/index.html"))
+    assert [name for name in atoll.__all__ if reference.count(f'<h2 id="atoll.{name}"') != 1] == []
     assert "All settings" in (tmp_path / "algorithms" / "fedavg" / "index.html").read_text()

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from atoll.graphs.graph import Graph, spans
 from atoll.models.parameters import get_parameters, set_parameters
 
-PARTY, NODE, TRAIN_ITEM, STORED_FEATURE = AXES = ("party", "node", "train_item", "stored_feature")  # first axes of memory
+PARTY = "party"
+"""First axis of a piece of memory: one row per party."""
+NODE = "node"
+"""First axis of a piece of memory: one row per node."""
+TRAIN_ITEM = "train_item"
+"""First axis of a piece of memory: one row per training item, such as a training node."""
+STORED_FEATURE = "stored_feature"
+"""First axis of a piece of memory: one row per non-zero feature."""
+AXES = (PARTY, NODE, TRAIN_ITEM, STORED_FEATURE)
 
 
 @runtime_checkable
