@@ -15,7 +15,6 @@ import atoll
 from atoll import algorithms
 from atoll.runs import config
 
-
 REFERENCE = {  # page of the API reference → its title and the names of the façade on it; names that are not here go to the last
     "running.md": ("Run and compare", ("run", "resume", "compare", "read", "load", "Result", "Comparison", "Graph")),
     "errors.md": ("Errors", ("AtollError", "AtollWarning")),
@@ -25,6 +24,7 @@ REFERENCE = {  # page of the API reference → its title and the names of the fa
     ),
     "algorithms.md": ("Write an algorithm", ()),
 }
+
 
 def on_config(site: MkDocsConfig) -> MkDocsConfig:
     """Folders in `nav` become their pages; pages that nobody has written yet are left out."""
