@@ -73,7 +73,7 @@ class Apart(Wrapper):
 
 def test_what_is_told_apart_must_be_declared() -> None:
     """`extra` is, `base` is not."""
-    with pytest.raises(AtollError, match="refuses 'base' told to it apart: in a secure total all must be told the same"):
+    with pytest.raises(AtollError, match="refuses 'base' sent to it apart: in a secure total all parties must be sent the same"):
         total(federation(APART, wrap=Apart))
     assert_sum(total(federation(APART)), list(range(PARTIES)))
 

@@ -73,8 +73,8 @@ class Cohort(nfedgnn.Cohort):
     def _decay(self, weight: Tensor) -> None:
         """The same step for the rows of zero features, whose gradient is their weight decay alone."""
         users, s = len(self.steps), self.settings
-        alike = bool((self.steps == self.steps[0]).all()) and not self.rest_first.stride(0)
-        kept = slice(0, 1 if alike else users)
+        same = bool((self.steps == self.steps[0]).all()) and not self.rest_first.stride(0)
+        kept = slice(0, 1 if same else users)
         rest = weight.repeat(kept.stop, 1, 1)
         adam = optim.Adam({"rest": rest}, s.lr, s.weight_decay)
         adam.restore({"steps": self.steps[kept], "first.rest": self.rest_first[kept], "second.rest": self.rest_second[kept]})

@@ -1,6 +1,6 @@
 """Simulated centralized training (Ni et al., 2021): GLASU with all layers shared (K = L, Q = 1) and all edges at every party.
 
-Payload bytes a round and party, n_l the nodes of level l: up and down Σ_l 4·h·n_l over all L layers, for the index sets up at
+Payload bytes per round and party, n_l the nodes of level l: up and down Σ_l 4·h·n_l over all L layers, for the index sets up at
 most and down Σ_l 4·n_l over all but the last, and as much as for the representations again for the gradients
 (`backward=server`). The server sees what GLASU's does. By default (`edge_fraction` = 1) every party holds the whole graph.
 """

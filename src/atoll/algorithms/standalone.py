@@ -1,6 +1,6 @@
 """Standalone: every party of a vertical federation trains on its own columns and edges; GLASU without a shared layer (K = 0).
 
-Payload bytes a round and party: 0 up, 0 down. The server sees nothing of training. Accuracy is the mean over the parties.
+Payload bytes per round and party: 0 up, 0 down. The server sees nothing of training. Accuracy is the mean over the parties.
 """
 
 from __future__ import annotations

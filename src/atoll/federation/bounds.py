@@ -1,7 +1,7 @@
 """Checks of what arrives against what the verbs declare (see `declarations`), at the server and at the sites.
 
-Whoever sends something else is named with the field and the bound, and nobody else suffers. A verb that declares nothing (an
-algorithm of one's own) gets the federation's general checks.
+A party that sends something else is named with the field and the bound, and no other party is affected. A verb that declares
+nothing (a user's own algorithm) gets the federation's general checks.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Limits:
         noised: str = "",
         fractions: str = "",
     ) -> None:
-        """`noised`: the verb whose replies are clipped and noised, and so keep no ranges but finite ones. `fractions`: a verb
-        all of whose fields are noised, and arrive as fractions."""
+        """`noised`: the verb whose replies are clipped and noised, so that they need only be finite. `fractions`: a verb all of
+        whose fields are noised and arrive as fractions."""
         self.cohort, self.rules, self.noised, self.fractions = cohort, rules or Rules(), noised, fractions
         self.case = Case(settings, schema, self.rules.max_weight, self.rules.max_nodes)
         self.known: dict[tuple[str, str], Expected] = {}
@@ -78,7 +78,7 @@ class Limits:
         return leaves
 
     def misfit(self, leaves: Mapping[str, Leaf], fields: Mapping[str, Any], parties: int) -> str:
-        """What is wrong with the names, types or shapes of a reply of so many parties; empty where nothing is."""
+        """What is wrong with the names, types or shapes of a reply of `parties` parties; empty where nothing is."""
         return misfit(leaves, dict(flatten(fields)), self.case.nodes, parties)
 
     def outliers(
@@ -101,8 +101,8 @@ class Limits:
                     found.setdefault(index, out_of_range(name, row(value, index), leaf, weights is not None, tell=tell))
         return found
 
-    def own(self, message: Message, fields: Mapping[str, Any], parties: int) -> None:
-        """Refuse to mask a reply that is out of bounds: the server cannot see it any more. It is not told by how much."""
+    def check_own(self, message: Message, fields: Mapping[str, Any], parties: int) -> None:
+        """Refuse to mask a reply that is out of bounds, which the server could not see; the reason does not say by how much."""
         leaves = self.reply(replace(message, secure=None))
         if leaves is None:
             return
@@ -133,7 +133,7 @@ class Limits:
         return (int(weights.argmax()), largest / total) if largest > DOMINANT * total else None
 
     def cut(self, leaves: Mapping[str, Leaf], fields: dict[str, Any]) -> dict[str, Any]:
-        """The reply with no party's weight above `max_share` of all; what is multiplied by it is scaled alike."""
+        """The reply with no party's weight above `max_share` of all; fields that are multiplied by it are scaled with it."""
         shares, name = self.shares(leaves, fields), self.weight(leaves)
         most = max(self.rules.max_share, 1 / len(shares)) if shares is not None else 1.0
         if shares is None or not bool((shares > most).any()):
@@ -227,7 +227,7 @@ def _masked(leaf: Leaf) -> Leaf:
 
 
 def _noised(leaf: Leaf) -> Leaf:
-    """Noise is put on what is not whole; it knows no ranges."""
+    """Fields that are not whole numbers are noised, and then have no range."""
     if not leaf.dtype.is_floating_point:
         return leaf
     largest = torch.finfo(leaf.dtype).max

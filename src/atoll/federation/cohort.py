@@ -155,7 +155,7 @@ class Cohort:
         if message.secure is not None:
             fields = deferred.dense(fields)
             if self.limits is not None:
-                self.limits.own(message, fields, len(self.parties))
+                self.limits.check_own(message, fields, len(self.parties))
             return self._secrets().mask(fields, message.parties, sessions)
         if self.secrets is not None and fields and self.verbs()[message.verb] == "private":
             raise AtollError(
@@ -183,9 +183,9 @@ class Cohort:
         if message.verb in SECURE_STEPS:
             raise PartyFailure("refuses a total of the steps of secure totals")
         if odd := sorted(set(message.each) - set(getattr(method, "apart", ()))):
-            raise PartyFailure(f"refuses {short(odd[0])!r} told to it apart: in a secure total all must be told the same")
-        told = masking.arguments_digest(message.common, message.training, message.each)
-        return secrets.enter(message.parties, self._call(message.verb), told, **agreed)
+            raise PartyFailure(f"refuses {short(odd[0])!r} sent to it apart: in a secure total all parties must be sent the same")
+        arguments = masking.arguments_digest(message.common, message.training, message.each)
+        return secrets.enter(message.parties, self._call(message.verb), arguments, **agreed)
 
     @verb(public=True, gives={"keys": secret(ADVERT_PARTS, 32), "signature": SIGNATURE, "settled": flag("parties")})
     def secure_keys(self, session: Tensor, total: str) -> Fields:
@@ -194,7 +194,7 @@ class Cohort:
 
     @verb(public=True, gives=lambda case: {"shares": secret(case.length("users"), SHARE_BYTES)})
     def secure_shares(self, session: Tensor, users: Tensor, keys: Tensor, signatures: Tensor) -> Fields:
-        """The second step: shares of the secrets for everybody."""
+        """The second step: shares of the secrets, one for each party."""
         return self._secrets().shares(self._addressed(), self._call(), session, users, keys, signatures)
 
     @verb(public=True, gives=lambda case: {"opened": flag(case.length("dealers"))})
@@ -209,7 +209,7 @@ class Cohort:
 
     @verb(public=True, gives=lambda case: {"shares": secret(case.length("answered"), SEED_BYTES)})
     def secure_reveal(self, session: Tensor, answered: Tensor, signatures: Tensor) -> Fields:
-        """The last step: one share of everybody's secrets."""
+        """The last step: one share of each party's secrets."""
         return self._secrets().reveal(self._addressed(), self._call(), session, answered, signatures)
 
     def _secrets(self) -> Secrets:

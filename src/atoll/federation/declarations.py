@@ -37,7 +37,7 @@ class Case:
 
     @property
     def nodes(self) -> int:
-        """Nodes there are: known in a vertical federation, else the most there may be."""
+        """The number of nodes: known in a vertical federation, else the most that are allowed."""
         return self.schema.nodes or self.max_nodes
 
     def argument(self, name: str) -> int:
@@ -53,7 +53,7 @@ class Case:
     def number(self, what: Any) -> Any:
         """A dimension or a bound as a number."""
         if isinstance(what, str):
-            return next(getattr(place, what) for place in (self.schema, self.settings, self) if hasattr(place, what))
+            return next(getattr(source, what) for source in (self.schema, self.settings, self) if hasattr(source, what))
         if callable(what):
             return what(self)
         return tuple(map(self.number, what)) if isinstance(what, tuple) else what
@@ -68,18 +68,18 @@ class Free:
 
 ROWS = Free("rows")
 Dimension = int | str | Free | Callable[[Case], int]
-Bound = float | str | Callable[[Case], float] | tuple[Any, ...]  # a tuple has a bound for each place of the last dimension
+Bound = float | str | Callable[[Case], float] | tuple[Any, ...]  # a tuple has one bound per index of the last dimension
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One tensor as it is expected in one case."""
+    """One tensor as expected in one case."""
 
     shape: tuple[int | Free, ...]
     dtype: torch.dtype
     low: Any
     high: Any
-    times: str = ""  # the field whose number each party has multiplied this one by: its range is for one unit of it
+    times: str = ""  # the field with the number that each party has multiplied this one by: the range is for one unit of it
     ragged: bool = False
     weight: bool = False
     group: str = ""  # the first part of its name
@@ -169,7 +169,7 @@ def whole(*shape: Dimension, low: Bound = 0, high: Bound = MAX_COUNT, dtype: tor
 
 
 def nodes(*shape: Dimension, below: Bound = "nodes") -> Numbers:
-    """Numbers of nodes."""
+    """Node numbers."""
     return whole(*shape, high=lambda case: case.number(below) - 1, dtype=torch.int32)
 
 
@@ -179,7 +179,7 @@ def flag(*shape: Dimension) -> Numbers:
 
 
 def secret(*shape: Dimension) -> Numbers:
-    """Bytes that mean nothing to whoever carries them: keys, shares, ciphertexts."""
+    """Opaque bytes: keys, shares, ciphertexts."""
     return whole(*shape, high=255, dtype=torch.uint8)
 
 
@@ -189,12 +189,12 @@ def optional(form: Any) -> Any:
 
 
 def ragged(form: Numbers) -> Numbers:
-    """A field with one tensor per party, each with rows of its own number."""
+    """A field with one tensor per party; their numbers of rows may differ."""
     return replace(form, ragged=True)
 
 
 WEIGHT = replace(whole(high="max_weight"), weight=True)  # how much a party counts in a mean
-COUNTS: Forms = {  # what `metrics.count` replies
+COUNTS: Forms = {  # what `metrics.local_counts` replies
     "validation": real(3, low=0, high=("max_weight", "max_weight", MAX_REAL), double=True),
     "test": real(5, low=0, high=("max_weight", "max_weight", MAX_REAL, "max_weight", "max_weight"), double=True),
     "confusion": whole("classes", "classes", high="max_weight"),
@@ -202,20 +202,20 @@ COUNTS: Forms = {  # what `metrics.count` replies
 
 
 def flat(declared: Declared, case: Case) -> dict[str, Leaf | Scalar]:
-    """Everything that is declared, by its full name, as it is expected in this case."""
+    """All declared fields by their full names, as expected in this case."""
     forms = declared(case) if callable(declared) else declared
     return _flat(forms, case, "", optional=False)
 
 
 def _flat(forms: Forms, case: Case, prefix: str, *, optional: bool) -> dict[str, Leaf | Scalar]:
-    found: dict[str, Leaf | Scalar] = {}
+    expected: dict[str, Leaf | Scalar] = {}
     for name, form in forms.items():
         if isinstance(form, Scalar):
             low, high = (None if bound is None else case.number(bound) for bound in (form.low, form.high))
-            found[prefix + name] = Scalar(low, high, optional or form.optional)
+            expected[prefix + name] = Scalar(low, high, optional or form.optional)
         elif isinstance(form, Mapping):
             inner = form.get("", form)  # see `optional`
-            found |= _flat(inner, case, f"{prefix}{name}/", optional=optional or "" in form)
+            expected |= _flat(inner, case, f"{prefix}{name}/", optional=optional or "" in form)
         else:
-            found |= form.leaves(prefix + name, case, optional)
-    return found
+            expected |= form.leaves(prefix + name, case, optional)
+    return expected

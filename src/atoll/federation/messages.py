@@ -16,7 +16,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Schema:
-    """What everybody knows of the data: the number of features, classes and parties."""
+    """What all parties and the server know of the data: the number of features, classes and parties."""
 
     features: int
     classes: int

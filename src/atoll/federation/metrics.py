@@ -90,7 +90,7 @@ def evaluate(
 def evaluate_shared(federation: Federation, settings: Training, model: Fields) -> dict[str, Any]:
     """Metrics of one model for all, at the parties and, where they overlap, on the union of their graphs: the global goal.
 
-    The validation scores are the parties' in any case: a federation that is no simulation has no union graph.
+    The validation scores are the parties' in any case: a federation that is not a simulation has no union graph.
     """
     metrics = evaluate(federation, model=model)
     if federation.scenario != "overlapping" or federation.whole is None:
@@ -146,7 +146,7 @@ def macro_f1(confusion: Tensor) -> float:
 def by_party(parties: Sequence[int], counts: Fields, total: int) -> dict[str, Any]:
     """Accuracy of each of all parties, where they are few enough to list and have more than a node.
 
-    `counts` are those of `parties`. None stands at the place of a party that has no such node, was missing or was not asked.
+    `counts` are those of `parties`. None stands for a party that has no such node, was missing or was not asked.
     """
     if total > 100 or float(counts["test"][:, 0].max()) <= 1:
         return {}

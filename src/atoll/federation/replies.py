@@ -46,8 +46,8 @@ class Replies(Mapping[int, Fields]):
         """The sum of the replies over the parties, in their order.
 
         Fields with one tensor per party are summed by scatter-add: `scatter` names the field with each party's row numbers,
-        `size` is the number of rows of the sums, and each party's rows are multiplied by its weight. The sum of the weights
-        on each row stands in the place of the row numbers.
+        `size` is the number of rows of the sums, and each party's rows are multiplied by its weight. The sums of
+        the weights on each row replace the row numbers.
         """
         weights = [1.0] * len(self) if weights is None else weights
         index = self.fields.get(scatter, [])

@@ -2,7 +2,7 @@
 
 A verb declares which fields of its reply are multiplied by a weight (`@verb(averaged={"model": "n"})`). With a robust rule the
 server divides each party's field by its weight, applies the rule to the quotients, and hands the algorithm the result as a
-total whose weight is 1. Every party counts the same: a weight that a party tells about itself decides only whether it counts.
+total whose weight is 1. Every party counts the same: the weight that a party reports decides only whether it counts.
 
 - `median`, `trimmed`: of every coordinate, without the f largest and f smallest values (Yin et al., ICML 2018);
 - `clipped`: the mean of the updates, none longer than a norm (Sun et al., 2019);
@@ -27,12 +27,12 @@ RULES = ("none", "median", "trimmed", "clipped", "krum", "multikrum")
 
 
 def needed(rule: str, liars: int) -> int:
-    """The fewest replies among which the rule withstands so many liars."""
+    """The fewest replies among which the rule withstands that many liars."""
     return 2 * liars + (3 if rule in ("krum", "multikrum") else 1)
 
 
 def check_algorithm(rule: str, algorithm: str, averaged: Mapping[str, Any], *, secure: bool) -> None:
-    """Refuse a rule that the algorithm or secure aggregation leaves nothing to do."""
+    """Refuse a rule that has nothing to work on, because of the algorithm or of secure aggregation."""
     if rule == "none":
         return
     if secure:
@@ -45,9 +45,9 @@ def check_algorithm(rule: str, algorithm: str, averaged: Mapping[str, Any], *, s
 
 @dataclass(frozen=True)
 class Field:
-    """One averaged field: its tensors by name, each party's mean along the first axis, and around what updates are measured."""
+    """One averaged field: its tensors by name, each party's mean along the first axis, and what updates are measured from."""
 
-    values: dict[str, Tensor]  # (k, …); where a party has no say, the reference
+    values: dict[str, Tensor]  # (k, …); where a party does not count, the reference
     reference: dict[str, Tensor]  # (…) what the server sent, or 0
     weight: str
 
@@ -84,8 +84,8 @@ class Robust:
     def total(self, verb: str, fields: Mapping[str, Any], sent: Mapping[str, Any]) -> dict[str, Any]:
         """The replies' total, in which the averaged fields are the rule's result and their weights 1.
 
-        A weight with an axis of its own says for each row whether the party has a say there (FedSpray: whether it has nodes of
-        the class). Of a row on which too few have one the weight is 0.
+        A weight with further axes says for each row whether the party counts there (FedSpray: whether it has nodes of the
+        class). A row for which too few parties count gets the weight 0.
         """
         weights = {weight: fields[weight] for weight in self.averaged[verb].values() if weight in fields}
         averaged = {
@@ -105,11 +105,11 @@ class Robust:
         return {name: result.get(name, fields[name]) for name in fields}
 
     def _needed_rows(self) -> int:
-        """How many parties must have a say on a row; Krum has chosen whom to trust by then."""
+        """How many parties must count for a row; Krum has selected the trusted ones by then."""
         return 1 if self.rule in ("krum", "multikrum") else needed(self.rule, self.liars)
 
     def _present(self, verb: str, weights: Mapping[str, Tensor], averaged: Mapping[str, Field]) -> dict[str, Tensor]:
-        """For each weight (k, …) who has a say: a positive weight, finite numbers, and chosen, if the rule is to choose."""
+        """For each weight (k, …) the parties that count: positive weight, finite numbers, selected where the rule selects."""
         counted = torch.stack([weight > 0 for weight in weights.values() if weight.ndim == 1]).all(0)
         for field in averaged.values():
             counted = counted & field.finite()
@@ -122,8 +122,8 @@ class Robust:
         if self.rule in ("krum", "multikrum"):
             members = counted.nonzero()[:, 0]
             scores = krum_scores(distances([field.values for field in averaged.values()], members), self.liars)
-            chosen = 1 if self.rule == "krum" else count - self.liars - 2
-            counted = torch.zeros_like(counted).index_fill_(0, members[scores.argsort(stable=True)[:chosen]], True)
+            selected = 1 if self.rule == "krum" else count - self.liars - 2
+            counted = torch.zeros_like(counted).index_fill_(0, members[scores.argsort(stable=True)[:selected]], True)
         return {name: (weight > 0) & _like(counted, weight) for name, weight in weights.items()}
 
     def _combine(self, field: Field, present: Tensor) -> dict[str, Tensor]:
@@ -157,7 +157,7 @@ class RobustSettings(Protocol):
 
 
 def make(settings: RobustSettings, averaged: Mapping[str, Mapping[str, str]], parties: int) -> Robust | None:
-    """What the settings ask for, if it can be kept among so many parties; None is the plain mean."""
+    """The rule that the settings choose, if there are enough parties for it; None is the plain mean."""
     rule, liars = settings.robust, settings.byzantine
     if rule == "none":
         return None
@@ -171,13 +171,13 @@ def make(settings: RobustSettings, averaged: Mapping[str, Mapping[str, str]], pa
 
 
 def mean(values: Tensor, present: Tensor) -> Tensor:
-    """(k, …) → (…): the mean over those present; 0 where nobody is."""
+    """(k, …) → (…): the mean over the parties present; 0 where there is none."""
     shown = _like(present, values)
     return torch.where(shown, values, 0).sum(0) / shown.sum(0).clamp(min=1)
 
 
 def trimmed_mean(values: Tensor, present: Tensor, trim: int | None) -> Tensor:
-    """(k, …) → (…): of every coordinate the mean without its `trim` smallest and largest values; None leaves the median."""
+    """(k, …) → (…): per coordinate the mean without its `trim` smallest and largest values; None leaves the median."""
     shown = _like(present, values)
     count = shown.sum(0)
     least = ((count - 1) // 2).clamp(min=0) if trim is None else torch.tensor(trim)
@@ -208,7 +208,7 @@ def distances(fields: list[dict[str, Tensor]], members: Tensor) -> Tensor:
 
 
 def krum_scores(squares: Tensor, liars: int) -> Tensor:
-    """(m,) of each reply the sum of its squared distances to the m − f − 2 others that are nearest."""
+    """(m,) for each reply the sum of its squared distances to the m − f − 2 others that are nearest."""
     count = len(squares)
     others = squares + torch.diag(torch.full((count,), torch.inf, dtype=squares.dtype))
     return others.sort(1).values[:, : count - liars - 2].sum(1)

@@ -9,7 +9,7 @@ from `threshold` of them the server gets b_u of those who answered, or the pair 
 
 This is the server's side: six messages, then the sum. What the parties check and refuse is in `secrets`; the server checks too,
 so that a party that sends nonsense is named and the others go on. Between `shares` and the masked replies the parties say whose
-shares they could open (`open`), so that who deals damaged shares is left out before its masks are in anybody's reply.
+shares they could open (`open`), so that a party that deals damaged shares is left out before its masks are in any reply.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ log = logging.getLogger("atoll.secure")
 def total(
     federation: Federation, verb: str, parties: Sequence[int], each: Mapping[str, Any], common: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The sum of the replies of those who answered, and nothing else of them."""
-    return Attempt(federation, verb).total(parties, each, common)
+    """The sum of the replies of the parties that answered, and nothing else of them."""
+    return SecureTotal(federation, verb).total(parties, each, common)
 
 
-class Attempt:
+class SecureTotal:
     """One session: what the server knows of one attempt at a total."""
 
     def __init__(self, federation: Federation, verb: str) -> None:
@@ -56,13 +56,13 @@ class Attempt:
         call = Call(federation.round, federation.calls, verb)
         self.digest = masking.session_digest(str(getattr(federation.engine, "run_digest", "")), call, self.number)
         self.session = {"session": masking.as_bytes(self.number)}
-        self.users: list[int] = []  # who advertised keys
+        self.users: list[int] = []  # parties that advertised keys
         self.adverts: dict[int, Advert] = {}
         self.needed = 0
 
     def total(self, parties: Sequence[int], each: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
         """All steps."""
-        self.told = masking.arguments_digest(common, self.federation.training, each)
+        self.arguments = masking.arguments_digest(common, self.federation.training, each)
         keys, settled = self._keys(parties)
         shared = self._exchange("secure_shares", self.users, keys)
         self._enough(shared.parties)
@@ -75,17 +75,17 @@ class Attempt:
         return self._unmask(masked.fields, users, answered, self._seeds(users, answered, shares))
 
     def _keys(self, parties: Sequence[int]) -> tuple[dict[str, Tensor], frozenset[int]]:
-        """Step 1: everybody's signed keys; and over whom this call was opened before the run was resumed, if it was."""
+        """Step 1: all parties' signed keys; and over which parties this call was opened before a resume, if it was."""
         self._enough(parties)
         replies = self._exchange("secure_keys", parties, {"total": self.verb})
         adverts = self._field(replies, "keys", (masking.ADVERT_PARTS, 32))
         signatures = self._field(replies, "signature", (SIGNATURE_BYTES,))
         before = self._field(replies, "settled", (self.federation.schema.parties,), torch.bool)
         settled, wrong = self._settled(before, replies.parties)
-        for place, party in enumerate(replies.parties):
-            self.adverts[party] = Advert.of(adverts[place])
+        for index, party in enumerate(replies.parties):
+            self.adverts[party] = Advert.of(adverts[index])
             statement = masking.keys_statement(self.digest, party, b"".join(self.adverts[party]))
-            if not self._signed(party, signatures[place], statement):
+            if not self._signed(party, signatures[index], statement):
                 wrong[party] = "sent keys that it did not sign"
             elif not all(masking.usable(key) for key in self.adverts[party][:2]):
                 wrong[party] = "sent keys that cannot be used"
@@ -95,9 +95,9 @@ class Attempt:
         self.users = [party for party in replies.parties if party not in wrong]
         self._enough(self.users, settled)
         self.needed = masking.threshold(len(self.users))
-        places = [list(replies.parties).index(user) for user in self.users]
-        self.keys = masking.keys_transcript(self.digest, self.users, adverts[places].contiguous().numpy().tobytes())
-        return {"users": masking.ids(self.users), "keys": adverts[places], "signatures": signatures[places]}, settled
+        rows = [list(replies.parties).index(user) for user in self.users]
+        self.keys = masking.keys_transcript(self.digest, self.users, adverts[rows].contiguous().numpy().tobytes())
+        return {"users": masking.ids(self.users), "keys": adverts[rows], "signatures": signatures[rows]}, settled
 
     def _deal(self, shared: Replies) -> list[int]:
         """Steps 2 and 3: pass the shares on; the parties whose shares enough of the others could open."""
@@ -134,25 +134,25 @@ class Attempt:
             for column, receiver in enumerate(dealers)
         }
         self.good = good
-        self.transcript = masking.masks_transcript(self.keys, dealers, users, self.told)
+        self.transcript = masking.masks_transcript(self.keys, dealers, users, self.arguments)
         return users
 
     def _reveal(self, users: list[int], answered: list[int]) -> dict[int, dict[int, bytes]]:
-        """Steps 5 and 6: everybody signs who answered; then the shares, by whose secret it is and who gave it."""
+        """Steps 5 and 6: the parties sign who answered; then the shares, by whose secret it is and who gave it."""
         here = {"answered": torch.tensor([user in answered for user in users])}
         replies = self._exchange("secure_confirm", answered, here)
         signatures = self._field(replies, "signature", (SIGNATURE_BYTES,))
         statements = [masking.answered_statement(self.transcript, party, answered) for party in replies.parties]
-        signed = {party: signatures[place] for place, party in enumerate(replies.parties)}
+        signed = {party: signatures[index] for index, party in enumerate(replies.parties)}
         sure = [p for p, said in zip(replies.parties, statements, strict=True) if self._signed(p, signed[p], said)]
         self._note(dict.fromkeys(set(replies.parties) - set(sure), "signed something else than who answered"))
         self._enough(sure, what="gave their shares of")
         rows = torch.stack([signed[user] if user in sure else torch.zeros_like(signatures[0]) for user in users])
-        told = self._exchange("secure_reveal", sure, {**here, "signatures": rows})
-        given = self._field(told, "shares", (len(users), masking.SEED_BYTES))
+        revealed = self._exchange("secure_reveal", sure, {**here, "signatures": rows})
+        given = self._field(revealed, "shares", (len(users), masking.SEED_BYTES))
         found: dict[int, dict[int, bytes]] = {user: {} for user in users}
         lied: dict[int, str] = {}
-        for row, giver in enumerate(told.parties):
+        for row, giver in enumerate(revealed.parties):
             for column, user in enumerate(users):
                 share, kind = bytes(given[row, column].tolist()), SELF if user in answered else MASKS
                 bound = self.bound[user, giver][kind * masking.DIGEST_BYTES :][: masking.DIGEST_BYTES]
@@ -163,11 +163,11 @@ class Attempt:
                 else:
                     lied[giver] = f"sent a wrong share of {self._named(user)}'s masks"
         self._note(lied)
-        self._enough([party for party in told.parties if party not in lied], what="gave their shares of")
+        self._enough([party for party in revealed.parties if party not in lied], what="gave their shares of")
         return found
 
     def _seeds(self, users: list[int], answered: list[int], shares: Mapping[int, Mapping[int, bytes]]) -> dict[int, bytes]:
-        """Everybody's seed from its shares, compared with what it committed to."""
+        """Each party's seed from its shares, compared with what it committed to."""
         seeds = {}
         for user in users:
             given = sorted(shares[user].items())[: self.needed]
@@ -192,7 +192,7 @@ class Attempt:
     def _unmask(
         self, fields: Mapping[str, Any], users: list[int], answered: list[int], seeds: Mapping[int, bytes]
     ) -> dict[str, Any]:
-        """Take the self masks of those who answered and the pair masks with those who did not off the sum."""
+        """Subtract from the sum the self masks of those who answered and the pair masks with those who did not."""
         gone = [user for user in users if user not in answered]
         pairs = {
             (user, other): masking.pair_seed(
@@ -237,8 +237,8 @@ class Attempt:
         self.federation.note(self.verb, failed)
 
     def _settled(self, before: Tensor, here: Sequence[int]) -> tuple[frozenset[int], dict[int, str]]:
-        """Over whom the parties opened this call before the run was resumed, for they will not over any others; and whose
-        claim does not fit the others': one that lies must not choose who takes part."""
+        """The parties over which this call was opened before the run was resumed, since it is opened over no others; and the
+        parties whose claim does not fit the others': one that lies must not choose who takes part."""
         claims: dict[frozenset[int], set[int]] = {}
         for party, row in zip(here, before, strict=True):
             if bool(row.any()):
@@ -261,7 +261,7 @@ class Attempt:
             )
 
     def _enough(self, parties: Sequence[int], settled: frozenset[int] = frozenset(), what: str = "") -> None:
-        """Stop where too few are left."""
+        """Stop the run where too few parties are left."""
         needed = max(self.needed, self.federation.secure_min)
         self._complete(settled, set(parties))
         if len(parties) >= needed:

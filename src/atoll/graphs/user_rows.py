@@ -128,7 +128,7 @@ class Patched(Deferred):
         return self.rows.sum() + (self.rest[0] if self.shared else self.rest).sum()
 
     def total(self) -> Tensor:
-        """(d, h) float64: the sum over the users; where they share `rest`, without making anybody's weights."""
+        """(d, h) float64: the sum over the users; where they share `rest`, without computing any user's weights."""
         if not self.shared:
             return self.dense().sum(0, dtype=torch.float64)
         idle = self.entries.users - torch.bincount(self.entries.feature, minlength=self.entries.features)
