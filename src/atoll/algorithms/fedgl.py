@@ -29,6 +29,8 @@ from atoll.models import optim
 from atoll.models.backbones import set_parameters
 from atoll.models.losses import cross_entropy
 from atoll.models.parameters import scale, weighted
+from atoll.models.registry import find_model
+from atoll.models.user import short_name
 from atoll.settings import setting
 
 SCENARIOS = ("overlapping", "horizontal")
@@ -150,8 +152,9 @@ class Cohort(fedavg.Cohort):
 
 def start(federation: Federation, settings: Settings) -> State:
     """Line 1: a first model, no pseudo labels and no pseudo graph."""
-    if settings.beta and settings.model in ("sage", "gat", "mlp"):
-        raise AtollError(f"A pseudo graph has weights that {settings.model} does not use; choose another model, or --set beta=0.")
+    if settings.beta and not find_model(settings.model).weighted_edges:
+        name = short_name(settings.model)
+        raise AtollError(f"A pseudo graph has weights that {name} does not use; choose another model, or --set beta=0.")
     state: State = {"model": first_model(settings, federation.schema, federation.seed)}
     if settings.alpha or settings.beta:
         if federation.robust and (settings.upload, settings.fusion) != ("sum", "holders"):

@@ -31,9 +31,11 @@ from atoll.graphs.blocks import Blocks
 from atoll.graphs.graph import Graph, stack
 from atoll.graphs.sparse import SparseMatrix
 from atoll.models import optim
+from atoll.models.backbone import ModelShape
 from atoll.models.backbones import get_parameters, set_parameters
 from atoll.models.losses import cross_entropy
 from atoll.models.parameters import Parameters
+from atoll.models.registry import find_model
 from atoll.random import SERVER, Draws
 from atoll.settings import Training, setting
 
@@ -54,8 +56,8 @@ class Settings(Training):
 def numbers(case: Case) -> int:
     """r: twice the width of a node's representation."""
     settings: Settings = case.settings
-    flat = settings.model == "sgc" or (settings.layers == 1 and settings.model != "gcnii")  # no hidden layer
-    return 2 * (case.schema.classes if flat else settings.hidden)
+    shape = ModelShape(1, case.schema.features, case.schema.classes, settings.hidden, settings.layers)
+    return 2 * find_model(settings.model).embedding_width(shape)
 
 
 CHANNELS = MODEL.stacked("types")

@@ -87,15 +87,9 @@ class Cohort(atoll.federation.cohort.Cohort):
 def base_names(model: Model, personal: int) -> set[str]:
     """The names of the shared parameters: those of all layers but the last `personal` ones."""
     names = [name for name, _ in model.named_parameters()]
-    layers = list(dict.fromkeys(layer_of(name) for name in names))  # bottom to top
+    layers = list(dict.fromkeys(model.layer_of(name) for name in names))  # bottom to top
     shared = layers[: max(len(layers) - personal, 0)]
-    return {name for name in names if layer_of(name) in shared}
-
-
-def layer_of(name: str) -> str:
-    """`layers.1.near.weight` belongs to `layers.1`, `output.bias` to `output`."""
-    parts = name.split(".")
-    return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
+    return {name for name in names if model.layer_of(name) in shared}
 
 
 def start(federation: Federation, settings: Settings) -> State:

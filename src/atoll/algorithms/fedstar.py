@@ -29,6 +29,7 @@ from atoll.models import optim
 from atoll.models.backbones import Chain, Dense, build, get_parameters, set_parameters
 from atoll.models.losses import cross_entropy
 from atoll.models.parameters import Parameters, scale, weighted
+from atoll.models.user import short_name
 from atoll.random import SERVER, Draws
 from atoll.settings import Training, setting
 
@@ -90,7 +91,8 @@ def one_layer(settings: Settings, parties: int, draws: Draws | None) -> Chain:
     )
     if not isinstance(layer, Chain):
         raise AtollError(
-            f"fedstar joins structure to the features in every layer, which {settings.model} has no place for; choose gcn."
+            "fedstar joins structure to the features in every layer, which "
+            f"{short_name(settings.model)} has no place for; choose gcn."
         )
     return layer
 

@@ -73,11 +73,11 @@ def short_name(name: str) -> str:
 
 
 def digest(name: str, *, read: bool = False) -> str | None:
-    """SHA-256 of a model's file as it was imported; with `read`, of one that was not, as it is now. None for all others."""
+    """SHA-256 of a model's file as it was imported or, with `read`, as it is now. None for all other models."""
     file = file_of(name) if is_user_model(name) else None
     if file is None:
         return None
-    return _digests.get(file) or (hashlib.sha256(_source(file)).hexdigest() if read else None)
+    return hashlib.sha256(_source(file)).hexdigest() if read else _digests.get(file)
 
 
 def file_of(name: str) -> Path | None:
