@@ -17,21 +17,21 @@ from atoll.runs.result import Result
 
 
 @dataclass(frozen=True)
-class Picture:
+class ClassMap:
     """Points in the plane and their classes."""
 
     points: NDArray[np.float32]  # (n, 2)
     classes: NDArray[np.int64]  # (n,)
 
 
-def tsne(result: Result, *, perplexity: float = 30.0, seed: int = 0) -> Picture:
+def tsne(result: Result, *, perplexity: float = 30.0, seed: int = 0) -> ClassMap:
     """The test nodes of the union graph, as the one model of a run (at its last round) embeds them: FedGL's Figures 5 to 7."""
     from sklearn.manifold import TSNE
 
     embeddings, classes = embed(result)
     fewer = min(perplexity, (len(classes) - 1) / 3)
     points = TSNE(perplexity=fewer, init="pca", random_state=seed).fit_transform(embeddings.numpy())
-    return Picture(points.astype(np.float32), classes.numpy())
+    return ClassMap(points.astype(np.float32), classes.numpy())
 
 
 def silhouette(result: Result) -> float:
