@@ -1,4 +1,6 @@
-"""Loose arrays become a tidy, checked graph."""
+"""From arrays to a tidy, checked graph."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,8 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.data.builder import build_graph, compact, tidy_edges
+from atoll.data import load
+from atoll.data.builder import build_graph, compact, row_normalize, tidy_edges
 from atoll.errors import AtollError
+from graphs import dense
 
 PAIRS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=30)
 
@@ -100,3 +104,13 @@ def test_good_arrays_become_a_whole_graph() -> None:
     assert graph.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
     assert graph.ids.tolist() == [0, 1, 2]
     assert graph.test.tolist() == [False, False, True]
+
+
+def test_row_normalize_sparse_and_dense() -> None:
+    """Both kinds divide a row by the sum of absolute values."""
+    graph = load("csbm", nodes=20, features=4)
+    expected = dense(graph) / dense(graph).abs().sum(1, keepdim=True)
+    torch.testing.assert_close(dense(row_normalize(graph)), expected)
+    sparse = replace(graph, x=sp.csr_array(dense(graph).numpy()))
+    torch.testing.assert_close(dense(row_normalize(sparse)), expected)
+    assert torch.equal(dense(sparse), dense(graph))  # the graph itself is not changed

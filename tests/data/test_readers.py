@@ -1,293 +1,85 @@
-"""Raw files from strangers: Planetoid's pickles are read without unpickling, and downloads are what they were."""
+"""Readers: the public graphs as published, compared with PyG's readers."""
 
-import hashlib
-import json
-import os
-import pickle
-import pickletools
 import shutil
-import struct
-import subprocess
-import sys
+import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from hypothesis import given
-from hypothesis import strategies as st
+import torch
+from public_graphs import HERE, pyg
 
-from atoll.data import downloads, load, planetoid
-from atoll.data.catalog import RawDataset, catalog
+from atoll.data import DATASETS, load
+from atoll.data.builder import tidy_edges
 from atoll.errors import AtollError
-
-DATA = Path(os.environ.get("ATOLL_DATA", ""))
-FILES = sorted(path for path in DATA.glob("*/raw/ind.*") if path.suffix != ".index") if os.environ.get("ATOLL_DATA") else []
+from graphs import dense, edge_set, same
 
 
-@pytest.mark.skipif(not FILES, reason="no Planetoid files")
-@pytest.mark.filterwarnings("ignore")
-def test_the_files_say_what_unpickling_says() -> None:
-    """All 21 of Cora, CiteSeer and PubMed, beside Python's own unpickling of these (trusted) copies."""
-    for path in FILES:
-        found, naive = planetoid.read(path), pickle.loads(path.read_bytes(), encoding="latin1")
-        if isinstance(found, dict):
-            assert found == dict(naive), path
-        elif isinstance(found, np.ndarray):
-            assert found.dtype == naive.dtype
-            assert np.array_equal(found, naive), path
-        else:
-            assert (found.shape, found.dtype) == (naive.shape, naive.dtype)
-            assert (found != naive).nnz == 0, path
+@pytest.mark.parametrize("name", HERE)
+def test_public_graphs_have_their_published_sizes(real: Path, name: str) -> None:
+    """Nodes, edges, features and classes are those of the catalog; edges go both ways, without loops and repeats."""
+    graph, said = load(name), DATASETS.find(name)
+    assert (graph.num_nodes, graph.num_features, graph.num_classes) == (said.nodes, said.features, said.classes)
+    assert graph.edge_index.shape[1] == 2 * said.edges
+    assert np.array_equal(tidy_edges(graph.edge_index.numpy(), graph.num_nodes), graph.edge_index.numpy())
+    assert isinstance(graph.x, sp.csr_array) == (name not in ("photo", "computers"))
+    assert same(load(name.upper()), graph)  # from the cache
 
 
-# files of the old form, from parts
+@pytest.mark.parametrize("name", ["Cora", "CiteSeer", "PubMed"])
+def test_planetoid_is_what_pyg_reads(real: Path, name: str) -> None:
+    """Features, edges, labels and the public split agree with PyG's reader to the bit."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        data = pyg("read_planetoid_data")(str(real / name / "raw"), name)  # type: ignore[operator]
+    graph = load(name)
+    assert torch.equal(dense(graph), data.x)
+    assert torch.equal(graph.y, data.y)
+    assert edge_set(graph) == set(zip(*data.edge_index.tolist(), strict=True))
+    for mask, theirs in ((graph.train, data.train_mask), (graph.val, data.val_mask), (graph.test, data.test_mask)):
+        assert torch.equal(mask, theirs)
 
 
-def text(value: bytes) -> bytes:
-    """A byte string."""
-    return b"U" + bytes([len(value)]) + value if len(value) < 256 else b"T" + struct.pack("<I", len(value)) + value
+def test_amazon_is_what_pyg_reads(real: Path, tmp_path: Path) -> None:
+    """Photo agrees with PyG's class (which needs a writable copy)."""
+    shutil.copytree(real / "Photo" / "raw", tmp_path / "Photo" / "raw")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        data = pyg("Amazon")(str(tmp_path), "Photo")[0]  # type: ignore[operator]
+    graph = load("photo")
+    assert torch.equal(dense(graph), data.x)
+    assert torch.equal(graph.y, data.y)
+    assert edge_set(graph) == set(zip(*data.edge_index.tolist(), strict=True))
 
 
-def number(value: int) -> bytes:
-    """An integer."""
-    return b"J" + struct.pack("<i", value)
+def test_physics_is_never_dense(real: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Reading the raw file makes no dense matrix (1.2 GB)."""
+    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path))
+    for kind in (sp.csr_array, sp.csr_matrix, sp.coo_array):
+        monkeypatch.setattr(kind, "toarray", lambda *_, **__: pytest.fail("a dense matrix was made"))
+        monkeypatch.setattr(kind, "todense", lambda *_, **__: pytest.fail("a dense matrix was made"))
+    assert load("physics").x.nnz == 1137311  # type: ignore[union-attr]
 
 
-def name(module: str, thing: str) -> bytes:
-    """A global."""
-    return f"c{module}\n{thing}\n".encode()
+def test_geom_gcn_folds_and_directions(real: Path) -> None:
+    """Ten splits by number; the directed graph keeps the file's 36,101 links but for its loops."""
+    for fold in (0, 7):
+        graph = load("chameleon", fold=fold)
+        with np.load(real / f"chameleon/geom_gcn/raw/chameleon_split_0.6_0.2_{fold}.npz") as file:
+            assert np.array_equal(graph.val.numpy(), file["val_mask"].astype(bool))
+    links = np.unique(np.loadtxt(real / "chameleon/geom_gcn/raw/out1_graph_edges.txt", dtype=int, skiprows=1), axis=0)
+    assert len(links) == 36101
+    assert edge_set(load("chameleon", directed=True)) == {(int(a), int(b)) for a, b in links if a != b}
+    with pytest.raises(AtollError, match="has 10 splits, numbered from 0; there is no fold 10"):
+        load("chameleon", fold=10)
+    with pytest.raises(AtollError, match="no public split"):
+        load("acm", fold=1)
 
 
-def order(sign: bytes, flags: int = 0) -> bytes:
-    """A dtype's state."""
-    return b"(" + number(3) + text(sign) + b"NNN" + number(-1) * 2 + number(flags) + b"tb"
-
-
-def dtype(code: bytes = b"i4", state: bytes | None = None) -> bytes:
-    """A dtype with its byte order."""
-    return name("numpy", "dtype") + text(code) + number(0) + number(1) + b"\x87R" + (order(b"<") if state is None else state)
-
-
-def empty(kind: bytes, size: int = 0, code: bytes = b"b") -> bytes:
-    """An array as it is made before it has its state."""
-    return name("numpy.core.multiarray", "_reconstruct") + kind + number(size) + b"\x85" + text(code) + b"\x87R"
-
-
-NDARRAY = name("numpy", "ndarray")
-
-
-def array(data: bytes, shape: bytes, kind: bytes | None = None) -> bytes:
-    """An array with its state."""
-    return empty(NDARRAY) + b"(" + number(1) + shape + (dtype() if kind is None else kind) + b"\x89" + text(data) + b"tb"
-
-
-def vector(values: list[int]) -> bytes:
-    """An array of 32-bit integers."""
-    return array(np.array(values, "<i4").tobytes(), number(len(values)) + b"\x85")
-
-
-def matrix(shape: tuple[int, int], data: bytes, indices: bytes, indptr: bytes) -> bytes:
-    """A CSR matrix with its state."""
-    state = text(b"_shape") + number(shape[0]) + number(shape[1]) + b"\x86"
-    state += text(b"data") + data + text(b"indices") + indices + text(b"indptr") + indptr
-    return name("scipy.sparse.csr", "csr_matrix") + b")\x81}(" + state + b"ub"
-
-
-def file(content: bytes) -> bytes:
-    """A whole file."""
-    return b"\x80\x02" + content + b"."
-
-
-def lists(content: bytes) -> bytes:
-    """A defaultdict of lists."""
-    return name("collections", "defaultdict") + name("__builtin__", "list") + b"\x85R(" + content + b"u"
-
-
-def test_the_parts_make_a_file(tmp_path: Path) -> None:
-    """What the forgeries below are made of is read as it should be."""
-    path = tmp_path / "ind.cora.x"
-    path.write_bytes(file(matrix((2, 3), vector([1, 2]), vector([0, 2]), vector([0, 1, 2]))))
-    assert planetoid.read(path).toarray().tolist() == [[1, 0, 0], [0, 0, 2]]  # type: ignore[union-attr]
-    path.write_bytes(file(lists(number(0) + b"](" + number(1) + number(2) + b"e" + number(1) + b"]" + number(0) + b"a")))
-    assert planetoid.read(path) == {0: [1, 2], 1: [0]}
-    path.write_bytes(file(array(np.arange(6, dtype="<i4").tobytes(), number(2) + number(3) + b"\x86")))
-    assert planetoid.read(path).tolist() == [[0, 1, 2], [3, 4, 5]]  # type: ignore[union-attr]
-
-
-GOOD = vector([0, 1, 2])
-FORGED = {
-    "object array": array(b"\x41" * 8, number(1) + b"\x85", dtype(b"O8")),
-    "void dtype": array(b"\x41" * 8, number(1) + b"\x85", dtype(b"V8")),
-    "dtype with fields": array(b"\x41" * 8, number(1) + b"\x85", dtype(b"i4", b"(" + number(3) + text(b"<") + b"N}N" + b"tb")),
-    "big endian": array(b"\x41" * 4, number(1) + b"\x85", dtype(b"i4", order(b">"))),
-    "dtype without order": array(b"\x41" * 4, number(1) + b"\x85", dtype(b"i4", b"")),
-    "dtype is a number": array(b"\x41" * 4, number(1) + b"\x85", number(4)),
-    "too few bytes": array(b"\x00" * 4, number(1000) + b"\x85"),
-    "too many bytes": array(b"\x00" * 400, number(1) + b"\x85"),
-    "negative shape": array(b"", number(-1) + b"\x85"),
-    "huge shape": array(b"", number(2**31 - 1) + number(2**31 - 1) + b"\x86"),
-    "shape of text": array(b"", text(b"x") + b"\x85"),
-    "built twice": GOOD + b"(" + number(1) + number(3) + b"\x85" + dtype() + b"\x89" + text(b"\x00" * 12) + b"tb",
-    "array without state": empty(NDARRAY),
-    "indptr beyond the data": matrix((2, 3), vector([1, 2]), vector([0, 2]), vector([0, 1, 2**30])),
-    "indptr downwards": matrix((3, 3), vector([1, 2]), vector([0, 2]), vector([0, 5, 1, 2])),
-    "index out of range": matrix((2, 3), vector([1, 2]), vector([0, 2**30]), vector([0, 1, 2])),
-    "negative index": matrix((2, 3), vector([1, 2]), vector([0, -5]), vector([0, 1, 2])),
-    "data too short": matrix((2, 3), vector([1]), vector([0, 2]), vector([0, 1, 2])),
-    "rows without indptr": matrix((2**30, 3), vector([1, 2]), vector([0, 2]), vector([0, 1, 2])),
-    "matrix of lists": matrix((2, 3), b"]", b"]", b"]"),
-    "matrix of itself": name("scipy.sparse.csr", "csr_matrix") + b")\x81q\x01}(" + text(b"data") + b"h\x01ub",
-    "list of itself": lists(number(0) + b"]q\x01h\x01a"),
-    "dictionary of itself": lists(number(0) + b"}q\x01(" + number(1) + b"h\x01u"),
-    "lists of text": lists(number(0) + b"]" + text(b"x") + b"a"),
-    "system": name("os", "system") + text(b"touch ran") + b"\x85R",
-    "eval by another name": name("__builtin__", "eval") + text(b"1") + b"\x85R",
-    "list called": name("__builtin__", "list") + b")R",
-    "ndarray called": name("numpy", "ndarray") + number(5) + b"\x85\x85R",
-    "reconstruct something else": empty(name("__builtin__", "list")),
-    "reconstruct a size": empty(NDARRAY, 2**31 - 1, b"O"),
-    "state of a number": number(1) + number(2) + b"b",
-    "memo that is not there": b"h\x07",
-    "mark as a value": b"(q\x01h\x01",
-    "popped too often": b"\x87",
-    "extension": b"\x82\x01",
-    "persistent": b"Pid\n",
-    "nothing": b"",
-    "text only": text(b"hello"),
-    "length beyond the end": b"T" + struct.pack("<I", 2**32 - 1) + b"x",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", FORGED)
-def test_a_forged_file_is_one_sentence(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the place of any of the files; nothing is called, nothing crashes, the sentence names the file."""
-    monkeypatch.setenv("ATOLL_DATA", str(tmp_path))
-    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "Cora" / "raw").mkdir(parents=True)
-    for each in catalog()["cora"].files:
-        (tmp_path / "Cora" / "raw" / each).write_bytes(file(FORGED[kind]))
-    with pytest.raises(AtollError, match=r"The raw files of cora in .* cannot be read \(RefusedError: ind\.cora\.tx: ") as told:
-        load("cora")
-    assert "\n" not in str(told.value)
-    assert not (tmp_path / "ran").exists()
-
-
-@given(st.data())
-def test_no_mangled_file_crashes(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Any bytes put anywhere into a good file: it is read or refused, in this process."""
-    good = file(matrix((2, 3), vector([1, 2]), vector([0, 2]), vector([0, 1, 2])))
-    start = data.draw(st.integers(0, len(good)))
-    patch = data.draw(st.one_of(st.binary(max_size=6), st.sampled_from([bytes([ord(op.code)]) for op in pickletools.opcodes])))
-    path = tmp_path_factory.mktemp("mangled") / "ind.cora.x"
-    path.write_bytes(good[:start] + patch + good[start + data.draw(st.integers(0, len(patch))) :])
-    try:
-        found = planetoid.read(path)
-    except planetoid.RefusedError:
-        return
-    assert isinstance(found, (np.ndarray, sp.csr_array, dict))
-    if isinstance(found, sp.csr_array):
-        found.check_format(full_check=True)
-
-
-@pytest.mark.skipif(not FILES, reason="no Planetoid files")
-@pytest.mark.parametrize("mixed", ["y", "ty", "tx", "test.index", "graph"])
-def test_files_of_two_datasets_are_not_mixed(mixed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each whole by itself, but not of one graph."""
-    monkeypatch.setenv("ATOLL_DATA", str(tmp_path))
-    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
-    shutil.copytree(DATA / "Cora", tmp_path / "Cora")
-    shutil.copy(DATA / "PubMed" / "raw" / f"ind.pubmed.{mixed}", tmp_path / "Cora" / "raw" / f"ind.cora.{mixed}")
-    if mixed == "y":  # of PubMed there are fewer, which would do: too many do not
-        shutil.copy(DATA / "Cora" / "raw" / "ind.cora.ally", tmp_path / "Cora" / "raw" / "ind.cora.y")
-    with pytest.raises(AtollError, match=r"not of one dataset|a node that does not exist"):
-        load("cora")
-
-
-# downloads
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache and no data."""
-    monkeypatch.delenv("ATOLL_DATA", raising=False)
-    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-def source(monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> None:
-    """What every download gives."""
-
-    def fetch(dataset: Any, folder: Path) -> None:
-        for each, data in files.items():
-            (folder / each).write_bytes(data)
-
-    monkeypatch.setattr(RawDataset, "_fetch", fetch)
-
-
-@pytest.mark.skipif(not FILES, reason="no Planetoid files")
-def test_a_download_must_be_the_published_file(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One byte more and nothing lands in the cache; the real files do, and are checked again when they are read."""
-    real = {path.name: path.read_bytes() for path in (DATA / "Cora" / "raw").iterdir()}
-    source(monkeypatch, real | {"ind.cora.ty": real["ind.cora.ty"] + b"\x00"})
-    with pytest.raises(
-        AtollError, match=r"Cora/raw/ind\.cora\.ty has the SHA-256 [0-9a-f]{64}, but the file that was published has"
-    ):
-        load("cora")
-    assert not [path for path in cache.rglob("*") if path.is_file()]
-    source(monkeypatch, real)
-    assert load("cora").num_nodes == 2708
-    (cache / "data" / "Cora" / "raw" / "ind.cora.ty").write_bytes(real["ind.cora.ty"] + b"\x00")
-    with pytest.raises(AtollError, match=r"ind\.cora\.ty has the SHA-256"):
-        load("cora")
-
-
-def wikics(classes: list[int]) -> dict[str, bytes]:
-    """A small WikiCS."""
-    document: dict[str, Any] = {"links": [[1], [0], [0]], "features": [[1, 2], [3, 4], [5, 6]], "labels": classes}
-    document |= {"train_masks": [[1, 0, 0]], "val_masks": [[0, 1, 0]], "test_mask": [0, 0, 1]}
-    return {"data.json": json.dumps(document).encode()}
-
-
-def test_an_unknown_download_is_trusted_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its digest is recorded; another file under the same name is refused later, on its way and on the disk."""
-    source(monkeypatch, wikics([0, 1, 0]))
-    load("wikics")
-    raw = cache / "data" / "WikiCS" / "raw" / "data.json"
-    recorded = json.loads((cache / "data" / downloads.RECORD).read_text())
-    assert recorded == {"WikiCS/raw/data.json": hashlib.sha256(raw.read_bytes()).hexdigest()}
-    shutil.rmtree(raw.parent)
-    source(monkeypatch, wikics([1, 1, 0]))
-    with pytest.raises(AtollError, match=r"WikiCS/raw/data\.json has the SHA-256 .* downloaded first"):
-        load("wikics")
-    assert not raw.exists()
-    raw.parent.mkdir(parents=True, exist_ok=True)
-    raw.write_bytes(wikics([1, 1, 0])["data.json"])
-    with pytest.raises(AtollError, match=r"WikiCS/raw/data\.json has the SHA-256"):
-        load("wikics")
-    (cache / "data" / downloads.RECORD).write_text("[")
-    with pytest.raises(AtollError, match=r"digests\.json is damaged"):
-        load("wikics")
-
-
-@pytest.mark.skipif(not FILES, reason="no Planetoid files")
-def test_the_pinned_digests_are_those_of_the_files() -> None:
-    """Every pinned file that is here."""
-    here = {name: DATA / name for name in downloads.pinned() if (DATA / name).is_file()}
-    assert len(here) > 20
-    downloads.check(DATA, here, new=False)
-    pinned = {f"{each.folder}/{name}" for each in catalog().values() for name in each.files}
-    assert downloads.pinned().keys() <= pinned
-
-
-def test_the_old_way_crashed(tmp_path: Path) -> None:
-    """Why nothing is unpickled: with only the right names, an object array of made-up pointers ends Python itself."""
-    forged = tmp_path / "forged"
-    forged.write_bytes(file(array(b"\x41" * 8, number(1) + b"\x85", dtype(b"O8", order(b"|", 63)))))
-    script = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb'), encoding='latin1'))"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script, str(forged)], capture_output=True, check=False)
-    assert done.returncode != 0
-    with pytest.raises(planetoid.RefusedError, match="only i4, i8, f4, f8 are allowed"):
-        planetoid.read(forged)
+def test_wiki_is_as_stored_until_normalized(real: Path) -> None:
+    """TF-IDF values up to 1,663.7, 88 rows of zeros; normalized rows sum to one and the 88 stay zero."""
+    assert abs(load("wiki").x).max() == pytest.approx(1663.7, abs=0.1)  # type: ignore[arg-type]
+    sums = dense(load("wiki", normalize_features=True)).sum(1)
+    assert int((sums == 0).sum()) == 88
+    torch.testing.assert_close(sums[sums > 0], torch.ones(2405 - 88))
