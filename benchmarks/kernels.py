@@ -19,11 +19,13 @@ import torch.nn.functional as F
 
 from atoll.graphs.features import Features
 from atoll.graphs.graph import Graph, stack
+from atoll.graphs.masks import node_weights
 from atoll.graphs.sparse import SparseMatrix, multiply
-from atoll.models import losses, optim
+from atoll.models import optim
 from atoll.models.backbone import Backbone
 from atoll.models.registry import build
 from atoll.random import Draws
+from atoll.tasks.node_classification import TASK, _targets
 
 warnings.simplefilter("ignore")
 Run = Callable[[], object]
@@ -140,11 +142,11 @@ def loss_and_step(graph: Graph, model: Backbone) -> None:
     """Cross entropy and Adam."""
     logits = torch.randn(graph.num_nodes, graph.num_classes, requires_grad=True)
     chosen = graph.train
-    weights, targets = losses.node_weights(graph, "train"), graph.y.masked_fill(~chosen, -100)
+    weights, targets = node_weights(graph, "train"), graph.y.masked_fill(~chosen, -100)
     table(
         "cross entropy, mean by party, with its gradient",
         {
-            "losses.cross_entropy": lambda: torch.autograd.grad(losses.cross_entropy(logits, graph, "train"), logits),
+            "task.loss": lambda: torch.autograd.grad(TASK.loss(logits, graph, "train"), logits),
             "torch's, ignoring the others": lambda: torch.autograd.grad(
                 F.cross_entropy(logits, targets, reduction="none") @ weights, logits
             ),
@@ -176,7 +178,7 @@ def epoch_of(graph: Graph, seed: int = 0) -> Run:
     sizes = {"features": graph.num_features, "classes": graph.num_classes}
     model = build("gcn", parties=parties, draws=Draws(seed, range(parties), "first"), **sizes)
     optimizer = optim.Adam(model, 0.003)
-    return lambda: optim.descend(optimizer, losses.cross_entropy(model(graph), graph, "train"))
+    return lambda: optim.descend(optimizer, TASK.loss(model(graph), graph, "train"))
 
 
 def by_hand(graph: Graph) -> Run:
@@ -187,7 +189,7 @@ def by_hand(graph: Graph) -> Run:
     w1, b1, w2, b2 = (p.detach() for p in model.parameters())
     optimizer, blocks, features = optim.Adam(model, 0.003), graph.blocks, graph.features
     forward, backward = graph.normalized_adjacency.forward, graph.normalized_adjacency.transposed
-    targets, weights = losses._labelled(graph, "train")
+    targets, weights = _targets(graph, "train", False)
 
     @torch.no_grad()
     def run() -> None:

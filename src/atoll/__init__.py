@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from atoll.federation.cohort import MODEL, Cohort, first_model
     from atoll.federation.declarations import COUNTS, WEIGHT
     from atoll.federation.federation import Federation
+    from atoll.federation.local_training import LocalTraining
     from atoll.federation.memory import NODE, PARTY, STORED_FEATURE, TRAIN_ITEM
     from atoll.federation.messages import Engine, verb
     from atoll.graphs.graph import Graph
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from atoll.runs.reader import read
     from atoll.runs.result import Result
     from atoll.settings import Training, setting
+    from atoll.tasks import TASKS, Task
 
 __all__ = [
     "ALGORITHMS",
@@ -49,6 +51,7 @@ __all__ = [
     "NODE",
     "PARTY",
     "STORED_FEATURE",
+    "TASKS",
     "TRAIN_ITEM",
     "WEIGHT",
     "AtollError",
@@ -59,8 +62,10 @@ __all__ = [
     "Engine",
     "Federation",
     "Graph",
+    "LocalTraining",
     "Logger",
     "Result",
+    "Task",
     "Training",
     "compare",
     "first_model",
@@ -87,6 +92,7 @@ _HOME = {
     "Graph": "graphs.graph",
     # Algorithms of your own: the parties' side and the server's
     "Cohort": "federation.cohort",
+    "LocalTraining": "federation.local_training",
     "Federation": "federation.federation",
     "verb": "federation.messages",
     "Training": "settings",
@@ -105,9 +111,11 @@ _HOME = {
     "ALGORITHMS": "algorithms",
     "MODELS": "models.registry",
     "DATASETS": "data.registry",
+    "TASKS": "tasks",
     "ENGINES": "engines",
     "LOGGERS": "runs.loggers",
     "Backbone": "models.backbone",
+    "Task": "tasks",
     "Logger": "runs.loggers",
     "Engine": "federation.messages",
     # Errors

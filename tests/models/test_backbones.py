@@ -15,11 +15,11 @@ from atoll.errors import AtollError
 from atoll.graphs.attention import elu
 from atoll.graphs.graph import Graph, stack
 from atoll.models.backbone import Backbone
-from atoll.models.losses import cross_entropy
 from atoll.models.optim import Adam, descend
 from atoll.models.parameters import get_parameters, set_parameters
 from atoll.models.registry import MODELS, build
 from atoll.random import Draws
+from atoll.tasks.node_classification import TASK
 
 with warnings.catch_warnings():  # torch deprecates what PyG still uses
     warnings.simplefilter("ignore")
@@ -211,7 +211,7 @@ def test_indexment_does_not_matter(name: str, layers: int, sparse: bool) -> None
         model = make_model(name, parties, layers, dropout=0.4, input_dropout=0.2)
         optimizer, draws = Adam(model, 0.01), Draws(0, parties, "train")
         for _ in range(3):
-            descend(optimizer, cross_entropy(model(graph, draws), graph, "train"))
+            descend(optimizer, TASK.loss(model(graph, draws), graph, "train"))
         return get_parameters(model)
 
     together = train([0, 1, 2], stack(graphs))

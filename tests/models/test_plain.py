@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph, stack
 from atoll.models.backbone import Backbone, ModelShape
-from atoll.models.losses import cross_entropy
 from atoll.models.optim import Adam, descend
 from atoll.models.parameters import get_parameters, set_parameters
 from atoll.models.plain import plain_backbone
 from atoll.models.registry import build
 from atoll.random import Draws
+from atoll.tasks.node_classification import TASK
 
 with warnings.catch_warnings():  # torch deprecates what PyG still uses
     warnings.simplefilter("ignore")
@@ -82,14 +82,14 @@ def test_logits_and_gradients_are_the_modules() -> None:
     """Party p's rows are the module with party p's parameters on party p's graph; so are the gradients."""
     model, graph = make(Net, [0, 1, 2]), stack(GRAPHS)
     logits = model(graph)
-    loss = cross_entropy(logits, graph)
+    loss = TASK.loss(logits, graph)
     gradients = dict(zip(get_parameters(model), torch.autograd.grad(loss, list(model.parameters())), strict=True))
     for party, part in enumerate(GRAPHS):
         net = Net(FEATURES, HIDDEN, CLASSES)
         net.load_state_dict({name: value[party] for name, value in get_parameters(model).items()})
         expected = net(part.x, part.edge_index)
         torch.testing.assert_close(logits[graph.party == party], expected)
-        cross_entropy(expected, part).backward()
+        TASK.loss(expected, part).backward()
         for name, parameter in net.named_parameters():
             torch.testing.assert_close(gradients[name][party], parameter.grad)
 
@@ -115,7 +115,7 @@ def test_placement_does_not_matter() -> None:
         model = make(Net, parties, dropout=0.4, input_dropout=0.2)
         optimizer, draws = Adam(model, 0.01), Draws(0, parties, "train")
         for _ in range(3):
-            descend(optimizer, cross_entropy(model(graph, draws), graph))
+            descend(optimizer, TASK.loss(model(graph, draws), graph))
         return get_parameters(model)
 
     together = train([0, 1, 2], stack(GRAPHS))

@@ -19,7 +19,7 @@ from atoll import reports
 from atoll.cli import main
 from atoll.errors import AtollError
 from atoll.federation.cohort import backbone
-from atoll.federation.metrics import majority_class
+from atoll.graphs.graph import majority_class
 from atoll.models.parameters import set_parameters
 from atoll.reports import figures, matplotlib, page, recompute, table
 from atoll.reports.runs import Row, StoredRun, gather, grouped, read_run

@@ -26,7 +26,7 @@ PARTS = ("Settings", "Cohort", "SCENARIOS", "start", "step", "evaluate")
 
 
 class Algorithm(Protocol):
-    """What an algorithm's module holds."""
+    """What an algorithm's module holds; one that is not for every task also has `TASKS`, a tuple of their names."""
 
     Settings: type
     Cohort: type[cohort.Cohort]

@@ -25,15 +25,15 @@ from atoll.federation.declarations import ROWS, WEIGHT, Case, Forms, Scalar, nod
 from atoll.federation.federation import Federation
 from atoll.graphs import knn
 from atoll.graphs.graph import Graph
-from atoll.models import optim
-from atoll.models.backbones import set_parameters
-from atoll.models.losses import cross_entropy
 from atoll.models.parameters import scale, weighted
 from atoll.models.registry import find_model
 from atoll.models.user import short_name
+from atoll.random import Draws
 from atoll.settings import setting
+from atoll.tasks.node_classification import TASK
 
 SCENARIOS = ("overlapping", "horizontal")
+TASKS = ("node-classification",)
 
 
 @dataclass(frozen=True)
@@ -105,21 +105,20 @@ class Cohort(fedavg.Cohort):
         s = self.settings
         if nodes and int(self.graph.ids.max()) >= nodes:
             raise PartyFailure(f"holds nodes beyond the {nodes} that the server knows of")
-        set_parameters(self.model, model)
-        if not s.keep_optimizer:
-            self.optimizer.reset()
-        local = self.graph if graph is None else knn.complement(self.graph, **graph, beta=s.beta, form=s.pseudo_graph)
-        pseudo = None if labels is None else self.project(labels)  # Ȳ⁽ᵏ⁾
-        draws = self.draws()
-        for _ in range(s.epochs):
-            logits = self.model(local, draws)
-            loss = cross_entropy(logits, self.graph, "train")  # L_GCN, Eq. 4
-            if pseudo is not None:
-                loss = loss + s.alpha * cross_entropy(logits, pseudo, "train", balance=s.balance)  # + α·L_SSL, Eqs. 7, 8
-            optim.descend(self.optimizer, loss)
+        local = self.graph if graph is None else knn.complement(self.graph, **graph, beta=s.beta, form=s.pseudo_graph)  # Eq. 9
+        self.load(model)
+        self.train(local=local, pseudo=None if labels is None else self.project(labels))  # Ȳ⁽ᵏ⁾
         reply = {"model": weighted(self.model, self.weights), "n": self.weights}
         with torch.no_grad():
-            return reply | self.tell(self.model(local), nodes)  # H_k after training, without dropout
+            return reply | self.upload(self.model(local), nodes)  # H_k after training, without dropout
+
+    def objective(self, batch: Graph, draws: Draws, local: Graph, pseudo: Graph | None) -> Tensor:
+        """L_GCN + α·L_SSL."""
+        logits = self.model(local, draws)
+        loss = self.task.loss(logits, batch)  # Eq. 4
+        if pseudo is None:
+            return loss
+        return loss + self.settings.alpha * TASK.loss(logits, pseudo, balance=self.settings.balance)  # Eqs. 7, 8
 
     def project(self, labels: Tensor) -> Graph:
         """The party's nodes with their pseudo labels, Fig. 4; those that have a real label to train on are left out.
@@ -129,7 +128,7 @@ class Cohort(fedavg.Cohort):
         own = labels[self.graph.ids].long()
         return replace(self.graph, y=own, train=(own >= 0) & ~self.graph.train)
 
-    def tell(self, embeddings: Tensor, nodes: int) -> Fields:
+    def upload(self, embeddings: Tensor, nodes: int) -> Fields:
         """P_k and H_k as far as they are needed: N_k times each on the global rows (sum), or as they are (rows)."""
         s, graph = self.settings, self.graph
         told = ({"predictions": embeddings.softmax(1)} if s.alpha else {}) | ({"embeddings": embeddings} if s.beta else {})

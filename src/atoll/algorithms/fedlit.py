@@ -32,9 +32,7 @@ from atoll.graphs.graph import Graph, stack
 from atoll.graphs.sparse import SparseMatrix
 from atoll.models import optim
 from atoll.models.backbone import ModelShape
-from atoll.models.backbones import get_parameters, set_parameters
-from atoll.models.losses import cross_entropy
-from atoll.models.parameters import Parameters
+from atoll.models.parameters import Parameters, get_parameters, set_parameters
 from atoll.models.registry import find_model
 from atoll.random import SERVER, Draws
 from atoll.settings import Training, setting
@@ -56,7 +54,7 @@ class Settings(Training):
 def numbers(case: Case) -> int:
     """r: twice the width of a node's representation."""
     settings: Settings = case.settings
-    shape = ModelShape(1, case.schema.features, case.schema.classes, settings.hidden, settings.layers)
+    shape = ModelShape(1, case.schema.features, case.schema.outputs or case.schema.classes, settings.hidden, settings.layers)
     return 2 * find_model(settings.model).embedding_width(shape)
 
 
@@ -118,16 +116,20 @@ class Cohort(atoll.federation.cohort.Cohort):
             own = self.links.means(links, types, own)
         graph, draws = self.by_type(types), self.draws().repeated(s.types)  # a party draws for all its channels
         for _ in range(s.epochs):
-            optim.descend(self.optimizer, cross_entropy(self.logits(graph, draws), self.graph, "train"))
+            optim.descend(self.optimizer, self.task.loss(self.logits(graph, draws), self.graph))
         channels = {name: value.detach().clone() for name, value in self.channels.items()}
         return {"model": channels, "centres": own, "links": self.links.count(types, s.types), "nodes": self.graph.num_train}
 
     @verb(takes={"model": CHANNELS, "centres": CENTRES}, gives=COUNTS)
     def evaluate(self, model: Fields, centres: Tensor) -> Fields:
         """Counts of the server's channels, every link with its nearest of the server's centres."""
+        return self.task.counts(self.predict(model, centres), self.graph)
+
+    def predict(self, model: Fields, centres: Tensor) -> Tensor:
+        """(N, C) the output of the server's channels."""
         self.take(model)
         types = self.links.nearest(self.represent(), centres.expand(self.graph.parties, -1, -1))
-        return metrics.local_counts(self.logits(self.by_type(types)), self.graph)
+        return self.logits(self.by_type(types))
 
     @torch.no_grad()
     def take(self, model: Fields) -> None:

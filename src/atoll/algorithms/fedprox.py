@@ -1,25 +1,22 @@
 """FedProx: Li et al., MLSys 2020. FedAvg whose parties are held near the server's model by a proximal term.
 
-Payload bytes a round and party, w parameters: down 4·w, up 4·w + 8 (the number of training nodes; all with `weighting=nodes`).
+Payload bytes per round and party, w parameters: down 4·w, up 4·w + 8 (the number of training nodes; of all nodes with
+`weighting=nodes`).
 The server sees the sum of the parties' models, weighted by these nodes, and the sum of the nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from atoll.algorithms import fedavg
 from atoll.algorithms.fedavg import SCENARIOS, evaluate, start, step
-from atoll.federation.cohort import MODEL, Fields, verb
-from atoll.federation.declarations import WEIGHT
-from atoll.models import optim
-from atoll.models.backbones import set_parameters
-from atoll.models.losses import cross_entropy
-from atoll.models.parameters import weighted
+from atoll.federation.cohort import Fields
+from atoll.graphs.graph import Graph
+from atoll.models.parameters import squared_distance
+from atoll.random import Draws
 from atoll.settings import setting
 
 __all__ = ["SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
@@ -37,20 +34,7 @@ class Cohort(fedavg.Cohort):
 
     settings: Settings
 
-    @verb(takes={"model": MODEL}, gives={"model": MODEL, "n": WEIGHT}, averaged={"model": "n"})
-    def fit(self, model: Fields) -> Fields:
-        """w_k ← argmin F_k(w_k) + μ/2·‖w_k − w‖², inexactly: E epochs (Algorithm 2, line 5)."""
-        s = self.settings
-        set_parameters(self.model, model)
-        if not s.keep_optimizer:
-            self.optimizer.reset()
-        draws = self.draws()
-        for _ in range(s.epochs):
-            loss = cross_entropy(self.model(self.graph, draws), self.graph, "train")  # F_k
-            optim.descend(self.optimizer, loss + s.proximal / 2 * squared_distance(self.model, model))  # h_k(w_k; w)
-        return {"model": weighted(self.model, self.weights), "n": self.weights}
-
-
-def squared_distance(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
-    """Σ_k ‖w_k − w‖²: all parties' distances from the server's model, each with its own gradient."""
-    return torch.stack([(p - anchor[name]).square().sum() for name, p in model.named_parameters()]).sum()
+    def objective(self, batch: Graph, draws: Draws, model: Fields) -> Tensor:
+        """h_k(w_k; w) = F_k(w_k) + μ/2·‖w_k − w‖² (Algorithm 2, line 5)."""
+        loss = self.task.loss(self.output(batch, draws), batch)  # F_k
+        return loss + self.settings.proximal / 2 * squared_distance(self.model, model)

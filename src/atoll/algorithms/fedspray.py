@@ -27,13 +27,14 @@ from atoll.graphs.blocks import Blocks
 from atoll.graphs.features import Features
 from atoll.graphs.graph import Graph
 from atoll.models import optim
-from atoll.models.backbones import Dense, get_parameters, set_parameters
-from atoll.models.losses import cross_entropy, kl
-from atoll.models.parameters import scale, weighted
+from atoll.models.layers import Dense
+from atoll.models.losses import kl
+from atoll.models.parameters import get_parameters, scale, set_parameters, weighted
 from atoll.random import SERVER, Draws
 from atoll.settings import Training, setting
 
 SCENARIOS = ("horizontal", "overlapping")
+TASKS = ("node-classification",)
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         s, graph, draws = self.settings, self.graph, self.draws()
         for _ in range(s.epochs):
             logits = self.gnn(graph, draws)
-            loss = cross_entropy(logits, graph, "train")  # Eq. 5
+            loss = self.task.loss(logits, graph)  # Eq. 5
             if s.lambda1:
                 loss = loss + s.lambda1 * kl(targets, logits, graph, counted)  # Eqs. 6, 7
             optim.descend(self.gnn_optimizer, loss)
@@ -207,7 +208,7 @@ class Cohort(atoll.federation.cohort.Cohort):
             self.encoder.tie()
         for _ in range(self.settings.epochs):
             embedded = self.encoder.embed(labelled.features, blocks)
-            loss = cross_entropy(self.encoder.projector(embedded, blocks), labelled, "train")  # Eq. 12
+            loss = self.task.loss(self.encoder.projector(embedded, blocks), labelled)  # Eq. 12
             fused = self.encoder.classifier(embedded + own, blocks)
             loss = loss + self.settings.lambda2 * kl(beliefs, fused, labelled)  # Eqs. 11, 13
             optim.descend([self.encoder_optimizer, self.proxy_optimizer], loss)
@@ -228,7 +229,16 @@ class Cohort(atoll.federation.cohort.Cohort):
     @verb(takes={}, gives=COUNTS)
     def evaluate(self) -> Fields:
         """Counts of each party's own GNN."""
-        return metrics.local_counts(self.gnn(self.graph), self.graph)
+        return self.task.counts(self.predict(), self.graph)
+
+    def predict(self) -> Tensor:
+        """(N, C) logits of each party's own GNN."""
+        logits: Tensor = self.gnn(self.graph)
+        return logits
+
+    def embeddings(self) -> Tensor:
+        """(N, h) the last hidden layer of each party's own GNN."""
+        return self.gnn.embed(self.graph)
 
 
 def start(federation: Federation, settings: Settings) -> State:

@@ -15,7 +15,6 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
-import atoll.federation.cohort
 from atoll.algorithms import State
 from atoll.errors import AtollError
 from atoll.federation import metrics
@@ -23,12 +22,14 @@ from atoll.federation.cohort import NODE, PARTY, Fields, Schema, verb
 from atoll.federation.declarations import COUNTS, WEIGHT
 from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.federation import Federation
+from atoll.federation.local_training import LocalTraining
 from atoll.graphs.graph import Graph
 from atoll.graphs.sparse import SparseMatrix
 from atoll.models import optim
-from atoll.models.backbones import Chain, Dense, build, get_parameters, set_parameters
-from atoll.models.losses import cross_entropy
-from atoll.models.parameters import Parameters, scale, weighted
+from atoll.models.backbone import Chain
+from atoll.models.layers import Dense
+from atoll.models.parameters import Parameters, get_parameters, scale, set_parameters, weighted
+from atoll.models.registry import build
 from atoll.models.user import short_name
 from atoll.random import SERVER, Draws
 from atoll.settings import Training, setting
@@ -70,17 +71,21 @@ class FeatureEncoder(nn.Module):
         self.input = Dense(parties, schema.features, settings.hidden, draws)
         count = 1 if self.linear else settings.layers
         self.layers = nn.ModuleList(one_layer(settings, parties, draws) for _ in range(count))
-        self.output = Dense(parties, 2 * settings.hidden, schema.classes, draws)
+        self.output = Dense(parties, 2 * settings.hidden, schema.outputs or schema.classes, draws)
 
     def forward(self, encoded: list[Tensor], graph: Graph, draws: Draws | None = None) -> Tensor:
-        """Logits (N, C)."""
+        """(N, C)."""
+        out: Tensor = self.output(self.embed(encoded, graph, draws), graph.blocks)
+        return out
+
+    def embed(self, encoded: list[Tensor], graph: Graph, draws: Draws | None = None) -> Tensor:
+        """(N, 2·hidden) [h^L ‖ s^L]."""
         x: Tensor = self.input(graph.features, graph.blocks)
         for layer, structure in zip(self.layers, encoded, strict=False):
             assert isinstance(layer, Chain)
             x = layer.layer(0, torch.cat([x, structure], 1), graph, draws)
             x = layer.drop(x if self.linear else x.relu(), graph, draws)
-        logits: Tensor = self.output(torch.cat([x, encoded[-1]], 1), graph.blocks)
-        return logits
+        return torch.cat([x, encoded[-1]], 1)
 
 
 def one_layer(settings: Settings, parties: int, draws: Draws | None) -> Chain:
@@ -105,7 +110,7 @@ def depth(settings: Settings) -> int:
     return 1 if settings.model == "sgc" else settings.layers
 
 
-class Cohort(atoll.federation.cohort.Cohort):
+class Cohort(LocalTraining):
     """Parties with a feature encoder of their own and the server's structure encoder."""
 
     memory = {"features": PARTY, "structure": PARTY, "optimizer": PARTY, "embedding": NODE}
@@ -124,24 +129,28 @@ class Cohort(atoll.federation.cohort.Cohort):
     @verb(takes={"structure": STRUCTURE}, gives={"structure": STRUCTURE, "n": WEIGHT}, averaged={"structure": "n"})
     def fit(self, structure: Fields) -> Fields:
         """Both encoders take E epochs on the party's own training nodes; only the structure encoder goes back."""
-        set_parameters(self.structure, structure)
-        if not self.settings.keep_optimizer:
-            self.optimizer.reset()
-        draws = self.draws()
-        for _ in range(self.settings.epochs):
-            optim.descend(self.optimizer, cross_entropy(self.logits(draws), self.graph, "train"))
-        return {"structure": weighted(self.structure, self.graph.num_train), "n": self.graph.num_train}
+        self.load(structure)
+        self.train()
+        return {"structure": weighted(self.structure, self.weights), "n": self.weights}
 
     @verb(takes={"structure": STRUCTURE}, gives=COUNTS)
     def evaluate(self, structure: Fields) -> Fields:
         """Counts of each party's feature encoder with the server's structure encoder."""
-        set_parameters(self.structure, structure)
-        return metrics.local_counts(self.logits(None), self.graph)
+        return self.task.counts(self.predict(structure), self.graph)
 
-    def logits(self, draws: Draws | None) -> Tensor:
-        """Logits (N, C)."""
-        logits: Tensor = self.features(self.structure(self.embedding, self.graph), self.graph, draws)
-        return logits
+    def load(self, structure: Fields | None = None) -> None:
+        """The server's structure encoder for every party."""
+        if structure is not None:
+            set_parameters(self.structure, structure)
+
+    def output(self, graph: Graph, draws: Draws | None = None) -> Tensor:
+        """(N, C)."""
+        out: Tensor = self.features(self.structure(self.embedding, graph), graph, draws)
+        return out
+
+    def hidden(self, graph: Graph) -> Tensor:
+        """(N, 2·hidden) [h^L ‖ s^L]."""
+        return self.features.embed(self.structure(self.embedding, graph), graph)
 
 
 def start(federation: Federation, settings: Settings) -> State:

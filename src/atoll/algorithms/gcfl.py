@@ -19,8 +19,7 @@ from atoll.federation import metrics
 from atoll.federation.cohort import MODEL, Fields, first_model, verb
 from atoll.federation.declarations import WEIGHT
 from atoll.federation.federation import Federation, Replies
-from atoll.models.backbones import get_parameters
-from atoll.models.parameters import Parameters, scale, weighted
+from atoll.models.parameters import Parameters, get_parameters, scale, weighted
 from atoll.settings import setting
 
 SCENARIOS = ("horizontal", "overlapping")
@@ -47,7 +46,8 @@ class Cohort(fedavg.Cohort):
     @verb(takes={"model": MODEL}, gives={"model": MODEL, "nodes": WEIGHT})
     def fit(self, model: Fields) -> Fields:
         """θ_i ← θ of the party's cluster, then E epochs on its own training nodes."""
-        self.train(model)
+        self.load(model)
+        self.train(model=model)
         return {"model": get_parameters(self.model, copy=True), "nodes": self.weights}
 
 

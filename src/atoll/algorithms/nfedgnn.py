@@ -27,12 +27,13 @@ from atoll.graphs.graph import Graph
 from atoll.graphs.user_rows import Entries, Weights
 from atoll.models import optim
 from atoll.models.layers import AttentionLayer, Dense
-from atoll.models.losses import cross_entropy, smoothness
+from atoll.models.losses import smoothness
 from atoll.models.parameters import get_parameters, set_parameters
 from atoll.random import SERVER, Draws, Streams
 from atoll.settings import setting
 
 SCENARIOS = ("node",)
+TASKS = ("node-classification",)
 LATENT = real("width")  # x̄_i, and its gradient
 
 
@@ -96,7 +97,11 @@ class Cohort(atoll.federation.cohort.Cohort):
     @verb(takes={"logits": real("classes")}, gives=COUNTS)
     def evaluate(self, logits: Tensor) -> Fields:
         """Counts of the server's prediction at each user."""
-        return metrics.local_counts(logits, self.graph)
+        return self.task.counts(self.predict(logits), self.graph)
+
+    def predict(self, logits: Tensor) -> Tensor:
+        """What the server predicts."""
+        return logits
 
 
 class Server(nn.Module):
@@ -180,7 +185,7 @@ def descend(federation: Federation, state: State, settings: Split, regularisatio
     optimizer.restore(state["optimizer"])
     graph, latent = federation.topology, state["latent"].requires_grad_()
     logits = server(latent, graph, Draws(federation.seed, [SERVER], "dropout", federation.round))
-    loss = cross_entropy(logits, graph)
+    loss = federation.task.loss(logits, graph)
     if regularisation:
         loss = loss + regularisation * smoothness(latent, graph)
     *own, gradient = torch.autograd.grad(loss, [*optimizer.params.values(), latent])

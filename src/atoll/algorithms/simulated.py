@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from atoll.algorithms.glasu import SCENARIOS, YARDSTICKS, Cohort, evaluate, start, step
+from atoll.algorithms.glasu import SCENARIOS, TASKS, YARDSTICKS, Cohort, evaluate, start, step
 from atoll.algorithms.glasu.settings import SplitTraining
 from atoll.settings import setting
 
@@ -30,4 +30,4 @@ class Settings(SplitTraining):
         return self.layers
 
 
-__all__ = ["SCENARIOS", "YARDSTICKS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["SCENARIOS", "TASKS", "YARDSTICKS", "Cohort", "Settings", "evaluate", "start", "step"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from atoll.algorithms.glasu import SCENARIOS, YARDSTICKS, Cohort, evaluate, start, step
+from atoll.algorithms.glasu import SCENARIOS, TASKS, YARDSTICKS, Cohort, evaluate, start, step
 from atoll.algorithms.glasu.settings import SplitTraining
 
 
@@ -23,4 +23,4 @@ class Settings(SplitTraining):
     label_holder: ClassVar[int] = -1
 
 
-__all__ = ["SCENARIOS", "YARDSTICKS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["SCENARIOS", "TASKS", "YARDSTICKS", "Cohort", "Settings", "evaluate", "start", "step"]

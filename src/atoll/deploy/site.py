@@ -46,6 +46,7 @@ from atoll.privacy.secrets import Secrets
 from atoll.runs import config as configuration
 from atoll.runs.config import Config
 from atoll.runs.experiment import build_cohort, noise
+from atoll.tasks import TASKS
 from atoll.version import __version__
 
 TOTALS_FILE = "totals.jsonl"  # in a run's folder: which secure totals were opened, and over which parties
@@ -186,7 +187,7 @@ class Site:
             requests.check_schema(schema, graph, config, parties)
             graph = self._as_party(graph, config, schema, parties)
         checkpoints = SiteCheckpoints(self._run_folder(), self.notify)
-        digest = run_digest(self.run, request["config"][0], vars(schema))
+        digest = run_digest(self.run, request["config"][0], schema.numbers)
         secrets = self._secrets(config, schema, parties, digest, checkpoints.known()) if config.run.secure else None
         checkpoints.check_data(graph.digest, str(self.data or config.dataset))
         saved = checkpoints.read(token, exact) if token >= 0 else None
@@ -220,7 +221,7 @@ class Site:
 
     def _guards(self, config: Config) -> list[Guard]:
         """What a reply passes before it leaves: the site's own metrics are written, then noise is added and counted."""
-        guards: list[Guard] = [SiteMetrics(self._run_folder() / "metrics.jsonl")]
+        guards: list[Guard] = [SiteMetrics(self._run_folder() / "metrics.jsonl", TASKS.find(config.run.task))]
         if config.dp.active:
             self.releases = Releases(self.folder / releases.RELEASES_FILE, self.run, self.policy.budget, delta=config.dp.delta)
             guards += [RecordingGuard(guard) for guard in noise(config, self.releases, strict=self.policy.budget is not None)]

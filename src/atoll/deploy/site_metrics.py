@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from atoll.federation import metrics
 from atoll.federation.cohort import Message
 from atoll.privacy.noise import EVALUATE
 from atoll.random import Draws
 from atoll.runs.folder import finite
+from atoll.tasks import Task
 
 
 class SiteMetrics:
@@ -19,18 +19,16 @@ class SiteMetrics:
     After a restart a round may appear twice: the last line counts.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, task: Task) -> None:
+        self.path, self.task = path, task
 
     def __call__(self, message: Message, fields: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the fields unchanged."""
-        if message.verb == EVALUATE and {"validation", "test", "confusion"} <= fields.keys():
+        if message.verb == EVALUATE and self.task.fields.keys() <= fields.keys():
             lines = []
             for index, party in enumerate(message.parties):
-                counts = {name: fields[name][index] for name in ("validation", "test", "confusion")}
-                lines.append(
-                    json.dumps(finite({"round": message.round, "party": party, **metrics.metrics_from_counts(counts)})) + "\n"
-                )
+                counts = {name: fields[name][index] for name in self.task.fields}
+                lines.append(json.dumps(finite({"round": message.round, "party": party, **self.task.metrics(counts)})) + "\n")
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
                 file.writelines(lines)

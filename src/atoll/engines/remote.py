@@ -107,7 +107,7 @@ class RemoteEngine:
     @property
     def run_digest(self) -> str:
         """Identifies the run as all sites must see it."""
-        return run_digest(self.run, self.config, vars(self.schema))
+        return run_digest(self.run, self.config, self.schema.numbers)
 
     def state(self) -> Fields:
         """Have every site save its memory; the round under which it did."""
@@ -152,7 +152,7 @@ class RemoteEngine:
         return {site: refused.get(site) or replies[site] for site in requests}
 
     def _begin(self, sites: list[str]) -> dict[str, Fields | str]:
-        run = {"config": _jsonable(self.config), "schema": vars(self.schema), "token": self.token, "exact": self.exact}
+        run = {"config": _jsonable(self.config), "schema": self.schema.numbers, "token": self.token, "exact": self.exact}
         run |= {"order": self.order} if self.order else {}
         requests = {site: {"kind": "begin", **run, "parties": torch.tensor(self.roster[site].numbers)} for site in sites}
         replies = self._exchange(requests)

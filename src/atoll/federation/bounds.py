@@ -20,6 +20,7 @@ from atoll.errors import AtollError, PartyFailure, short
 from atoll.federation.checks import flatten, misfit, out_of_range, rows_outside, type_name, wrong_scalar
 from atoll.federation.declarations import Case, Free, Leaf, Scalar, flat
 from atoll.federation.fields import row
+from atoll.tasks import DEFAULT_TASK, TASKS, Task
 
 if TYPE_CHECKING:
     from atoll.federation.cohort import Cohort
@@ -50,11 +51,13 @@ class Limits:
         *,
         noised: str = "",
         fractions: str = "",
+        task: Task | None = None,
     ) -> None:
         """`noised`: the verb whose replies are clipped and noised, so that they need only be finite. `fractions`: a verb all of
         whose fields are noised and arrive as fractions."""
         self.cohort, self.rules, self.noised, self.fractions = cohort, rules or Rules(), noised, fractions
-        self.case = Case(settings, schema, self.rules.max_weight, self.rules.max_nodes)
+        task = task or TASKS.find(DEFAULT_TASK)
+        self.case = Case(settings, schema, self.rules.max_weight, self.rules.max_nodes, task)
         self.known: dict[tuple[str, str], Expected] = {}
         self.replies: dict[tuple[str, bool], dict[str, Leaf]] = {}
 

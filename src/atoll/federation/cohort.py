@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -28,6 +29,7 @@ from atoll.privacy.masking import ADVERT_PARTS, SECURE_STEPS, SEED_BYTES, SHARE_
 from atoll.privacy.secrets import Secrets, Session
 from atoll.random import SERVER, Draws, Word
 from atoll.settings import Training
+from atoll.tasks import DEFAULT_TASK, TASKS, Task
 
 __all__ = [
     "AXES",
@@ -40,6 +42,7 @@ __all__ = [
     "Fields",
     "Guard",
     "Message",
+    "Observation",
     "Schema",
     "backbone",
     "first_model",
@@ -49,6 +52,16 @@ __all__ = [
 PHASE = "phase"  # the name in a cohort's state of what its round memory belongs to
 MAX_SUBGRAPHS = 4  # graphs of some of a cohort's parties that are kept for the next message to the same ones
 SIGNATURE = secret(SIGNATURE_BYTES)
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """What some parties predict."""
+
+    parties: Parties
+    graph: Graph
+    output: Tensor  # (N, C)
+    hidden: Tensor | None  # (N, h) the last hidden representation, where a single model has one
 
 
 class Cohort:
@@ -90,12 +103,14 @@ class Cohort:
         *,
         secrets: Secrets | None = None,
         blank: bool = False,
+        task: Task | None = None,
     ) -> None:
         """`secrets`: for secure totals; not part of the memory. `blank` skips the first random values: memory is about to be
         restored."""
         self.graph = graph
         self.settings = settings
         self.schema = schema
+        self.task = task or TASKS.find(DEFAULT_TASK)
         self.seed = seed
         self.parties = Parties(parties)
         self.guards = tuple(guards)
@@ -128,6 +143,20 @@ class Cohort:
     def clear_round(self) -> None:
         """Make the things named in `round_memory`, empty; called when a round or an evaluation begins."""
 
+    def predict(self, *args: Any, **arguments: Any) -> Tensor:
+        """(N, C) the output of every node here, from the arguments of the verb `evaluate`, which counts it.
+
+        It is not a verb: only the process that holds the parties can call it, for instance to report on a run.
+        """
+        raise AtollError(f"{type(self).__module__} has no `predict`.")
+
+    def embeddings(self, *args: Any, **arguments: Any) -> Tensor | None:
+        """(N, h) the last hidden representation of every node here, from the arguments of the verb `evaluate`.
+
+        None where no single model at the parties has one: split between parties and server, or in several channels.
+        """
+        return None
+
     def draws(self, *words: Word) -> Draws:
         """The parties' own randomness for this call: a function of seed, party, round, call and the words only."""
         call: tuple[Word, ...] = ("setup",)
@@ -144,9 +173,7 @@ class Cohort:
         method = self.verb_named(message.verb)
         if message.parties != self.parties and message.verb not in SECURE_STEPS:
             return self._answer_for_some(message)
-        self.message = message
-        if self.round_memory and message.verb not in SECURE_STEPS:
-            self._enter_phase(2 * message.round + message.training)
+        self._receive(message)
         sessions = self._enter_sessions(message, message.secure) if message.secure is not None else []
         with torch.set_grad_enabled(message.training):
             fields = method(self, **message.common, **message.each) or {}
@@ -162,6 +189,11 @@ class Cohort:
                 f"Secure aggregation is on and {message.verb!r} is private: its reply does not leave the party unmasked."
             )
         return fields
+
+    def _receive(self, message: Message) -> None:
+        self.message = message
+        if self.round_memory and message.verb not in SECURE_STEPS:
+            self._enter_phase(2 * message.round + message.training)
 
     def _enter_phase(self, phase: int) -> None:
         """Clear the round memory of the parties for which another round, or an evaluation, begins."""
@@ -227,27 +259,42 @@ class Cohort:
 
     def _answer_for_some(self, message: Message) -> Fields:
         """Build a cohort of the addressed parties alone, let it answer, and take its memory back."""
-        index = self.parties.indices(message.parties)
+        part, whole, rows = self._part(message.parties)
+        fields = part.answer(message)
+        for name, value in part.state().items():
+            whole[name] = put(whole[name], rows[name], value)
+        self.restore(whole)
+        return fields
+
+    def observe(self, message: Message) -> Observation:
+        """What the parties that an `evaluate` message addresses predict; nothing is counted or sent."""
+        if message.parties != self.parties:
+            return self._part(message.parties)[0].observe(message)
+        self._receive(message)
+        arguments = {**message.common, **message.each}
+        with torch.no_grad():
+            return Observation(self.parties, self.graph, self.predict(**arguments), self.embeddings(**arguments))
+
+    def _part(self, parties: Parties) -> tuple[Cohort, Fields, dict[str, Tensor]]:
+        """A cohort of some of the parties; the memory of all, and the rows of theirs in each piece of it."""
+        index = self.parties.indices(parties)
         key = index.tobytes()
         if key not in self.subgraphs:
             while len(self.subgraphs) >= MAX_SUBGRAPHS:
                 self.subgraphs.pop(next(iter(self.subgraphs)))
             self.subgraphs[key] = self.graph.select(index)
         part = type(self)(
-            *(self.subgraphs[key], self.settings, self.schema, self.seed, message.parties, self.guards),
+            *(self.subgraphs[key], self.settings, self.schema, self.seed, parties, self.guards),
             secrets=self.secrets,
             blank=True,
+            task=self.task,
         )
         part.limits = self.limits
         whole = self.state()
         axes = {PHASE: PARTY, **self.round_memory, **self.memory}
         rows = {name: rows_of(index, axes[name], self.graph) for name in whole}
         part.restore({name: take(whole[name], rows[name]) for name in whole})
-        fields = part.answer(message)
-        for name, value in part.state().items():
-            whole[name] = put(whole[name], rows[name], value)
-        self.restore(whole)
-        return fields
+        return part, whole, rows
 
     @classmethod
     def verb_named(cls, name: str) -> Callable[..., Fields | None]:
@@ -289,7 +336,7 @@ def backbone(settings: Training, schema: Schema, parties: int, draws: Draws | No
         settings.model,
         parties=parties,
         features=schema.features,
-        classes=schema.classes,
+        classes=schema.outputs or schema.classes,
         hidden=settings.hidden,
         layers=settings.layers,
         dropout=settings.dropout,

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from atoll.tasks import DEFAULT_TASK, TASKS, Task
+
 if TYPE_CHECKING:
     from atoll.federation.messages import Schema
 
@@ -32,6 +34,7 @@ class Case:
     schema: Schema
     max_weight: int = 10**8
     max_nodes: int = 10**6
+    task: Task = field(default_factory=lambda: TASKS.find(DEFAULT_TASK))
     arguments: Mapping[str, Any] = field(default_factory=dict)
     models: dict[Any, dict[str, tuple[int, ...]]] = field(default_factory=dict, compare=False)
 
@@ -148,7 +151,23 @@ class Scalar:
     optional: bool = False
 
 
-Form = Numbers | Model | Scalar | Mapping[str, Any]
+@dataclass(frozen=True)
+class TaskCounts:
+    """The fields of the task's counts, each under its own name."""
+
+    def leaves(self, name: str, case: Case, optional: bool) -> dict[str, Leaf]:
+        """The fields as the run's task declares them; `name` is not used."""
+        limits: dict[str, Bound] = {"items": "max_weight", "sum": MAX_REAL}
+        found: dict[str, Leaf] = {}
+        for field_name, counted in case.task.fields.items():
+            most = counted.most
+            high = limits[most] if isinstance(most, str) else tuple(limits[one] for one in most)
+            form = Numbers(counted.shape, torch.int64 if counted.whole else torch.float64, 0, high)
+            found |= form.leaves(field_name, case, optional)
+        return found
+
+
+Form = Numbers | Model | Scalar | TaskCounts | Mapping[str, Any]
 Forms = Mapping[str, Form]
 Declared = Forms | Callable[[Case], Forms]  # a function where it depends on the message
 
@@ -194,11 +213,7 @@ def ragged(form: Numbers) -> Numbers:
 
 
 WEIGHT = replace(whole(high="max_weight"), weight=True)  # how much a party counts in a mean
-COUNTS: Forms = {  # what `metrics.local_counts` replies
-    "validation": real(3, low=0, high=("max_weight", "max_weight", MAX_REAL), double=True),
-    "test": real(5, low=0, high=("max_weight", "max_weight", MAX_REAL, "max_weight", "max_weight"), double=True),
-    "confusion": whole("classes", "classes", high="max_weight"),
-}
+COUNTS: Forms = {"counts": TaskCounts()}  # what `task.counts` replies: field by field, not under "counts"
 
 
 def flat(declared: Declared, case: Case) -> dict[str, Leaf | Scalar]:

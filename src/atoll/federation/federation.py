@@ -27,6 +27,7 @@ from atoll.graphs.graph import Graph
 from atoll.parties import Parties
 from atoll.privacy.identities import Identities
 from atoll.random import generator
+from atoll.tasks import DEFAULT_TASK, TASKS, Task
 
 __all__ = ["Answer", "Engine", "Failure", "Federation", "Replies"]
 log = logging.getLogger("atoll.federation.federation")
@@ -73,6 +74,7 @@ class Federation:
         network: NetworkModel | None = None,
         names: Sequence[str] = (),
         limits: Limits | None = None,
+        task: Task | None = None,
     ) -> None:
         """`verbs`: name → public or private. `robust`: how replies are averaged where parties may lie.
         `public`: what the scenario lets the server know (the node scenario's edges).
@@ -80,7 +82,7 @@ class Federation:
         `secure_min`: the fewest parties of a secure total. `identities`: the parties' signing keys, where the server knows them.
         `scenario`: how the graph is spread over the parties. `network`: for the seconds that messages would take.
         `names`: the parties' names, where they have any; messages address them by number all the same.
-        `limits`: what the verbs declare of their replies.
+        `limits`: what the verbs declare of their replies. `task`: what is predicted and how it is judged.
         """
         self.engine = engine
         self.schema = schema
@@ -99,6 +101,7 @@ class Federation:
         self.network = network
         self.names = tuple(names)
         self.limits = limits
+        self.task = task or TASKS.find(DEFAULT_TASK)
         self.derived: dict[str, Any] = {}  # what the server makes once of what it knows, by name
         self.ledger = Ledger(schema.parties)
         self.round = 0

@@ -22,6 +22,12 @@ class Schema:
     classes: int
     parties: int
     nodes: int = 0  # of a vertical federation, where all parties hold the same nodes; else 0
+    outputs: int = 0  # columns of a model's output where the task has another number than the classes
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """What is sent to the sites: everything that does not follow from the task."""
+        return {name: number for name, number in vars(self).items() if name != "outputs"}
 
 
 @dataclass(frozen=True)

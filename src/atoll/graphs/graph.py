@@ -18,6 +18,8 @@ from atoll.graphs.blocks import Blocks
 from atoll.graphs.features import Features
 from atoll.graphs.sparse import SparseMatrix
 
+TRAIN_DEPENDENT = ("derived", "num_train", "merged", "_fitted")  # what `Graph.fitting` must not share
+
 
 @dataclass(frozen=True, eq=False)
 class Graph:
@@ -168,6 +170,16 @@ class Graph:
         graph = replace(self)
         kept = ("sizes", "blocks", "features", "derived", "num_train", "party")
         graph.__dict__.update({name: getattr(self, name) for name in kept} | {"normalized_adjacency": adjacency})
+        return graph
+
+    def fitting(self, train: Tensor) -> Graph:
+        """The same graph with other training rows; whatever does not depend on them is shared, also among such graphs."""
+        before = {**self.__dict__, **self.__dict__.get("_fitted", self).__dict__}
+        graph = replace(self, train=train)
+        graph.__dict__.update(
+            {name: value for name, value in before.items() if name not in (*self.__dataclass_fields__, *TRAIN_DEPENDENT)}
+        )
+        self.__dict__["_fitted"] = graph
         return graph
 
     @cached_property

@@ -64,3 +64,8 @@ def weighted(model: nn.Module | Mapping[str, Tensor], weights: Tensor) -> Parame
     """Party p's parameters (P, …) times its weight; a copy, so that the model can go on training."""
     parameters = get_parameters(model) if isinstance(model, nn.Module) else model
     return {name: value * weights.view(-1, *[1] * (value.ndim - 1)) for name, value in parameters.items()}
+
+
+def squared_distance(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
+    """Σ_k ‖w_k − w‖²: all parties' distances from one model, each with its own gradient."""
+    return torch.stack([(p - anchor[name]).square().sum() for name, p in model.named_parameters()]).sum()

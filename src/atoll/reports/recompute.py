@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -11,21 +11,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from atoll.data.federated import SCENARIOS, federate
 from atoll.data.statistics import PartitionStatistics, node_homophily, partition_statistics
 from atoll.errors import AtollError
-from atoll.federation import metrics
+from atoll.federation.cohort import Message, Observation
+from atoll.federation.federation import Answer, Engine, Failure
 from atoll.graphs.graph import Graph, majority_class
-from atoll.models.backbone import Backbone
-from atoll.parties import Parties
+from atoll.privacy.noise import EVALUATE
 from atoll.reports.runs import Row, StoredRun
 from atoll.runs import config as configurations
 from atoll.runs.config import Config
 from atoll.runs.experiment import prepare
 from atoll.runs.folder import Folder
 from atoll.runs.metrics import mean_std
+from atoll.tasks.node_classification import evaluated_rows
 
 LARGEST = 300_000_000  # bytes of a checkpoint that embeddings are still made from
 
@@ -144,48 +144,59 @@ def embedding(run: StoredRun, method: str, most: int) -> Embedding | str:
     return Embedding(points, found.label[chosen], found.party[chosen], nodes, found.what)
 
 
+class Observer:
+    """An engine that keeps what the parties of this process predict when they are asked to evaluate."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.seen: list[Observation] = []
+
+    def deliver(self, message: Message) -> list[Answer | Failure]:
+        """Observe, then deliver."""
+        for cohort in getattr(self.engine, "cohorts", []) if message.verb == EVALUATE else []:
+            if here := [party for party in message.parties if party in cohort.parties]:
+                self.seen.append(cohort.observe(message.select(here)))
+        return self.engine.deliver(message)
+
+    def state(self) -> dict[str, Any]:
+        """The memory of all parties."""
+        return self.engine.state()
+
+    def restore(self, memory: dict[str, Any]) -> None:
+        """Give all parties their memory back."""
+        self.engine.restore(memory)
+
+
 def _hidden(config: Config, document: dict[str, Any]) -> Hidden | None:
-    """Evaluate the checkpoint once more and take what lies below the last layer of the model that does it.
+    """Evaluate the checkpoint once more and take the last hidden representation of the model that predicts.
 
-    Where no single model does (split over parties and server, several channels), take the class scores that are judged.
+    Where no single model does (split over parties and server, several channels), take the class scores of the judged nodes.
     """
-    experiment = prepare(config)
+    observers: list[Observer] = []
+
+    def observed(engine: Engine) -> Engine:
+        observers.append(Observer(engine))
+        return observers[0]
+
+    experiment = prepare(config, engine=observed)
     experiment.engine.restore(document.get("memory", {}))
-    seen: dict[int, Tensor] = {}  # by the graph's nodes: a graph that was pooled or renormalised keeps them
-    heard: dict[int, tuple[Tensor, Graph]] = {}
-
-    def look(module: nn.Module, arguments: tuple[Any, ...], _: Any) -> None:
-        if isinstance(module, Backbone) and arguments and isinstance(arguments[0], Graph):
-            seen[id(arguments[0].ids)] = module.embed(arguments[0]).detach()
-
-    def hear(logits: Tensor, graph: Graph) -> None:
-        heard[id(graph.ids)] = logits.detach(), graph
-
-    hook = nn.modules.module.register_module_forward_hook(look)
-    try:
-        with torch.no_grad(), experiment.federation.evaluating(), metrics.listening(hear):
-            experiment.algorithm.evaluate(experiment.federation, document.get("state", {}), config.settings)
-    finally:
-        hook.remove()
-    cohorts = getattr(experiment.engine, "cohorts", [])
-    parts, whole = experiment.spread.parts, experiment.spread.whole
-    if cohorts and all(id(cohort.graph.ids) in seen for cohort in cohorts) and experiment.spread.scenario != "node":
-        values = torch.cat([seen[id(cohort.graph.ids)] for cohort in cohorts])
-        return Hidden(values.numpy(), parts.y.numpy(), parts.party.numpy(), "the last hidden layer")
-    if id(whole.ids) in seen:
-        return Hidden(seen[id(whole.ids)].numpy(), whole.y.numpy(), whole.party.numpy(), "the last hidden layer")
-    return _judged(list(heard.values()), {id(cohort.graph.ids): cohort.parties for cohort in cohorts})
+    with torch.no_grad(), experiment.federation.evaluating():
+        experiment.algorithm.evaluate(experiment.federation, document.get("state", {}), config.settings)
+    seen, parts = observers[0].seen, experiment.spread.parts
+    hidden = [one.hidden for one in seen if one.hidden is not None]
+    if hidden and sum(map(len, hidden)) == parts.num_nodes and experiment.spread.scenario != "node":
+        return Hidden(torch.cat(hidden).numpy(), parts.y.numpy(), parts.party.numpy(), "the last hidden layer")
+    return _judged(seen)
 
 
-def _judged(heard: Sequence[tuple[Tensor, Graph]], parties: Mapping[int, Parties]) -> Hidden | None:
-    """The class scores of the nodes that were judged; their parties where each holds more than a node of its own."""
+def _judged(seen: Sequence[Observation]) -> Hidden | None:
+    """The class scores of the nodes that were judged; their parties where each holds more than one node."""
     values, labels, owners = [], [], []
-    for logits, graph in heard:
-        rows = metrics.evaluated_rows(graph)
-        numbers = parties.get(id(graph.ids))
-        several = numbers is not None and graph.num_nodes > graph.parties
-        owners.append(torch.as_tensor(np.array(numbers))[graph.party[rows]] if several else torch.zeros_like(rows))
-        values.append(logits[rows])
+    for one in seen:
+        graph, rows = one.graph, evaluated_rows(one.graph)
+        several = graph.num_nodes > graph.parties
+        owners.append(torch.as_tensor(np.array(one.parties))[graph.party[rows]] if several else torch.zeros_like(rows))
+        values.append(one.output[rows])
         labels.append(graph.y[rows])
     if not values:
         return None

@@ -26,10 +26,12 @@ from atoll.privacy.noise import NoiseSettings
 from atoll.runs.defaults import defaults
 from atoll.runs.run_settings import RunSettings
 from atoll.settings import Training, build, known, renamed
+from atoll.tasks import TASKS
 
 ARGUMENTS = ("dataset", "partition", "parties", "seed", "engine")  # of a run, beside its algorithm and settings
 GIVEN = "given"  # the name of a dataset that was given as an object
 GROUPS = ("settings", "run", "partition", "split", "data", "dp", "model")
+EXPERIMENTS = ("dnc", "snc", "sc")  # before 0.2 `task` named these, of GFL-APPNP and of the baselines that run as it does
 PREFIXED = ("dp", "model")  # groups whose settings must be named with the group
 
 
@@ -161,8 +163,10 @@ def _with_present_names(values: Mapping[str, Any], algorithm: str, groups: Mappi
     for name, value in values.items():
         owner, dot, rest = name.rpartition(".")
         searched = [owner] if owner in groups else [group for group in groups if group not in PREFIXED]
-        if owner in ("", algorithm, *groups) and not any(rest in known(groups[group]) for group in searched):
+        here = any(rest in known(groups[group]) for group in searched) and (rest != "task" or value not in EXPERIMENTS)
+        if owner in ("", algorithm, *groups) and not here:
             new = next((renamed(groups[group])[rest] for group in searched if rest in renamed(groups[group])), rest)
+            new = "experiment" if rest == "task" and value in EXPERIMENTS else new
             if new != rest:
                 changed[name] = name = f"{owner}{dot}{new}"
         result[name] = value
@@ -241,6 +245,9 @@ def _check(algorithm: str, built: Mapping[str, Any]) -> None:
     if verb in SECURE_STEPS:
         raise AtollError(f"dp.verb is {verb!r}, a step of secure totals; its reply holds nothing that noise can be added to.")
     run = built["run"]
+    TASKS.check(run.task)
+    if run.task not in (tasks := getattr(algorithms.find(algorithm), "TASKS", (run.task,))):
+        raise AtollError(f"{algorithm} is for the task {' or '.join(tasks)}, not for {run.task}; choose another algorithm.")
     check_algorithm(run.robust, algorithm, algorithms.find(algorithm).Cohort.averaged(), secure=run.secure)
     if run.participation <= 0:
         raise AtollError("participation is 0 but must be above 0: at least one party takes part in a round.")

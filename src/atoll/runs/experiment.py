@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from atoll import algorithms, allocator
@@ -22,6 +22,7 @@ from atoll.privacy.noise import EVALUATE, Noise
 from atoll.privacy.releases import Releases
 from atoll.privacy.secrets import Secrets
 from atoll.runs.config import Config, Described
+from atoll.tasks import TASKS, Task
 
 
 @dataclass
@@ -113,8 +114,9 @@ def build_cohort(
 ) -> Cohort:
     """The cohort of some parties; `blank` where their memory is about to be restored; `secrets` for secure totals."""
     allocator.keep_freed_blocks()
-    cohort = algorithms.find(config.algorithm).Cohort
-    made = cohort(graph, config.settings, schema, config.seed, parties, guards, secrets=secrets, blank=blank)
+    cohort, task = algorithms.find(config.algorithm).Cohort, TASKS.find(config.run.task)
+    schema = _for_task(schema, task)
+    made = cohort(graph, config.settings, schema, config.seed, parties, guards, secrets=secrets, blank=blank, task=task)
     made.limits = limits_of(config, schema)
     return made
 
@@ -126,13 +128,24 @@ def schema_of(data: FederatedData) -> Schema:
     return Schema(parts.num_features, parts.num_classes, parts.parties, nodes)
 
 
+def _for_task(schema: Schema, task: Task) -> Schema:
+    """The schema with the width of the task's outputs."""
+    return replace(schema, outputs=task.outputs(schema.classes))
+
+
 def limits_of(config: Config, schema: Schema) -> Limits:
     """What the verbs of a run accept and reply."""
-    run = config.run
+    run, task = config.run, TASKS.find(config.run.task)
     fractions = EVALUATE if config.dp.evaluation else ""
     rules = Rules(run.max_weight, run.max_share, run.max_nodes)
     return Limits(
-        algorithms.find(config.algorithm).Cohort, config.settings, schema, rules, noised=config.dp.verb, fractions=fractions
+        algorithms.find(config.algorithm).Cohort,
+        config.settings,
+        _for_task(schema, task),
+        rules,
+        noised=config.dp.verb,
+        fractions=fractions,
+        task=task,
     )
 
 
@@ -150,7 +163,8 @@ def build_experiment(
 
     `names` are the parties', unless the data has them; `identities` are their signing keys, where the server has them.
     """
-    algorithm = algorithms.find(config.algorithm)
+    algorithm, task = algorithms.find(config.algorithm), TASKS.find(config.run.task)
+    schema = _for_task(schema, task)
     federation = Federation(
         engine,
         schema,
@@ -169,5 +183,6 @@ def build_experiment(
         network=NetworkModel.of(schema.parties, config.run.latency, config.run.bandwidth),
         names=data.names if data else names,
         limits=limits_of(config, schema),
+        task=task,
     )
     return Experiment(config, algorithm, data, federation, releases or Releases())

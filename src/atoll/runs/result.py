@@ -81,6 +81,7 @@ class Result:
             **{name: plain[name] for name in ("algorithm", "dataset", "partition", "seed")},
             "scenario": self.scenario,
             "setting": self.scenario,  # its name before 0.2
+            "task": self.config.run.task,
             "parties": self.parties,
             **({"names": list(self.names)} if self.names else {}),
             "settings": plain.get("settings", {}),

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from atoll.federation.robust import RULES
 from atoll.settings import setting
+from atoll.tasks import DEFAULT_TASK
 
 
 @dataclass(frozen=True)
 class RunSettings:
     """How a run goes, whatever the algorithm."""
 
+    task: str = setting(DEFAULT_TASK, "What is predicted and how it is judged.", since="0.2")
     rounds: int = setting(100, "Rounds at the most.", low=1, high=10**9)
     evaluate_every: int = setting(1, "Evaluate after every so many rounds.", low=1, high=10**9)
     patience: int = setting(

@@ -1,0 +1,11 @@
+"""Tasks: what is predicted and how it is judged. The registry is open to other packages (entry points `atoll.tasks`)."""
+
+from __future__ import annotations
+
+from atoll.registry import Registry
+from atoll.tasks.task import CountField, Metric, Task
+
+__all__ = ["DEFAULT_TASK", "TASKS", "CountField", "Metric", "Task"]
+
+DEFAULT_TASK = "node-classification"
+TASKS: Registry[Task] = Registry("task", {DEFAULT_TASK: "atoll.tasks.node_classification:TASK"})

@@ -14,16 +14,17 @@ from atoll.algorithms.gfl_appnp.compensation import Arriving
 from atoll.algorithms.gfl_appnp.local_steps import Subtracted
 from atoll.data import csbm
 from atoll.deferred import Deferred, dense
-from atoll.errors import AtollError
+from atoll.errors import AtollError, AtollWarning
 from atoll.federation.cohort import Message
 from atoll.graphs.graph import Graph
+from atoll.graphs.masks import random_batch
 from atoll.models import optim
-from atoll.models.losses import batch, cross_entropy
 from atoll.models.parameters import get_parameters, set_parameters
 from atoll.models.registry import build
 from atoll.random import Draws
 from atoll.runs import config, runner
 from atoll.runs.runner import Experiment, Result
+from atoll.tasks.node_classification import TASK
 from small import Wrapper
 
 NODES, FEATURES, HIDDEN = 12, 6, 5
@@ -47,7 +48,7 @@ def graph_of(task: str) -> Graph:
 def prepared(task: str = "dnc", engine: Any = None, **values: Any) -> Experiment:
     """An experiment on that graph."""
     shares = {name: value for name, value in TASKS[task].items() if name in ("train", "val", "test")}
-    chosen = {"task": task, "hidden": HIDDEN, "lr": 0.3, "rounds": 20, "local_steps": 3, **shares, **values}
+    chosen = {"experiment": task, "hidden": HIDDEN, "lr": 0.3, "rounds": 20, "local_steps": 3, **shares, **values}
     chosen |= {"split": "random"} if task == "sc" else {}
     settings = config.resolve("gfl_appnp", dataset="given", partition="node", seed=5, values=chosen)
     return runner.prepare(settings, graph_of(task), engine=engine)
@@ -200,7 +201,7 @@ def test_one_local_step_is_centralised_appnp() -> None:
     set_parameters(model, first_model())
     optimizer = optim.SGD(model, 0.3)
     for _ in range(20):
-        optim.descend(optimizer, cross_entropy(model(whole), whole, "train"))
+        optim.descend(optimizer, TASK.loss(model(whole), whole, "train"))
     result = runner.rounds(experiment)
     for name, value in get_parameters(model).items():
         torch.testing.assert_close(result.state["model"][name], value[0], atol=1e-6, rtol=1e-6)
@@ -217,7 +218,7 @@ def test_weight_decay_is_that_of_centralised_appnp() -> None:
     set_parameters(model, first_model())
     optimizer = optim.SGD(model, 0.3, weight_decay=0.1)
     for _ in range(20):
-        optim.descend(optimizer, cross_entropy(model(experiment.spread.whole), experiment.spread.whole, "train"))
+        optim.descend(optimizer, TASK.loss(model(experiment.spread.whole), experiment.spread.whole, "train"))
     result = runner.rounds(experiment)
     for name, value in get_parameters(model).items():
         torch.testing.assert_close(result.state["model"][name], value[0], atol=1e-6, rtol=1e-6)
@@ -235,7 +236,7 @@ def test_without_propagation_it_is_fedmlp() -> None:
             graph = parts.select([party])
             set_parameters(model, mean)
             for _ in range(3):
-                optim.descend(optim.SGD(model, 0.3), cross_entropy(model(graph), graph, "train"))
+                optim.descend(optim.SGD(model, 0.3), TASK.loss(model(graph), graph, "train"))
             taken.append(get_parameters(model, copy=True))
         mean = {name: torch.stack([own[name][0] for own in taken]).mean(0) for name in mean}
     for name, value in mean.items():
@@ -454,16 +455,16 @@ def test_batches() -> None:
     draws = Draws(0, list(range(NODES)), "x")
     seen = torch.zeros(parts.num_nodes, dtype=torch.bool)
     for _ in range(20):
-        mask = batch(parts, 2, draws)
+        mask = random_batch(parts, 2, draws)
         assert isinstance(mask, Tensor)
         assert not (mask & ~parts.train).any()
         assert parts.blocks.sum(mask.long()).tolist() == [2] * NODES
         seen |= mask
     assert torch.equal(seen, parts.train)
-    alone = batch(parts.select([4]), 2, Draws(0, [4], "x"))
-    together = batch(parts, 2, Draws(0, list(range(NODES)), "x"))
+    alone = random_batch(parts.select([4]), 2, Draws(0, [4], "x"))
+    together = random_batch(parts, 2, Draws(0, list(range(NODES)), "x"))
     assert torch.equal(torch.as_tensor(alone), torch.as_tensor(together)[parts.ptr[4] : parts.ptr[5]])
-    assert batch(parts, 0, draws) == batch(parts, 3, draws) == "train"
+    assert random_batch(parts, 0, draws) == random_batch(parts, 3, draws) == "train"
 
 
 @pytest.mark.parametrize(
@@ -471,10 +472,10 @@ def test_batches() -> None:
     [
         ({}, {"rounds": 300, "lr": 0.5, "nodes": 200, "labelled": 0.1}),
         ({"local_steps": 50}, {"rounds": 60, "lr": 0.5}),
-        ({"task": "snc"}, {"rounds": 500, "lr": 0.2, "samples": 40}),
-        ({"task": "snc", "compensation": "none"}, {"rounds": 800, "lr": 0.6}),
-        ({"task": "sc", "local_steps": "1"}, {"rounds": 2000, "lr": 0.2, "batch_size": 5, "nodes": 50}),
-        ({"task": "sc", "local_steps": 1, "rounds": 7}, {"rounds": 7}),
+        ({"experiment": "snc"}, {"rounds": 500, "lr": 0.2, "samples": 40}),
+        ({"experiment": "snc", "compensation": "none"}, {"rounds": 800, "lr": 0.6}),
+        ({"experiment": "sc", "local_steps": "1"}, {"rounds": 2000, "lr": 0.2, "batch_size": 5, "nodes": 50}),
+        ({"experiment": "sc", "local_steps": 1, "rounds": 7}, {"rounds": 7}),
     ],
 )
 def test_defaults_are_the_papers(values: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -491,5 +492,16 @@ def test_baselines_are_run_as_in_the_paper() -> None:
     assert (central.settings.lr, central.run.rounds, central.settings.bias, central.data.nodes) == (0.02, 4000, False, 200)
     shared = config.resolve("fedmlp", dataset="csbm", values={"local_steps": 50})
     assert (shared.settings.lr, shared.run.rounds, shared.settings.batch_size, shared.data.samples) == (0.1, 40, 5, 120)
-    other = config.resolve("centralized", dataset="csbm", partition="node", values={"model": "gcn", "task": "snc"})
+    other = config.resolve("centralized", dataset="csbm", partition="node", values={"model": "gcn", "experiment": "snc"})
     assert other.data.samples == 40
+
+
+@pytest.mark.parametrize("algorithm", ["gfl_appnp", "fedmlp", "centralized"])
+def test_the_experiment_by_its_earlier_name(algorithm: str) -> None:
+    """Before 0.2 `task` named it; now that is what is predicted, and the two do not meet."""
+    chosen = {"dataset": "csbm", "partition": "node"}
+    with pytest.warns(AtollWarning, match="task is now experiment"):
+        old = config.resolve(algorithm, **chosen, values={"task": "sc"})
+    assert old == config.resolve(algorithm, **chosen, values={"experiment": "sc"})
+    assert old.run.task == "node-classification"
+    assert old == config.resolve(algorithm, **chosen, values={"experiment": "sc", "task": "node-classification"})

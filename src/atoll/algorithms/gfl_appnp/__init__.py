@@ -19,7 +19,6 @@ from math import sqrt
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import atoll.federation.cohort
@@ -39,20 +38,23 @@ from atoll.parties import Parties
 from atoll.privacy.noise import Noise, NoiseSettings
 from atoll.random import SERVER, Draws, seed_of
 from atoll.settings import setting
+from atoll.tasks.node_classification import TASK
 
 SCENARIOS = ("node",)
+TASKS = ("node-classification",)
 FIRST, SECOND = "layers.0.weight", "layers.1.weight"  # W₁, W₂
 V1 = Noise(NoiseSettings(verb="represent", fields=("gradient",), clip=0.0, noise=1.0))  # ∇ĥ_j + ε_j, ε_j standard normal
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The task, the local steps and what is sent for them."""
+    """Which of the paper's experiments, the local steps and what is sent for them."""
 
-    task: str = setting(
+    experiment: str = setting(
         "dnc",
-        "dnc: one vector and one label a node; snc: several vectors, one label; sc: a label for each vector.",
+        "dnc: one vector and one label per node; snc: several vectors, one label; sc: a label for each vector.",
         choices=("dnc", "snc", "sc"),
+        was="task",
     )
     local_steps: int = setting(10, "Steps between two rounds, I.", low=1, high=10**5)
     batch_size: int = setting(0, "Training vectors of a step, drawn anew for each; 0 takes all of a party's.", low=0, high=10**9)
@@ -176,20 +178,25 @@ class Cohort(atoll.federation.cohort.Cohort):
 
     @verb(
         takes=PLACE,
-        gives=lambda case: {**COUNTS, "train": SUMS, **({"votes": VOTES} if case.settings.task == "snc" else {})},
+        gives=lambda case: {**COUNTS, "train": SUMS, **({"votes": VOTES} if case.settings.experiment == "snc" else {})},
     )
     def evaluate(self, model: Fields, weight: Tensor, context: Tensor) -> Fields:
-        """Counts of softmax(Ã_kk·h_ks + C_k), of its training loss and, for one label a node, of the parties' votes."""
-        graph = self.graph
-        logits = to_rows(weight[:, None], graph) * (self.inner(model) @ model[SECOND]) + to_rows(context, graph)
+        """Counts of softmax(Ã_kk·h_ks + C_k), of its training loss and, for one label per node, of the parties' votes."""
+        graph, logits = self.graph, self.predict(model, weight, context)
         rows = (graph.train & (graph.y >= 0)).nonzero()[:, 0]
-        losses = F.cross_entropy(logits[rows], graph.y[rows], reduction="none")
+        losses = TASK.item_losses(logits[rows], graph.y[rows])
         train = torch.stack([torch.ones_like(losses), losses], 1).double()
         sums = torch.zeros(graph.parties, 2, dtype=torch.float64).index_add_(0, graph.party[rows], train)
-        counts = metrics.local_counts(logits, graph) | {"train": sums}
-        if self.settings.task == "snc":
+        counts = self.task.counts(logits, graph) | {"train": sums}
+        if self.settings.experiment == "snc":
             counts["votes"] = votes(logits, graph)
         return counts
+
+    def predict(self, model: Fields, weight: Tensor, context: Tensor) -> Tensor:
+        """Ã_kk·h_ks + C_k."""
+        graph = self.graph
+        hidden: Tensor = self.inner(model) @ model[SECOND]
+        return to_rows(weight[:, None], graph) * hidden + to_rows(context, graph)
 
 
 def roles(graph: Graph) -> dict[str, Tensor]:
@@ -260,17 +267,17 @@ def evaluate(federation: Federation, state: State, settings: Settings) -> dict[s
     each = {"weight": weight, "context": (graph @ hidden)[judged] - weight[:, None] * hidden[judged]}
     judges = Parties(judged.numpy())
     if not federation.evaluate_at_server:
-        return _metrics(federation.total("evaluate", to=judges, each=each, model=state["model"]))
+        return _metrics(federation, federation.total("evaluate", to=judges, each=each, model=state["model"]))
     answers = federation.ask("evaluate", to=judges, each=each, model=state["model"])
     counts = {name: answers.stack(name) for name in answers.fields}
     sums = {name: value.sum(0) for name, value in counts.items()}
     sums |= {name: torch.stack([column.sum() for column in counts[name].unbind(1)]) for name in sums.keys() & {"train", "votes"}}
-    return _metrics(sums) | metrics.by_party(answers.parties, counts, federation.schema.parties)
+    return _metrics(federation, sums) | metrics.by_party(federation, answers.parties, counts)
 
 
-def _metrics(sums: Fields) -> dict[str, Any]:
+def _metrics(federation: Federation, sums: Fields) -> dict[str, Any]:
     """Metrics from summed counts."""
-    found: dict[str, Any] = metrics.metrics_from_counts(sums)
+    found: dict[str, Any] = dict(federation.task.metrics(sums))
     found["train_loss"] = float(sums["train"][1] / sums["train"][0])
     if "votes" in sums:
         found["majority_accuracy"] = float(sums["votes"][1] / sums["votes"][0])

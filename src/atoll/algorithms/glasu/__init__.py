@@ -40,6 +40,7 @@ from atoll.models.split import SPLITS, SplitShape
 from atoll.random import SERVER, Draws
 
 SCENARIOS = ("vertical",)
+TASKS = ("node-classification",)
 Reply = TypeVar("Reply")
 YARDSTICKS = {"centralized": "centralized_vertical"}  # what `centralized` means in a comparison with this algorithm
 
@@ -182,11 +183,15 @@ class Cohort(atoll.federation.cohort.Cohort):
     @verb(takes={"aggregate": optional(JOINED)}, gives=COUNTS)
     def evaluate(self, aggregate: Tensor | None = None) -> Fields:
         """Counts of each party's predictions from the last aggregate."""
+        logits = self.predict(aggregate)
+        self.clear_round()
+        return self.task.counts(logits, self.graph)
+
+    def predict(self, aggregate: Tensor | None = None) -> Tensor:
+        """(N, C) f_m(H_m[L]) of the nodes of the batch, 0 elsewhere."""
         if self.shared:
             self.inbox.store("aggregate", self.shared[-1], aggregate)
-        logits = self._pass().logits()
-        self.clear_round()
-        return metrics.local_counts(logits, self.graph)
+        return self._pass().logits()
 
     def _pass(self) -> ForwardPass:
         """The forward pass of this round; begun where there is none, when only S[L] is known."""

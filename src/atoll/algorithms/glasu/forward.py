@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from atoll.algorithms.glasu.inbox import Inbox
@@ -13,6 +12,7 @@ from atoll.graphs.blocks import broadcast_to_rows
 from atoll.graphs.sampling import Batch, Level
 from atoll.models.split import SplitModel
 from atoll.random import Draws
+from atoll.tasks.node_classification import TASK
 
 
 class ForwardPass:
@@ -87,7 +87,7 @@ class ForwardPass:
         """Algorithm 4, line 11: Σ_m mean over S[L] of ℓ(y, f_m(H_m[L])), over the parties that hold labels."""
         batch, layers = self.batch(), self.settings.layers
         y = self.sampler.targets[batch.level(layers).index]
-        losses = F.cross_entropy(self.model.classify(top, batch, self._dropout(layers)), y, ignore_index=-1, reduction="none")
+        losses = TASK.item_losses(self.model.classify(top, batch, self._dropout(layers)), y)
         counts = batch.blocks(layers).sum((y >= 0).float()).clamp(min=1)
         return (losses / broadcast_to_rows(counts, batch.blocks(layers))).sum()
 

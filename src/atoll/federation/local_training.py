@@ -1,0 +1,123 @@
+"""Local training: what every method does that trains a model at the parties. An algorithm is its difference from this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from torch import Tensor
+
+from atoll.federation.cohort import MODEL, PARTY, Cohort, Fields, backbone, verb
+from atoll.federation.declarations import COUNTS, WEIGHT
+from atoll.graphs.graph import Graph
+from atoll.models import optim
+from atoll.models.optim import Optimizer
+from atoll.models.parameters import set_parameters, weighted
+from atoll.random import Draws
+from atoll.settings import Training
+
+
+class LocalTraining(Cohort):
+    """Parties that train the server's model on their own graphs: w_k ← w, E epochs down the objective, n_k·w_k back.
+
+    Override `objective` to train for something else than the task's loss; `load`, `output` and `hidden` where there is more
+    than one model; `fit` and `evaluate` where something else arrives or goes back. Settings that are read where an algorithm
+    has them: `local_steps` (instead of `epochs`), `batch_size`, `keep_optimizer`.
+
+    Attributes:
+        model: the parties' models, (P, …); each party's own where `memory` names it.
+        optimizer: its optimizer, with a state per party.
+        weights: (P,) how much each party counts in the mean.
+
+    Examples:
+        >>> import atoll
+        >>> class Cohort(atoll.LocalTraining):
+        ...     def objective(self, batch, draws, model):
+        ...         size = sum(w.square().sum() for w in self.model.parameters())
+        ...         return self.task.loss(self.output(batch, draws), batch) + 0.1 * size
+        >>> sorted(name for name in Cohort.verbs() if not name.startswith("secure"))
+        ['evaluate', 'fit']
+    """
+
+    memory = {"optimizer": PARTY}  # the model arrives with every message
+    settings: Training
+
+    def setup(self) -> None:
+        """A model, which each party draws for itself where it is in `memory` and which else the server's fills; its optimizer."""
+        s = self.settings
+        draws = self.first_draws("model") if "model" in self.memory else None
+        self.model = backbone(s, self.schema, self.graph.parties, draws)
+        self.optimizer = optim.make(s.optimizer, self.model, s.lr, s.weight_decay)
+
+    @verb(takes={"model": MODEL}, gives={"model": MODEL, "n": WEIGHT}, averaged={"model": "n"})
+    def fit(self, model: Fields) -> Fields:
+        """w_k ← w, then local training; n_k·w_k and n_k."""
+        self.load(model)
+        self.train(model=model)
+        return {"model": weighted(self.model, self.weights), "n": self.weights}
+
+    @verb(takes={"model": MODEL}, gives=COUNTS)
+    def evaluate(self, model: Fields) -> Fields:
+        """Counts of the server's model at each party."""
+        return self.task.counts(self.predict(model), self.graph)
+
+    def objective(self, batch: Graph, draws: Draws, *args: Any, **arguments: Any) -> Tensor:
+        """What one step descends: Σ_k of each party's loss. The arguments are those that `train` was called with."""
+        return self.task.loss(self.output(batch, draws), batch)
+
+    def train(self, *args: Any, **arguments: Any) -> None:
+        """`epochs` passes over the party's own training items, or `local_steps` steps."""
+        if not getattr(self.settings, "keep_optimizer", True):
+            for optimizer in self.optimizers:
+                optimizer.reset()
+        draws = self.draws()
+        for batch in self.batches(draws):
+            optim.descend(self.optimizers, self.objective(batch, draws, **arguments))
+
+    def batches(self, draws: Draws) -> Iterator[Graph]:
+        """The graphs of this round's steps, in order."""
+        size, steps = getattr(self.settings, "batch_size", 0), getattr(self.settings, "local_steps", None)
+        if steps is None:
+            for _ in range(self.settings.epochs):
+                yield from self.task.batches(self.graph, size, draws)
+        else:
+            yield from islice(self._endless(size, draws), steps)
+
+    def _endless(self, size: int, draws: Draws) -> Iterator[Graph]:
+        while True:
+            yield from self.task.batches(self.graph, size, draws)
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        """What takes a step down the objective."""
+        return [self.optimizer]
+
+    @property
+    def weights(self) -> Tensor:
+        """(P,) n_k, how much each party counts: its training items."""
+        return self.graph.num_train
+
+    def load(self, model: Fields | None = None) -> None:
+        """w_k ← w; a model that nothing arrives for stays as it is."""
+        if model is not None:
+            set_parameters(self.model, model)
+
+    def output(self, graph: Graph, draws: Draws | None = None) -> Tensor:
+        """(N, C) the output of the model as it stands, in training with draws."""
+        out: Tensor = self.model(graph, draws)
+        return out
+
+    def hidden(self, graph: Graph) -> Tensor | None:
+        """(N, h) the last hidden representation of the model as it stands; None where there is no single one."""
+        return self.model.embed(graph)
+
+    def predict(self, *args: Any, **arguments: Any) -> Tensor:
+        """(N, C) the output of what `load` makes of the arguments."""
+        self.load(*args, **arguments)
+        return self.output(self.graph)
+
+    def embeddings(self, *args: Any, **arguments: Any) -> Tensor | None:
+        """(N, h) the last hidden representation of what `load` makes of the arguments."""
+        self.load(*args, **arguments)
+        return self.hidden(self.graph)

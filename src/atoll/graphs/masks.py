@@ -1,0 +1,80 @@
+"""Masks: which nodes count, what each of them weighs in its party's mean, and random batches of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from atoll.errors import AtollError
+from atoll.graphs.graph import Graph
+from atoll.random import Draws
+
+Mask = str | Tensor  # "train", "val", "test", or (N,) bool
+MASKS = ("train", "val", "test")
+
+
+def resolve(graph: Graph, mask: Mask | None) -> Tensor:
+    """(N,) bool: the graph's mask of that name, or the mask itself; all nodes for None."""
+    if mask is None:
+        return torch.ones(graph.num_nodes, dtype=torch.bool)
+    if isinstance(mask, Tensor):
+        return mask
+    if mask not in MASKS:
+        raise AtollError(f"there is no mask {mask!r}; a graph has train, val and test")
+    selected: Tensor = getattr(graph, mask)
+    return selected
+
+
+def cache_key(graph: Graph, mask: Mask | None) -> str | None:
+    """The name under which results for a mask are kept with the graph; None for a mask that is not one of the graph's own."""
+    if not isinstance(mask, Tensor):
+        return mask or "all"
+    return next((name for name in MASKS if getattr(graph, name) is mask), None)
+
+
+def node_weights(graph: Graph, mask: Mask | None = None) -> Tensor:
+    """(N,) 1/n_p at the n_p masked nodes of party p, 0 elsewhere; kept with the graph for its own masks."""
+    name = cache_key(graph, mask)
+    if name is None:
+        return party_shares(graph, resolve(graph, mask))
+    key = f"weights.{name}"
+    if key not in graph.derived:
+        graph.derived[key] = party_shares(graph, resolve(graph, mask))
+    return graph.derived[key]
+
+
+def party_shares(graph: Graph, selected: Tensor) -> Tensor:
+    """(N,) 1/n_p at the n_p selected nodes of party p, 0 elsewhere."""
+    counts = graph.blocks.sum(selected.to(torch.float64))
+    return (selected / counts.clamp(min=1)[graph.party]).to(torch.float32)
+
+
+def class_shares(graph: Graph, selected: Tensor) -> Tensor:
+    """(N,) shares that sum to 1 for each party and are spread evenly over the classes of its selected nodes."""
+    cells = graph.party * graph.num_classes + graph.y.clamp(min=0)
+    counts = torch.bincount(cells[selected], minlength=graph.parties * graph.num_classes)
+    classes = (counts.view(graph.parties, -1) > 0).sum(1)
+    return (selected / (counts[cells] * classes[graph.party]).clamp(min=1).double()).to(torch.float32)
+
+
+def party_sums(values: Tensor, graph: Graph, mask: Mask | None = None) -> Tensor:
+    """(N, …) → (P, …): each party's sum over its (masked) nodes."""
+    if mask is not None:
+        selected = resolve(graph, mask).view(-1, *[1] * (values.ndim - 1))
+        values = torch.where(selected, values, torch.zeros((), dtype=values.dtype))
+    return graph.blocks.sum(values)
+
+
+def random_batch(graph: Graph, size: int, draws: Draws) -> Mask:
+    """`size` training nodes per party, each party drawing its own; all of a party that has fewer, and everybody's for 0."""
+    most = int(graph.num_train.max())
+    if not 0 < size < most:
+        return "train"
+    rows = graph.train.nonzero()[:, 0]
+    starts = graph.num_train.cumsum(0) - graph.num_train
+    keys = torch.full((graph.parties, most), 2.0)
+    cells = graph.party[rows], torch.arange(len(rows)) - starts[graph.party[rows]]
+    keys[cells] = draws.uniform(most)[cells]
+    selected = torch.zeros(graph.num_nodes, dtype=torch.bool)
+    selected[rows] = (keys.argsort(1).argsort(1) < size)[cells]
+    return selected
