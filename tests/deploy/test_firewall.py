@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -350,17 +351,21 @@ def ask(document: Any) -> bytes:
         ({"algorithm": "fedavg", "dataset": "{folder}"}, "has its own data and loads no other"),
         ({"algorithm": "fedavg", "dataset": "cora"}, "has its own data and loads no other"),
         ({"algorithm": 3}, "names no algorithm"),
+        ({"settings": {"model": "{evil}"}}, "is not installed at this site, and none is loaded from the server"),
+        ({"settings_settings": {"model": "{evil}:Net"}}, "is not installed at this site, and none is loaded from the server"),
+        ({"settings": {"model": "os:system"}}, "is not installed at this site, and none is loaded from the server"),
     ],
 )
 def test_a_site_looks_nothing_up_that_it_did_not_agree_to(
     change: dict[str, Any], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names of algorithms and data are checked as they came, before anything is resolved, imported or read."""
+    """Names of algorithms, models and data are checked as they came, before anything is resolved, imported or read."""
     evil, mark = tmp_path / "evil.py", tmp_path / "mark"
     evil.write_text(f"open({str(mark)!r}, 'w').close()\n")
     document = launch.deployment_config({"algorithm": "fedavg"}, "run.toml", ["a"]).to_dict()
     for name, value in change.items():
-        document[name] = value.format(evil=evil, folder=tmp_path) if isinstance(value, str) else value
+        filled = json.loads(json.dumps(value).replace("{evil}", str(evil)).replace("{folder}", str(tmp_path)))
+        document[name] = document.get(name, {}) | filled if isinstance(filled, dict) else filled
     only = ("fedavg", str(evil)) if "evil" in str(change) else ("fedavg",)
     monkeypatch.setattr("atoll.deploy.site.configuration.from_dict", lambda *anything: pytest.fail("the algorithm was resolved"))
     told = str(read_answer(Site(tmp_path / "saves", tmp_path, policy=SitePolicy(only=only)).handle(ask(document))))
@@ -381,3 +386,34 @@ def test_an_own_algorithm_of_a_simulation(tmp_path: Path) -> None:
     document = config.to_dict()
     assert "none is loaded from the server" in str(read_answer(Site(tmp_path / "a").handle(ask(document))))
     assert "none is loaded" in str(read_answer(Site(tmp_path / "b", policy=SitePolicy(files=(str(own),))).handle(ask(document))))
+
+
+MODEL = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self, in_channels, out_channels, dropout=0.0):
+        super().__init__()
+        self.linear, self.dropout = torch.nn.Linear(in_channels, out_channels), torch.nn.Dropout(dropout)
+
+    def forward(self, x, edge_index):
+        return self.linear(self.dropout(x))
+"""
+
+
+def test_a_users_model_in_a_simulation(tmp_path: Path) -> None:
+    """The user's file runs over processes as in one, to the same bits; a class cannot, and a real federation takes neither."""
+    path = tmp_path / "net.py"
+    path.write_text(MODEL)
+    values = {"rounds": 1, "nodes": 60, "model": str(path), "dropout": 0.5}
+    here, there = (
+        resolve("fedavg", dataset="csbm", partition="random", parties=2, seed=1, engine=engine, values=values)
+        for engine in ("inprocess", "nvflare")
+    )
+    assert launch.launch(there).metrics == runner.run(here).metrics
+    net = {}
+    exec(MODEL, {"__name__": "nets"}, net)
+    with pytest.raises(AtollError, match="The engine nvflare cannot take a model as an object; write it to a file"):
+        launch.launch(resolve("fedavg", dataset="csbm", engine="nvflare", values=values | {"model": net["Net"]}))
+    with pytest.raises(AtollError, match="sites run no code that the server names; install it as a package"):
+        launch.deployment_config({"algorithm": "fedavg", "settings": {"model": str(path)}}, "run.toml", ["a", "b"])

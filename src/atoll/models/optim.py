@@ -1,4 +1,4 @@
-"""Optimisers whose whole state has a leading party axis, so parties can be sliced out, stepped and written back exactly."""
+"""Optimizers whose whole state has a leading party axis, so parties can be sliced out, stepped and written back exactly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from atoll.errors import AtollError, suggest
 
-MANY = 64  # parties, or groups of parties with different step counts: more do not go one after the other
+MAX_PIECES = 64  # parties, or groups of parties with equal step counts, that are stepped one after the other
 LANES = 16  # float32 numbers in a vector register
 
 Parameters = nn.Module | Mapping[str, Tensor] | Iterable[Tensor]
@@ -34,11 +34,11 @@ class Adam:
         self.first = {name: torch.zeros_like(p) for name, p in self.params.items()}
         self.second = {name: torch.zeros_like(p) for name, p in self.params.items()}
         self.steps = torch.zeros(_parties(self.params))
-        self._in_step = True  # all parties have taken equally many steps
+        self._in_step = True  # whether all parties have taken the same number of steps
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> None:
-        """One step of every party; gradients in the order of the parameters."""
+        """One step for every party; gradients in the order of the parameters."""
         self.steps += 1
         if not len(self.steps):
             return
@@ -47,8 +47,8 @@ class Adam:
             params, grads, first, second = (_pieces(column) for column in columns)
             counts = [self.steps[0]] * len(params)
         else:
-            distinct, lengths = torch.unique_consecutive(self.steps, return_counts=True)  # neighbours in step go together
-            if len(distinct) > MANY:
+            distinct, lengths = torch.unique_consecutive(self.steps, return_counts=True)  # parties with equal counts go together
+            if len(distinct) > MAX_PIECES:
                 self._step_apart(gradients)
                 return
             runs = lengths.tolist()
@@ -73,7 +73,7 @@ class Adam:
         )
 
     def _step_apart(self, gradients: Sequence[Tensor]) -> None:
-        """The same step where too many parties differ in their counts to go one after the other."""
+        """The same step for parties with too many different step counts to go one group after the other."""
         decay, lead = self.betas, self.steps.double()
         for (name, param), gradient in zip(self.params.items(), gradients, strict=True):
             first, second = self.first[name], self.second[name]
@@ -91,12 +91,12 @@ class Adam:
         return {"steps": self.steps, **moments}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Copy a state of the same parties in."""
+        """Copy in a state of the same parties."""
         _restore(self.state(), state)
         self._in_step = bool((self.steps == self.steps[0]).all())
 
     def reset(self) -> None:
-        """Start afresh."""
+        """Back to the state before the first step."""
         for tensor in self.state().values():
             tensor.zero_()
         self._in_step = True
@@ -112,7 +112,7 @@ class SGD:
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> None:
-        """One step of every party; gradients in the order of the parameters."""
+        """One step for every party; gradients in the order of the parameters."""
         torch._fused_sgd_(
             _pieces(self.params.values()),
             _pieces(gradients),
@@ -131,11 +131,11 @@ class SGD:
         return {f"velocity.{name}": t for name, t in self.velocity.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Copy a state of the same parties in."""
+        """Copy in a state of the same parties."""
         _restore(self.state(), state)
 
     def reset(self) -> None:
-        """Start afresh."""
+        """Back to the state before the first step."""
         for tensor in self.state().values():
             tensor.zero_()
 
@@ -144,7 +144,7 @@ Optimizer = Adam | SGD
 
 
 def make(name: str, params: Parameters, lr: float, weight_decay: float = 0.0, momentum: float = 0.0) -> Optimizer:
-    """The optimiser of that name: adam or sgd."""
+    """The optimizer of that name: adam or sgd."""
     if name == "adam":
         return Adam(params, lr, weight_decay)
     if name == "sgd":
@@ -153,28 +153,28 @@ def make(name: str, params: Parameters, lr: float, weight_decay: float = 0.0, mo
 
 
 def descend(optimizer: Optimizer | Sequence[Optimizer], loss: Tensor) -> None:
-    """One step down the loss, of one optimiser or of several at once; a parameter the loss does not touch has gradient zero."""
+    """One step down the loss by one or several optimizers; a parameter that the loss does not depend on has gradient zero."""
     if isinstance(optimizer, Adam | SGD):
         optimizer.step(gradients(optimizer, loss))
         return
-    found = torch.autograd.grad(loss, [p for one in optimizer for p in one.params.values()], materialize_grads=True)
-    parts = iter(gradient.contiguous() for gradient in found)
+    computed = torch.autograd.grad(loss, [p for one in optimizer for p in one.params.values()], materialize_grads=True)
+    parts = iter(gradient.contiguous() for gradient in computed)
     for one in optimizer:
         one.step([next(parts) for _ in one.params])
 
 
 def gradients(optimizer: Optimizer, loss: Tensor) -> list[Tensor]:
-    """The gradients of the loss in the order of the optimiser's parameters; accumulates nothing anywhere."""
-    found = torch.autograd.grad(loss, list(optimizer.params.values()), materialize_grads=True)
-    return [gradient.contiguous() for gradient in found]
+    """The gradients of the loss in the order of the optimizer's parameters; nothing is accumulated in the parameters."""
+    computed = torch.autograd.grad(loss, list(optimizer.params.values()), materialize_grads=True)
+    return [gradient.contiguous() for gradient in computed]
 
 
 def _pieces(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The tensors, cut into parties where a party's share is no whole number of vector registers.
+    """The tensors, split by party where a party's share does not fill whole vector registers.
 
-    The fused kernels round a tensor's last few numbers otherwise than the rest: uncut, a party's would depend on its place.
+    The fused kernels round a tensor's tail differently, so a party's results would depend on its position.
     """
-    cut = [t.unbind() if len(t) <= MANY and t[0].numel() % LANES else (t,) for t in tensors]
+    cut = [t.unbind() if len(t) <= MAX_PIECES and t[0].numel() % LANES else (t,) for t in tensors]
     return [piece for pieces in cut for piece in pieces]
 
 
@@ -183,7 +183,7 @@ def _named(params: Parameters) -> dict[str, Tensor]:
         return dict(params.named_parameters())
     if isinstance(params, Mapping):
         return dict(params)
-    return {str(place): tensor for place, tensor in enumerate(params)}
+    return {str(index): tensor for index, tensor in enumerate(params)}
 
 
 def _parties(params: Mapping[str, Tensor]) -> int:
