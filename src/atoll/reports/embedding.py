@@ -1,4 +1,4 @@
-"""Pictures of what a model has learnt: the test nodes' embeddings in the plane, by t-SNE (van der Maaten and Hinton, 2008)."""
+"""Pictures of what a model has learnt: the test nodes' embeddings in the plane, by t-SNE."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from atoll.errors import AtollError
 from atoll.federation.cohort import backbone
 from atoll.models.parameters import set_parameters
+from atoll.reports.recompute import in_plane
 from atoll.runs.experiment import prepare
 from atoll.runs.result import Result
 
@@ -26,11 +27,8 @@ class ClassMap:
 
 def tsne(result: Result, *, perplexity: float = 30.0, seed: int = 0) -> ClassMap:
     """The test nodes of the union graph, as the one model of a run (at its last round) embeds them: FedGL's Figures 5 to 7."""
-    from sklearn.manifold import TSNE
-
     embeddings, classes = embed(result)
-    fewer = min(perplexity, (len(classes) - 1) / 3)
-    points = TSNE(perplexity=fewer, init="pca", random_state=seed).fit_transform(embeddings.numpy())
+    points = in_plane(embeddings.double().numpy(), "tsne", perplexity=perplexity, seed=seed)
     return ClassMap(points.astype(np.float32), classes.numpy())
 
 

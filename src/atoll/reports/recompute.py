@@ -140,7 +140,7 @@ def embedding(run: StoredRun, method: str, most: int) -> Embedding | str:
         return f"{run.config.algorithm} predicts no classes of nodes"
     nodes = len(found.values)
     chosen = np.sort(np.random.default_rng(0).permutation(nodes)[:most])
-    points = _plane(found.values[chosen].astype(np.float64), method)
+    points = in_plane(found.values[chosen].astype(np.float64), method)
     return Embedding(points, found.label[chosen], found.party[chosen], nodes, found.what)
 
 
@@ -204,8 +204,8 @@ def _judged(seen: Sequence[Observation]) -> Hidden | None:
     return Hidden(torch.cat(values).numpy(), torch.cat(labels).numpy(), torch.cat(owners).numpy(), what)
 
 
-def _plane(hidden: NDArray[np.float64], method: str) -> NDArray[np.float64]:
-    """Two dimensions by PCA, or by t-SNE of the first fifty principal components."""
+def in_plane(hidden: NDArray[np.float64], method: str, *, perplexity: float = 30.0, seed: int = 0) -> NDArray[np.float64]:
+    """Two dimensions by PCA, or by t-SNE (van der Maaten and Hinton, 2008) of the first fifty principal components."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
@@ -216,6 +216,5 @@ def _plane(hidden: NDArray[np.float64], method: str) -> NDArray[np.float64]:
     if method == "pca" or nodes < 10:
         return np.asarray(PCA(2, random_state=0).fit_transform(hidden))
     first = PCA(min(50, width, nodes), random_state=0).fit_transform(hidden)
-    return np.asarray(
-        TSNE(init="pca", perplexity=min(30, (nodes - 1) / 3), max_iter=500, random_state=0).fit_transform(first), dtype=np.float64
-    )
+    tsne = TSNE(init="pca", perplexity=min(perplexity, (nodes - 1) / 3), max_iter=500, random_state=seed)
+    return np.asarray(tsne.fit_transform(first), dtype=np.float64)
