@@ -1,4 +1,4 @@
-"""What `make docs` adds to the pages that people write: the lists of algorithms and results, and every algorithm's settings."""
+"""What `make docs` adds to the written pages: the lists of algorithms and results, every algorithm's settings, the API reference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REFERENCE = {  # page of the API reference → its title and the names of the fa
 
 
 def on_config(site: MkDocsConfig) -> MkDocsConfig:
-    """Folders in `nav` become their pages; pages that nobody has written yet are left out."""
+    """Folders in `nav` become their pages; pages that do not exist are left out."""
     docs = Path(site.docs_dir)
     nav: list[Any] = []
     for entry in site.nav or []:
@@ -43,7 +43,7 @@ def on_config(site: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are made here."""
+    """Add the generated pages."""
     docs = Path(config.docs_dir)
     for folder in ("algorithms/", "results/", "reference/"):
         for name, text in _generated(docs, folder).items():
@@ -52,7 +52,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """An algorithm's page ends with all its settings, as the code has them; that on benchmarks with what each one measures."""
+    """An algorithm's page ends with all its settings, as the code has them; the page on benchmarks with what each of them measures."""
     if page.file.src_uri == "benchmarks.md":
         files_there = sorted((Path(config.config_file_path).parent / "benchmarks").glob("[a-z]*.py"))
         told = {path.stem: (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0] for path in files_there}
@@ -69,10 +69,10 @@ def _generated(docs: Path, folder: str) -> dict[str, str]:
         return _reference()
     if folder == "results/":
         lines = [f"- [{_title(text)}]({name}.md)" for name, text in written.items()]
-        text = "# Results\n\nOurs beside the papers'; `atoll reproduce --list` shows every table and figure.\n\n"
-        return {"index.md": text + "\n".join(lines or ["No page has been made yet."]) + "\n"}
+        text = "# Results\n\nOur results next to the papers'; `atoll reproduce --list` shows every table and figure.\n\n"
+        return {"index.md": text + "\n".join(lines or ["There is no page yet."]) + "\n"}
     pages = {}
-    table = ["| algorithm | setting | |", "|---|---|---|"]
+    table = ["| algorithm | scenarios | |", "|---|---|---|"]
     for name in algorithms.names():
         document = (algorithms.find(name).__doc__ or "").strip()
         stem = next((stem for stem in written if stem.replace("-", "_") == name), name)
@@ -81,7 +81,7 @@ def _generated(docs: Path, folder: str) -> dict[str, str]:
             pages[f"{name}.md"] = f"# {name}\n\n{first}\n\n{rest.strip()}\n"
         summary = document.splitlines()[0].split(": ", 1)[-1]
         table.append(f"| [{name}]({stem}.md) | {', '.join(algorithms.find(name).SCENARIOS)} | {summary} |")
-    intro = "# Algorithms\n\nNamed as on the command line. What you do not set is as in the algorithm's own paper.\n\n"
+    intro = "# Algorithms\n\nBy their names on the command line. Settings that you leave out have the values of the algorithm's own paper.\n\n"
     return {"index.md": intro + "\n".join(table) + "\n"} | pages
 
 
@@ -111,4 +111,4 @@ def _settings(name: str) -> str:
         choices = field.metadata["choices"]
         told = field.metadata["help"] + (f" One of {', '.join(choices)}." if choices else "")
         lines.append(f"| `{field.name}` | {getattr(chosen.settings, field.name)} | {told.replace('|', chr(92) + '|')} |")
-    return "\n".join([*lines, "", f"Those of runs, partitions, splits and data: `atoll algorithms {name}`.", ""])
+    return "\n".join([*lines, "", f"Settings of runs, partitions, splits and data: `atoll algorithms {name}`.", ""])
