@@ -1,4 +1,4 @@
-"""What `make docs` adds to the written pages: the lists of algorithms and results, every algorithm's settings, the API reference."""
+"""What `make docs` adds to the written pages: lists of algorithms and results, algorithms' settings, the API reference."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """An algorithm's page ends with all its settings, as the code has them; the page on benchmarks with what each of them measures."""
+    """An algorithm's page ends with all its settings, the page on benchmarks with what each of them measures."""
     if page.file.src_uri == "benchmarks.md":
         files_there = sorted((Path(config.config_file_path).parent / "benchmarks").glob("[a-z]*.py"))
         told = {path.stem: (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0] for path in files_there}
@@ -81,7 +81,7 @@ def _generated(docs: Path, folder: str) -> dict[str, str]:
             pages[f"{name}.md"] = f"# {name}\n\n{first}\n\n{rest.strip()}\n"
         summary = document.splitlines()[0].split(": ", 1)[-1]
         table.append(f"| [{name}]({stem}.md) | {', '.join(algorithms.find(name).SCENARIOS)} | {summary} |")
-    intro = "# Algorithms\n\nBy their names on the command line. Settings that you leave out have the values of the algorithm's own paper.\n\n"
+    intro = "# Algorithms\n\nSettings that you leave out have the values of the algorithm's own paper.\n\n"
     return {"index.md": intro + "\n".join(table) + "\n"} | pages
 
 
