@@ -129,7 +129,7 @@ def test_the_own_algorithm_keeps_the_promises(tmp_path: Path, monkeypatch: pytes
     import torch
 
     import atoll
-    from atoll.models.backbones import build
+    from atoll.models.registry import build
 
     example = next(block for block in blocks(HOME / "docs" / "own-algorithm.md") if block.title == "fedmedian.py")
     path = tmp_path / "fedmedian.py"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from atoll.errors import AtollError
-from atoll.models.backbones import build
+from atoll.errors import AtollError, AtollWarning
 from atoll.models.parameters import get_parameters, scale, set_parameters, weighted
+from atoll.models.registry import build
 
 
 def model(parties: int = 2, hidden: int = 4) -> torch.nn.Module:
@@ -57,3 +57,12 @@ def test_scaled_and_weighted() -> None:
         assert torch.equal(doubled[name], 2 * value)
         assert torch.equal(by_party[name][0], value[0])
         assert torch.equal(by_party[name][1], 3 * value[1])
+
+
+def test_names_of_0_1_are_still_found() -> None:
+    """A user's algorithm of 0.1 gets what it imports, and is told the new name."""
+    with pytest.warns(AtollWarning, match=r"atoll\.models\.read is atoll\.models\.parameters\.get_parameters now"):
+        from atoll.models import read
+    assert read is get_parameters
+    with pytest.raises(ImportError):
+        from atoll.models import nothing_of_the_kind  # noqa: F401
