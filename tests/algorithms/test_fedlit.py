@@ -115,7 +115,7 @@ def test_every_link_is_in_one_channel() -> None:
     cohort = experiment.engine.cohorts[0]  # type: ignore[attr-defined]
     graph = cohort.graph
     types = torch.arange(cohort.links.ends.shape[1]) % 3
-    typed = cohort.by_type(types)
+    typed = cohort.channels.nodes.linked(types)
     edges = typed.edge_index
     assert torch.equal(typed.ids[edges], graph.ids[graph.edge_index])
     blocks = typed.party[edges]

@@ -1,8 +1,6 @@
-"""FedStar's embeddings against dense powers, its training against a naive loop over parties."""
+"""FedStar's training against a naive loop over parties."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,41 +9,11 @@ from torch import Tensor
 import plain
 from atoll.algorithms import fedstar
 from atoll.errors import AtollError
-from atoll.graphs.graph import Graph
 from atoll.runs import runner
 from atoll.tasks.node_classification import TASK
 from small import small
 
 MODELS = ["gcn", "sgc", "sage"]
-
-
-def parts(*, directed: bool = False) -> Graph:
-    """Three parties' graphs; one node of the first has no neighbour."""
-    graph = runner.prepare(small("local")).spread.parts
-    edges = graph.edge_index[:, (graph.edge_index != 0).all(0)]
-    return replace(graph, edge_index=edges[:, ::2] if directed else edges)
-
-
-@pytest.mark.parametrize("directed", [False, True])
-@pytest.mark.parametrize("width", [3, 64])
-def test_return_probabilities_are_the_diagonals_of_powers(directed: bool, width: int) -> None:
-    """Against M = A·D⁻¹ multiplied with itself, party by party; odd and even powers, several batches of columns."""
-    graph = parts(directed=directed)
-    assert graph.symmetric is not directed
-    found = fedstar.return_probabilities(graph, 5, width).split(graph.sizes)
-    for party, own in zip(plain.parties(graph), found, strict=True):
-        walk = party.adjacency / party.adjacency.sum(0).clamp(min=1)
-        expected = torch.stack([torch.linalg.matrix_power(walk, k).diagonal() for k in range(1, 6)], 1)
-        torch.testing.assert_close(own, expected, atol=1e-6, rtol=1e-5)
-
-
-def test_degrees_are_one_hot() -> None:
-    """Degree 1 in the first place, `degrees` and more in the last, none for a node without neighbours."""
-    graph = parts()
-    found = fedstar.degree_embedding(graph, 3)
-    for v in range(graph.num_nodes):
-        degree = int((graph.edge_index[1] == v).sum())
-        assert found[v].tolist() == [float(min(degree, 3) == place) for place in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -2,7 +2,8 @@
 
 A structure encoder runs beside the feature encoder and feeds it, layer by layer; only the structure encoder is averaged.
 
-Payload bytes a round and party, w_S parameters in the structure encoder: down 4·w_S, up 4·w_S + 8 (the number of training nodes).
+Payload bytes per round and party, w_S parameters in the structure encoder: down 4·w_S, up 4·w_S + 8 (the number of training
+nodes).
 The server sees the sum of the parties' structure encoders, weighted by their training nodes, and the sum of those nodes.
 """
 
@@ -10,8 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
@@ -24,7 +23,7 @@ from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.federation import Federation
 from atoll.federation.local_training import LocalTraining
 from atoll.graphs.graph import Graph
-from atoll.graphs.sparse import SparseMatrix
+from atoll.graphs.structure import structure_embedding
 from atoll.models import optim
 from atoll.models.backbone import Chain
 from atoll.models.layers import Dense
@@ -43,7 +42,7 @@ class Settings(Training):
 
     walks: int = setting(16, "Random walk embedding: return probabilities after 1 to so many steps (k₁).", low=0, high=10**4)
     degrees: int = setting(16, "Degree embedding: one-hot degrees from 1 to so many and more (k₂).", low=0, high=10**5)
-    keep_optimizer: bool = setting(True, "Keep the parties' optimiser state from round to round instead of starting afresh.")
+    keep_optimizer: bool = setting(True, "Keep the parties' optimizer state from round to round instead of resetting it.")
 
 
 class StructureEncoder(nn.Module):
@@ -117,14 +116,16 @@ class Cohort(LocalTraining):
     settings: Settings
 
     def setup(self) -> None:
-        """The structure embeddings, both encoders, and one optimiser for both."""
+        """The structure embeddings, both encoders, and one optimizer for both."""
         s, parties = self.settings, self.graph.parties
         self.features = FeatureEncoder(s, self.schema, parties, self.first_draws("features"))
         self.structure = StructureEncoder(s, parties, len(self.features.layers), None)
         both = {"features": self.features, "structure": self.structure}
         self.optimizer = optim.make(s.optimizer, nn.ModuleDict(both), s.lr, s.weight_decay)
         width = s.walks + s.degrees
-        self.embedding = torch.zeros(self.graph.num_nodes, width) if self.blank else embed(self.graph, s.walks, s.degrees)
+        self.embedding = (
+            torch.zeros(self.graph.num_nodes, width) if self.blank else structure_embedding(self.graph, s.walks, s.degrees)
+        )
 
     @verb(takes={"structure": STRUCTURE}, gives={"structure": STRUCTURE, "n": WEIGHT}, averaged={"structure": "n"})
     def fit(self, structure: Fields) -> Fields:
@@ -169,41 +170,3 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
 def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, object]:
     """Pooled over the parties' nodes."""
     return metrics.evaluate(federation, structure=state["structure"])
-
-
-def embed(graph: Graph, walks: int, degrees: int) -> Tensor:
-    """(N, k₁ + k₂): random walk and degree embeddings of every node within its party's graph."""
-    return torch.cat([return_probabilities(graph, walks), degree_embedding(graph, degrees)], 1)
-
-
-def degree_embedding(graph: Graph, degrees: int) -> Tensor:
-    """(N, k₂) one-hot: the last place is for all degrees from there on; a node without neighbours has none."""
-    degree = torch.from_numpy(graph.adjacency.sum(1)).long()
-    onehot = torch.zeros(graph.num_nodes, degrees + 1)
-    onehot.scatter_(1, degree.clamp(max=degrees)[:, None], 1.0)
-    return onehot[:, 1:]
-
-
-def return_probabilities(graph: Graph, walks: int, width: int = 64) -> Tensor:
-    """(N, k₁): the diagonals of M, M², …, M^k₁, M = A·D⁻¹ a random walk's transitions, without ever forming a power of M.
-
-    The columns of M^j for `width` nodes of every party at a time; (M^(i+j))_vv is row v of M^i times column v of M^j.
-    D^(-1/2)·A·D^(-1/2) has the same diagonals and, where A is symmetric, its rows are its columns.
-    """
-    scale = sp.diags_array(np.maximum(graph.adjacency.sum(0), 1) ** -0.5)
-    step = SparseMatrix(sp.csr_array(scale @ graph.adjacency @ scale), symmetric=graph.symmetric)
-    result = torch.zeros(graph.num_nodes, walks)
-    starts, sizes = graph.ptr[:-1], graph.ptr.diff()
-    for first in range(0, max(graph.sizes) if walks else 0, width):
-        party, place = (torch.arange(first, first + width) < sizes[:, None]).nonzero(as_tuple=True)
-        nodes = starts[party] + first + place  # one a party and column
-        column = torch.zeros(graph.num_nodes, width)
-        column[nodes, place] = 1
-        row = column  # the rows of M^i, standing up
-        for power in range(walks):  # in turn i = j − 1 and i = j
-            if power % 2 == 0:
-                column = step.forward @ column
-            else:
-                row = column if graph.symmetric else step.transposed @ row
-            result[nodes, power] = graph.blocks.sum(row * column)[party, place]
-    return result
