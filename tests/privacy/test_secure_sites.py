@@ -94,7 +94,7 @@ def config_of(parties: int, **values: Any) -> Config:
 def begin(site: Site, config: Config, party: int, parties: int) -> str:
     """What a site says to `begin`."""
     request: dict[str, Any] = {"kind": "begin", "config": [config.to_dict()], "token": -1, "exact": False, "run": "run"}
-    request |= {"schema": vars(Schema(12, 3, parties)), "parties": wire.torch.tensor([party])}
+    request |= {"schema": Schema(12, 3, parties).numbers, "parties": wire.torch.tensor([party])}
     said = read_answer(site.handle(wire.encode({"atoll": __version__, **request})))
     return said if isinstance(said, str) else ""
 

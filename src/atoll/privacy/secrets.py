@@ -33,6 +33,10 @@ UNKNOWN = "does not know the session of this secure total: it was restarted, or 
 ZERO_NONCE = b"\0" * 12  # each key encrypts a single message
 
 
+def _fresh_seeds() -> tuple[bytes, bytes]:
+    return os.urandom(masking.SEED_BYTES), os.urandom(masking.SEED_BYTES)
+
+
 @dataclass
 class Session:
     """One party's state in one attempt at a total."""
@@ -42,9 +46,7 @@ class Session:
     digest: bytes
     step: int = 0  # index in STEPS of the last step taken
     channel: Any = field(default_factory=lambda: masking.private_key(os.urandom(masking.SEED_BYTES)), repr=False)
-    seeds: tuple[bytes, bytes] = field(
-        default_factory=lambda: _fresh_seeds(), repr=False
-    )  # of the pair masks' key, of the self mask
+    seeds: tuple[bytes, bytes] = field(default_factory=_fresh_seeds, repr=False)  # pair masks' key, self mask
     nonce: bytes = field(default_factory=lambda: os.urandom(32))
     users: tuple[int, ...] = ()  # who advertised keys
     adverts: dict[int, Advert] = field(default_factory=dict)
@@ -199,9 +201,8 @@ class Secrets:
                 statement = masking.answered_statement(own[0].transcript, user, whom)
                 confirmed += self.identities.signed(user, signature, statement)
         if confirmed < threshold(len(users)):
-            raise PartyFailure(
-                f"refuses to reveal shares: {confirmed} parties confirmed who answered, {threshold(len(users))} must"
-            )
+            needed = threshold(len(users))
+            raise PartyFailure(f"refuses to reveal shares: {confirmed} parties confirmed who answered, {needed} must")
         self._require_same_parties(parties, own[0].call, whom)
         self.opened.add(parties, own[0].call, whom)
         rows = []
@@ -223,9 +224,8 @@ class Secrets:
             if own.call != (call if call.verb else call._replace(verb=own.call.verb)):  # not every step names its verb
                 raise PartyFailure("refuses to use the session of one secure total for another")
             if own.step + 1 != STEPS.index(step):
-                raise PartyFailure(
-                    f"refuses the step {step!r} of a secure total after {STEPS[own.step]!r}: each comes once, in order"
-                )
+                before = STEPS[own.step]
+                raise PartyFailure(f"refuses the step {step!r} of a secure total after {before!r}: each comes once, in order")
             advanced.append(own)
         for own in advanced:
             own.step += 1
@@ -241,9 +241,8 @@ class Secrets:
         if list(users) != sorted(set(users)) or not set(users) <= set(among) or not set(parties) <= set(users):
             raise PartyFailure("refuses a list of parties that does not match earlier messages")
         if len(users) < max(self.min_parties, needed):
-            raise PartyFailure(
-                f"refuses a secure total of {len(users)} parties: at least {max(self.min_parties, needed)} must take part"
-            )
+            fewest = max(self.min_parties, needed)
+            raise PartyFailure(f"refuses a secure total of {len(users)} parties: at least {fewest} must take part")
         return users
 
     def _answered(self, own: Session, answered: Tensor, parties: Sequence[int]) -> tuple[int, ...]:
@@ -295,10 +294,6 @@ def _bytes(value: Tensor, shape: tuple[int, ...], name: str) -> bytes:
     if not isinstance(value, Tensor) or value.dtype != torch.uint8 or tuple(value.shape) != shape:
         raise PartyFailure(f"refuses a field {name!r} that is malformed")
     return value.contiguous().numpy().tobytes()
-
-
-def _fresh_seeds() -> tuple[bytes, bytes]:
-    return os.urandom(masking.SEED_BYTES), os.urandom(masking.SEED_BYTES)
 
 
 def _listed(parties: Sequence[int]) -> str:
