@@ -15,16 +15,15 @@ from numpy.typing import NDArray
 from atoll.data.federated import SCENARIOS, federate
 from atoll.data.statistics import PartitionStatistics, node_homophily, partition_statistics
 from atoll.errors import AtollError
-from atoll.federation.cohort import Message, Observation
-from atoll.federation.federation import Answer, Engine, Failure
+from atoll.federation.cohort import Observation
 from atoll.graphs.graph import Graph, majority_class
-from atoll.privacy.noise import EVALUATE
 from atoll.reports.runs import Row, StoredRun
 from atoll.runs import config as configurations
 from atoll.runs.config import Config
 from atoll.runs.experiment import prepare
 from atoll.runs.folder import Folder
 from atoll.runs.metrics import mean_std
+from atoll.runs.predictions import observe
 from atoll.tasks.node_classification import evaluated_rows
 
 LARGEST = 300_000_000  # bytes of a checkpoint that embeddings are still made from
@@ -144,45 +143,14 @@ def embedding(run: StoredRun, method: str, most: int) -> Embedding | str:
     return Embedding(points, found.label[chosen], found.party[chosen], nodes, found.what)
 
 
-class Observer:
-    """An engine that keeps what the parties of this process predict when they are asked to evaluate."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.seen: list[Observation] = []
-
-    def deliver(self, message: Message) -> list[Answer | Failure]:
-        """Observe, then deliver."""
-        for cohort in getattr(self.engine, "cohorts", []) if message.verb == EVALUATE else []:
-            if here := [party for party in message.parties if party in cohort.parties]:
-                self.seen.append(cohort.observe(message.select(here)))
-        return self.engine.deliver(message)
-
-    def state(self) -> dict[str, Any]:
-        """The memory of all parties."""
-        return self.engine.state()
-
-    def restore(self, memory: dict[str, Any]) -> None:
-        """Give all parties their memory back."""
-        self.engine.restore(memory)
-
-
 def _hidden(config: Config, document: dict[str, Any]) -> Hidden | None:
-    """Evaluate the checkpoint once more and take the last hidden representation of the model that predicts.
+    """Ask the parties of a checkpoint for the last hidden representation of the model that predicts.
 
     Where no single model does (split over parties and server, several channels), take the class scores of the judged nodes.
     """
-    observers: list[Observer] = []
-
-    def observed(engine: Engine) -> Engine:
-        observers.append(Observer(engine))
-        return observers[0]
-
-    experiment = prepare(config, engine=observed)
+    experiment = prepare(config)
     experiment.engine.restore(document.get("memory", {}))
-    with torch.no_grad(), experiment.federation.evaluating():
-        experiment.algorithm.evaluate(experiment.federation, document.get("state", {}), config.settings)
-    seen, parts = observers[0].seen, experiment.spread.parts
+    seen, parts = observe(experiment, document.get("state", {})), experiment.spread.parts
     hidden = [one.hidden for one in seen if one.hidden is not None]
     if hidden and sum(map(len, hidden)) == parts.num_nodes and experiment.spread.scenario != "node":
         return Hidden(torch.cat(hidden).numpy(), parts.y.numpy(), parts.party.numpy(), "the last hidden layer")

@@ -1,50 +1,54 @@
-"""The one table of metrics: their names in words, whether they are shares, which way is better; and mean ± standard deviation.
+"""How metrics are shown: the tasks' own tables, in one order for every report; and mean ± standard deviation.
 
 A metric of the parties' own graphs begins with `local_`, one of validation items with `val_`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from statistics import mean, stdev
+from typing import TYPE_CHECKING
 
+from atoll.errors import AtollError
 
-@dataclass(frozen=True)
-class MetricFormat:
-    """How one metric is shown."""
+if TYPE_CHECKING:
+    from atoll.tasks import Metric
 
-    words: str  # in a sentence: "minority accuracy"
-    heading: str  # of a column, short: "minority"
-    percent: bool = False  # a share from 0 to 1, shown in %
-    higher_is_better: bool = True
-
-
-METRICS = {  # the usual ones, in the order of columns
-    "accuracy": MetricFormat("accuracy", "accuracy", percent=True),
-    "majority": MetricFormat("majority accuracy", "majority", percent=True),  # computed by a report: runs count the minority
-    "minority_accuracy": MetricFormat("minority accuracy", "minority", percent=True),
-    "macro_f1": MetricFormat("macro F1", "macro F1", percent=True),
-    "loss": MetricFormat("loss", "loss", higher_is_better=False),
-}
 PREFIXES = {"local_": "local", "val_": "validation"}
 
 
-def metric_format(name: str) -> MetricFormat:
-    """How a metric is shown; one that is not in the table is shown by its name."""
+def metrics_table() -> dict[str, Metric]:
+    """Every metric of every task, in the order of columns; `majority` is computed by reports: runs count the minority."""
+    from atoll.tasks import DEFAULT_TASK, TASKS, Metric
+
+    table: dict[str, Metric] = {}
+    for task in dict.fromkeys([DEFAULT_TASK, *TASKS]):
+        with contextlib.suppress(AtollError):  # another package's task that cannot be imported
+            table |= {name: metric for name, metric in TASKS.find(task).headings.items() if name not in table}
+    first, *rest = table.items()
+    return dict([first, ("majority", Metric("majority accuracy", percent=True, heading="majority")), *rest])
+
+
+def metric_format(name: str) -> Metric:
+    """How a metric is shown; one that no task lists is shown by its name."""
+    from atoll.tasks import Metric
+
     for prefix, word in PREFIXES.items():
         if name.startswith(prefix):
             plain = metric_format(name.removeprefix(prefix))
-            return MetricFormat(f"{word} {plain.words}", f"{word} {plain.heading}", plain.percent, plain.higher_is_better)
+            return replace(plain, words=f"{word} {plain.words}", heading=f"{word} {plain.heading}")
     words = name.replace("_", " ")
-    return METRICS.get(name, MetricFormat(words, words, name.endswith("accuracy"), not name.endswith("loss")))
+    known = metrics_table().get(name, Metric(words, name.endswith("accuracy"), not name.endswith("loss")))
+    return replace(known, heading=known.heading or known.words)
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Names of metrics: the usual ones in the table's order, then those of the parties' own graphs, then the others."""
+    """Names of metrics: the tasks' in their order, then those of the parties' own graphs, then the others."""
     there = list(dict.fromkeys(names))
-    usual = [*METRICS, *(f"local_{name}" for name in METRICS)]
+    usual = [*metrics_table(), *(f"local_{name}" for name in metrics_table())]
     return [*(name for name in usual if name in there), *(name for name in there if name not in usual)]
 
 

@@ -24,7 +24,7 @@ class NodeClassification:
     score = "accuracy"
     headings = {
         "accuracy": Metric("accuracy", percent=True),
-        "minority_accuracy": Metric("minority accuracy", percent=True),
+        "minority_accuracy": Metric("minority accuracy", percent=True, heading="minority"),
         "macro_f1": Metric("macro F1", percent=True),
         "loss": Metric("loss", higher_is_better=False),
     }

@@ -20,6 +20,7 @@ class Metric:
     words: str  # "minority accuracy"
     percent: bool = False  # a share from 0 to 1, shown in %
     higher_is_better: bool = True
+    heading: str = ""  # of a column, where the words are too long
 
 
 @dataclass(frozen=True)

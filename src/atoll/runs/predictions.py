@@ -1,0 +1,72 @@
+"""What a run predicts: the parties of this process are asked for outputs and hidden representations of their nodes.
+
+Nothing is counted or sent, and only a process that holds the parties can ask.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.errors import AtollError
+from atoll.federation.cohort import Observation
+from atoll.federation.fields import Fields
+from atoll.federation.messages import Answer, Engine, Failure, Message
+from atoll.privacy.noise import EVALUATE
+from atoll.runs.experiment import Experiment
+
+
+def observe(experiment: Experiment, state: dict[str, Any]) -> list[Observation]:
+    """What the parties predict with the server's `state` and their own memory, in the order in which they are evaluated."""
+    federation = experiment.federation
+    observer = _Observer(federation.engine)
+    federation.engine = observer
+    try:
+        with torch.no_grad(), federation.evaluating():
+            experiment.algorithm.evaluate(federation, state, experiment.config.settings)
+    finally:
+        federation.engine = observer.engine
+    return observer.seen
+
+
+def predict(experiment: Experiment, state: dict[str, Any]) -> Tensor:
+    """(N, C) the output of every node of the parties, in the order of `experiment.spread.parts`."""
+    return _joined(experiment, [one.output for one in observe(experiment, state)], "outputs")
+
+
+def embed(experiment: Experiment, state: dict[str, Any]) -> Tensor:
+    """(N, h) the last hidden representation of every node of the parties, in the order of `experiment.spread.parts`."""
+    hidden = [one.hidden for one in observe(experiment, state)]
+    return _joined(experiment, [one for one in hidden if one is not None], "hidden representations")
+
+
+def _joined(experiment: Experiment, values: list[Tensor], what: str) -> Tensor:
+    nodes = experiment.spread.parts.num_nodes
+    if sum(map(len, values)) != nodes:
+        raise AtollError(f"The parties of {experiment.config.algorithm} have no {what} of their own for every node.")
+    return torch.cat(values)
+
+
+class _Observer:
+    """An engine that keeps what the parties of this process predict when they are asked to evaluate."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.seen: list[Observation] = []
+
+    def deliver(self, message: Message) -> list[Answer | Failure]:
+        """Observe, then deliver."""
+        for cohort in getattr(self.engine, "cohorts", []) if message.verb == EVALUATE else []:
+            if here := [party for party in message.parties if party in cohort.parties]:
+                self.seen.append(cohort.observe(message.select(here)))
+        return self.engine.deliver(message)
+
+    def state(self) -> Fields:
+        """The memory of all parties."""
+        return self.engine.state()
+
+    def restore(self, memory: Fields) -> None:
+        """Give all parties their memory back."""
+        self.engine.restore(memory)
