@@ -72,7 +72,7 @@ class PlainParty:
             place[ids] = torch.arange(len(ids))
             pseudo = place[graph[0]]
             kept = (pseudo >= 0).all(0) & (pseudo[0] != pseudo[1])
-            pseudo, half = pseudo[:, kept], self.s.beta * graph[1][kept] / 2
+            pseudo, half = pseudo[:, kept], self.s.pseudo_graph_weight * graph[1][kept] / 2
             both = torch.cat([edges, pseudo, pseudo.flip(0)], 1)
             edges, weights = coalesce(both, torch.cat([weights, half, half]), len(ids))
         guessed = None if labels is None else torch.where(train, -1, labels[ids])
@@ -81,7 +81,7 @@ class PlainParty:
             logits = self.gcn(self.x, edges, weights)
             loss = F.cross_entropy(logits[train], y[train])
             if guessed is not None and bool((guessed >= 0).any()):
-                loss = loss + self.s.alpha * F.cross_entropy(logits[guessed >= 0], guessed[guessed >= 0])
+                loss = loss + self.s.pseudo_label_weight * F.cross_entropy(logits[guessed >= 0], guessed[guessed >= 0])
             self.adam.zero_grad()
             loss.backward()
             self.adam.step()
@@ -119,11 +119,11 @@ class Plain:
         models = [party.gcn.read() for party in self.parties]
         self.model = {name: sum(n * own[name] for n, own in zip(sizes, models, strict=True)) / sum(sizes) for name in self.model}
         confidence, classes = (predictions / held.clamp(min=1)[:, None]).max(1)
-        self.labels = torch.where(confidence > self.s.threshold, classes, -1)
+        self.labels = torch.where(confidence > self.s.pseudo_label_threshold, classes, -1)
         rows = F.normalize(embeddings / held.clamp(min=1)[:, None], dim=1)
-        scores, columns = (rows @ rows.t()).relu().topk(self.s.neighbours, dim=1)
+        scores, columns = (rows @ rows.t()).relu().topk(self.s.neighbors, dim=1)
         weights = scores / scores.sum(1, keepdim=True).clamp(min=1e-12)
-        source = torch.arange(self.nodes).repeat_interleave(self.s.neighbours)
+        source = torch.arange(self.nodes).repeat_interleave(self.s.neighbors)
         self.graph = torch.stack([source, columns.flatten()]), weights.flatten()
         for party in self.parties:
             party.hits(self.model)
@@ -199,8 +199,8 @@ def one_round(nodes: int, search: str) -> None:
     values = {
         "data.nodes": nodes,
         "rounds": 2,
-        "search": search,
-        "neighbours": 100,
+        "neighbor_search": search,
+        "neighbors": 100,
         "split": "random",
         "train": 0.05,
         "val": 0.05,

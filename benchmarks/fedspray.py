@@ -54,7 +54,7 @@ class PlainParty:
             layer.lin.weight.data = params[f"layers.{place}.weight"].t().contiguous()
             layer.bias.data = params[f"layers.{place}.bias"].clone()
         self.encoder = PlainEncoder(self.x.shape[1], settings.proxy_dim, graph.num_classes)
-        self.proxies = nn.Parameter(torch.full((len(self.train), settings.proxy_dim), self.recipe.proxy_start))
+        self.proxies = nn.Parameter(torch.full((len(self.train), settings.proxy_dim), self.recipe.initial_proxy_value))
         self.gnn_adam = torch.optim.Adam(self.gnn.parameters(), lr=settings.lr)
         self.encoder_adam = torch.optim.Adam(self.encoder.parameters(), lr=settings.lr)
         self.proxy_adam = torch.optim.Adam([self.proxies], lr=settings.proxy_lr)
@@ -75,7 +75,9 @@ class PlainParty:
         for _ in range(self.s.epochs):
             logits = self.gnn(self.x, self.edges)
             loss = F.cross_entropy(logits[self.train], labels)
-            loss = loss + self.s.lambda1 * F.kl_div(logits[counted].log_softmax(1), targets[counted], reduction="batchmean")
+            loss = loss + self.s.soft_target_weight * F.kl_div(
+                logits[counted].log_softmax(1), targets[counted], reduction="batchmean"
+            )
             self.gnn_adam.zero_grad()
             loss.backward()
             self.gnn_adam.step()
@@ -87,7 +89,7 @@ class PlainParty:
             embedded = self.encoder.embedding(self.x[self.rows] if len(self.rows) < len(self.x) else self.x).relu()[self.within]
             loss = F.cross_entropy(self.encoder.projector(embedded), labels)
             fused = self.encoder.classifier(embedded + self.proxies)
-            loss = loss + self.s.lambda2 * F.kl_div(fused.log_softmax(1), beliefs, reduction="batchmean")
+            loss = loss + self.s.belief_weight * F.kl_div(fused.log_softmax(1), beliefs, reduction="batchmean")
             self.encoder_adam.zero_grad()
             self.proxy_adam.zero_grad()
             loss.backward()

@@ -73,7 +73,7 @@ def cora() -> list[dict[str, Any]]:
         nonlocal plain_state
         federation.begin(number)
         latent = torch.stack([user.embed() for user in users])
-        plain_state, gradient = nfedgnn.descend(federation, plain_state | {"latent": latent}, settings, settings.regularisation)
+        plain_state, gradient = nfedgnn.descend(federation, plain_state | {"latent": latent}, settings, settings.regularization)
         for user, own in zip(users, gradient, strict=True):
             user.update(own)
 

@@ -126,7 +126,7 @@ def test_the_bill_is_exact(algorithm: str) -> None:
 
 
 def test_a_missing_party_is_named_and_the_round_goes_on(algorithm: str) -> None:
-    """Without one party in round 2 the run goes on, or says in one sentence that it cannot; with `missing=stop` it stops."""
+    """Without one party in round 2 the run goes on, or says in one sentence that it cannot; with `on_missing=stop` it stops."""
     if parties_of(algorithm) == 1:
         pytest.skip(f"{algorithm} has a single party")
 
@@ -140,7 +140,7 @@ def test_a_missing_party_is_named_and_the_round_goes_on(algorithm: str) -> None:
         with pytest.raises(AtollError, match="party 1"):
             run(small(algorithm), absent)
     with pytest.raises(AtollError, match=r"Round 2.*party 1: timed out"):
-        run(small(algorithm, missing="stop"), absent)
+        run(small(algorithm, on_missing="stop"), absent)
 
 
 def test_a_poisoned_reply_is_refused(algorithm: str) -> None:

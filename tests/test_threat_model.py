@@ -221,7 +221,7 @@ def test_noise_is_put_where_the_page_says(algorithm: str) -> None:
     if not cell:
         return
     verb, unit = re.fullmatch(r"`(\w+)` (party|row)", cell).groups()  # type: ignore[union-attr]
-    noise = {"dp.verb": verb, "dp.unit": unit}
+    noise = {"dp.verb": verb, "dp.protected_unit": unit}
     spent = runner.run(small(algorithm, rounds=1, **noise, **{"dp.noise": 4.0})).rows[-1]["epsilon"]
     assert 0 < spent < math.inf
     plain, same = (runner.run(small(algorithm, rounds=2, **values)) for values in ({}, {**noise, "dp.clip": 1e6, "dp.noise": 0}))

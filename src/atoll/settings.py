@@ -6,11 +6,12 @@ import dataclasses
 import math
 import types
 import typing
+import warnings
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from atoll.errors import AtollError, closest, suggest
+from atoll.errors import AtollError, AtollWarning, closest, suggest
 
 
 def setting(
@@ -83,6 +84,13 @@ def known(group: type) -> dict[str, dataclasses.Field[Any]]:
 def renamed(group: type) -> dict[str, str]:
     """Earlier name → present name, of the settings of a dataclass."""
     return {old: field.name for field in dataclasses.fields(group) for old in field.metadata.get("was", ())}
+
+
+def warn_renamed(changed: Mapping[str, str]) -> None:
+    """One warning that gives the new names (earlier name → present name); nothing where no name has changed."""
+    if changed:
+        names = ", ".join(f"{old} is now {new}" for old, new in changed.items())
+        warnings.warn(f"Settings have new names: {names}. The old names still work.", AtollWarning, stacklevel=3)
 
 
 def first_named(settings: Any) -> dict[str, Any]:

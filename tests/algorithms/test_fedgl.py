@@ -18,7 +18,7 @@ from atoll.runs import config, runner
 from atoll.runs.runner import Result
 from small import Absent, small
 
-PLAIN = {"dropout": 0, "input_dropout": 0, "threshold": 0.4, "neighbours": 7}
+PLAIN = {"dropout": 0, "input_dropout": 0, "pseudo_label_threshold": 0.4, "neighbors": 7}
 
 
 def run(algorithm: str = "fedgl", **values: Any) -> Result:
@@ -59,7 +59,7 @@ def naive(settings: dict[str, Any], rounds: int) -> tuple[dict[str, Tensor], Ten
     for _ in range(rounds):
         predictions, embeddings, held = torch.zeros(count, 3), torch.zeros(count, 3), torch.zeros(count)
         for party, own, w, adam in zip(parties, ids, weights, adams, strict=True):
-            through = complemented(party, graph[own][:, own], s.beta, s.pseudo_graph)  # Eq. 9
+            through = complemented(party, graph[own][:, own], s.pseudo_graph_weight, s.pseudo_graph)  # Eq. 9
             pseudo = labels[own].masked_fill(party.train, -1)
             with torch.no_grad():
                 for name, value in w.items():
@@ -68,9 +68,9 @@ def naive(settings: dict[str, Any], rounds: int) -> tuple[dict[str, Tensor], Ten
                 hidden = through @ (through @ party.x @ w["layers.0.weight"]).relu() @ w["layers.1.weight"]  # Eq. 2
                 loss = party.loss(hidden)
                 if bool((pseudo >= 0).any()):
-                    groups = [pseudo == place for place in pseudo.unique() if place >= 0] if s.balance else [pseudo >= 0]
+                    groups = [pseudo == place for place in pseudo.unique() if place >= 0] if s.balance_classes else [pseudo >= 0]
                     terms = [F.cross_entropy(hidden[group], pseudo[group]) for group in groups]
-                    loss = loss + s.alpha * torch.stack(terms).mean()  # Eq. 8
+                    loss = loss + s.pseudo_label_weight * torch.stack(terms).mean()  # Eq. 8
                 adam.zero_grad()
                 loss.backward()
                 adam.step()
@@ -82,8 +82,8 @@ def naive(settings: dict[str, Any], rounds: int) -> tuple[dict[str, Tensor], Ten
         model = plain.average(weights, [len(own) for own in ids])  # Eq. 10
         over = held.clamp(min=1) if s.fusion == "holders" else torch.full((count,), float(sum(map(len, ids))))
         confidence, classes = (predictions / over[:, None]).max(1)  # Eq. 11
-        labels = torch.where(confidence > s.threshold, classes, -1)  # Eq. 12
-        graph = pseudo_graph(embeddings / over[:, None], s.pseudo_graph, s.neighbours)  # Eqs. 13 and 14
+        labels = torch.where(confidence > s.pseudo_label_threshold, classes, -1)  # Eq. 12
+        graph = pseudo_graph(embeddings / over[:, None], s.pseudo_graph, s.neighbors)  # Eqs. 13 and 14
     return model, labels
 
 
@@ -95,7 +95,7 @@ def test_three_rounds_by_a_plain_loop(form: str, upload: str) -> None:
     model, labels = naive(settings, 3)
     result = run(rounds=3, **settings)
     plain.close(result.state["model"], model, 1e-4)
-    found = fedgl.pseudo_labels(result.state["predictions"], PLAIN["threshold"])
+    found = fedgl.pseudo_labels(result.state["predictions"], PLAIN["pseudo_label_threshold"])
     assert found.tolist() == labels.tolist()
     assert bool((labels >= 0).any())
 
@@ -103,7 +103,7 @@ def test_three_rounds_by_a_plain_loop(form: str, upload: str) -> None:
 @pytest.mark.parametrize("upload", ["sum", "rows"])
 def test_literal_fusion_by_a_plain_loop(upload: str) -> None:
     """N_k/M over all parties: the paper's letter."""
-    settings = {**PLAIN, "fusion": "literal", "threshold": 0.2, "upload": upload}
+    settings = {**PLAIN, "fusion": "literal", "pseudo_label_threshold": 0.2, "upload": upload}
     model, labels = naive(settings, 3)
     result = run(rounds=3, **settings)
     plain.close(result.state["model"], model, 1e-4)
@@ -114,7 +114,7 @@ def test_literal_fusion_by_a_plain_loop(upload: str) -> None:
 
 def test_balanced_pseudo_labels_by_a_plain_loop() -> None:
     """`balance`: the loss on pseudo labels is a mean over the classes of every class's mean; the model is another one for it."""
-    settings = {**PLAIN, "balance": True}
+    settings = {**PLAIN, "balance_classes": True}
     model, _ = naive(settings, 3)
     found = run(rounds=3, **settings).state["model"]
     plain.close(found, model, 1e-4)
@@ -128,7 +128,7 @@ def test_balanced_pseudo_labels_by_a_plain_loop() -> None:
 def test_without_self_supervision_it_is_fedavg(upload: str, participation: float) -> None:
     """α = β = 0: the same bits, metrics and bytes as FedAvg."""
     shared = {"partition.proportions": "0.5,0.6,0.7", "rounds": 4, "participation": participation}
-    own = runner.rounds(runner.prepare(small("fedgl", alpha=0, beta=0, upload=upload, **shared)))
+    own = runner.rounds(runner.prepare(small("fedgl", pseudo_label_weight=0, pseudo_graph_weight=0, upload=upload, **shared)))
     values = {**shared, **{f"data.{k}": v for k, v in vars(own.config.data).items()}, "split": "random", "patience": 0}
     chosen = config.resolve("fedavg", dataset="csbm", partition="overlap", parties=3, seed=3, values=values)
     other = runner.rounds(runner.prepare(chosen))
@@ -149,14 +149,14 @@ def test_every_party_must_be_heard_at_the_start() -> None:
 
 def test_ablations_send_only_what_they_need() -> None:
     """Without the pseudo graph no embeddings travel, without pseudo labels no predictions."""
-    assert "embeddings" not in run(beta=0).state
-    assert "predictions" not in run(alpha=0).state
+    assert "embeddings" not in run(pseudo_graph_weight=0).state
+    assert "predictions" not in run(pseudo_label_weight=0).state
 
 
 @pytest.mark.parametrize("upload", ["sum", "rows"])
 def test_the_bytes_are_those_of_the_docstring(upload: str) -> None:
     """Down 4w + 2N + 8Ns; up 4w + 8 + 8NC + 4N summed, 4w + 8 + N_k(8C + 4) as rows; the first round sends no pseudo labels."""
-    experiment = runner.prepare(small("fedgl", rounds=2, neighbours=7, upload=upload))
+    experiment = runner.prepare(small("fedgl", rounds=2, neighbors=7, upload=upload))
     result = runner.rounds(experiment)
     w, nodes, classes = plain.size(result.state["model"]), int(result.state["nodes"]), 3
     sizes = experiment.spread.parts.sizes
@@ -182,7 +182,7 @@ def test_a_model_that_ignores_edge_weights_is_refused() -> None:
     """GraphSAGE, GAT and MLP cannot run over a weighted pseudo graph; without it they can."""
     with pytest.raises(AtollError, match="sage does not use"):
         run(model="sage")
-    assert run(model="sage", beta=0, rounds=1).rounds == 1
+    assert run(model="sage", pseudo_graph_weight=0, rounds=1).rounds == 1
 
 
 def test_two_goals() -> None:

@@ -23,7 +23,7 @@ MODELS = ["gcn", "sgc", "sage"]
 @pytest.mark.parametrize("model", [*MODELS, "gat", "gcnii"])
 def test_with_one_link_type_it_is_fedavg(model: str) -> None:
     """One channel sees all links: FedAvg's model and metrics, bit for bit, with dropout too."""
-    lit = runner.run(small("fedlit", model=model, dropout=0.3, types=1))
+    lit = runner.run(small("fedlit", model=model, dropout=0.3, link_types=1))
     avg = runner.run(small("fedavg", model=model, dropout=0.3))
     plain.same({name: value[0] for name, value in lit.state["model"].items()}, avg.state["model"])
     assert plain.metrics(lit) == plain.metrics(avg)
@@ -33,7 +33,7 @@ def test_with_one_link_type_it_is_fedavg(model: str) -> None:
 @pytest.mark.parametrize("iterations", [1, 2])
 def test_two_rounds_equal_a_loop_over_parties_and_channels(model: str, iterations: int) -> None:
     """Links are typed one by one, channels run on dense matrices of their links, parties are aligned by trying all orders."""
-    values: dict[str, Any] = {"types": 2, "iterations": iterations, "hidden": 8, "optimizer": "sgd", "lr": 0.2, "epochs": 3}
+    values: dict[str, Any] = {"link_types": 2, "em_steps": iterations, "hidden": 8, "optimizer": "sgd", "lr": 0.2, "epochs": 3}
     config = small("fedlit", model=model, rounds=2, **values)
     experiment, parties = plain.prepare(config)
     server = fedlit.start(experiment.federation, config.settings)
@@ -111,7 +111,7 @@ def test_alignment_finds_a_shuffled_order() -> None:
 
 def test_every_link_is_in_one_channel() -> None:
     """The typed graph has every edge once, both directions in the channel of their link, and leaves parties apart."""
-    experiment = runner.prepare(small("fedlit", types=3))
+    experiment = runner.prepare(small("fedlit", link_types=3))
     cohort = experiment.engine.cohorts[0]  # type: ignore[attr-defined]
     graph = cohort.graph
     types = torch.arange(cohort.links.ends.shape[1]) % 3
@@ -147,7 +147,7 @@ def test_a_centre_nobody_is_near_keeps_its_place() -> None:
 @pytest.mark.parametrize("links", ["none", "few"])
 def test_parties_with_hardly_any_links(links: str) -> None:
     """Parties whose graphs have no links at all, or a single one, go along."""
-    config = small("fedlit", types=3)
+    config = small("fedlit", link_types=3)
     graph = runner.prepare(config).spread.whole
     few = graph.edge_index[:, :0] if links == "none" else torch.cat([graph.edge_index[:, :1], graph.edge_index[:, :1].flip(0)], 1)
     none = torch.zeros(graph.num_nodes, dtype=torch.bool)
@@ -166,7 +166,7 @@ def test_secure_aggregation_refuses_it() -> None:
 @pytest.mark.parametrize(("model", "width"), [("gcn", 2 * 64), ("sgc", 2 * 3)])
 def test_bytes(model: str, width: int) -> None:
     """4·K·(w + r) down and 4·K·(w + r) + 8·K + 8 up a round; 4·K·w and 4·K·r + 8·K once."""
-    result = runner.run(small("fedlit", model=model, rounds=2, types=3))
+    result = runner.run(small("fedlit", model=model, rounds=2, link_types=3))
     channel = sum(value[0].numel() for value in result.state["model"].values())
     assert result.state["centres"].shape == (3, width)
     assert result.bytes["by_verb"]["cluster"]["down"] == 3 * 4 * 3 * channel

@@ -14,8 +14,8 @@ from small import small
 
 @pytest.mark.parametrize("model", ["gcn", "sgc", "sage"])
 def test_without_personal_layers_it_is_fedavg(model: str) -> None:
-    """personal = 0 gives FedAvg's model and metrics, bit for bit."""
-    per = runner.run(small("fedper", model=model, dropout=0.3, personal=0))
+    """personal_layers = 0 gives FedAvg's model and metrics, bit for bit."""
+    per = runner.run(small("fedper", model=model, dropout=0.3, personal_layers=0))
     avg = runner.run(small("fedavg", model=model, dropout=0.3))
     plain.same(per.state["base"], avg.state["model"])
     assert plain.metrics(per) == plain.metrics(avg)
@@ -25,7 +25,7 @@ def test_without_personal_layers_it_is_fedavg(model: str) -> None:
 @pytest.mark.parametrize("amnesia", ["false", "true"])
 def test_with_personal_layers_only_it_is_local(model: str, personal: int, amnesia: str) -> None:
     """Where every layer is personal nothing is shared: Local, bit for bit, also when messages travel as bytes."""
-    per = runner.run(small("fedper", model=model, dropout=0.3, personal=personal, amnesia=amnesia))
+    per = runner.run(small("fedper", model=model, dropout=0.3, personal_layers=personal, amnesia=amnesia))
     local = runner.run(small("local", model=model, dropout=0.3))
     plain.same(per.memory["0"]["model"], local.memory["0"]["model"])
     assert plain.metrics(per) == plain.metrics(local)

@@ -87,7 +87,7 @@ class Party:
             }
         )
         self.encoder_adam = torch.optim.Adam(self.encoder.parameters(), lr=settings.lr)
-        self.own = nn.Parameter(torch.full((len(self.y), width), self.recipe.proxy_start))
+        self.own = nn.Parameter(torch.full((len(self.y), width), self.recipe.initial_proxy_value))
         self.own_adam = torch.optim.Adam([self.own], lr=settings.proxy_lr)
         self.gated = 0
 
@@ -114,7 +114,7 @@ class Party:
             loss = F.cross_entropy(logits[self.train], self.y[self.train])
             divergence = (p * (p.log() - logits.log_softmax(1))).sum(1)[counted].mean()
             self.adam.zero_grad()
-            (loss + self.s.lambda1 * divergence).backward()
+            (loss + self.s.soft_target_weight * divergence).backward()
             self.adam.step()
         belief = self.network(self.x, self.edges).softmax(1).detach()
         with torch.no_grad():
@@ -128,7 +128,7 @@ class Party:
             divergence = (belief * (belief.log() - guess)).sum(1)[self.train].mean()
             self.encoder_adam.zero_grad()
             self.own_adam.zero_grad()
-            (loss + self.s.lambda2 * divergence).backward()
+            (loss + self.s.belief_weight * divergence).backward()
             self.encoder_adam.step()
             self.own_adam.step()
         ratio = torch.stack([(self.y[self.train] == c).float().mean() for c in range(len(proxies))])
@@ -185,7 +185,7 @@ def test_three_rounds_are_those_of_a_naive_loop(model: str, switches: str) -> No
 @pytest.mark.parametrize("model", ["gcn", "sgc", "sage"])
 def test_without_distillation_it_is_local(model: str, variant: str) -> None:
     """λ₁ = 0 gives Local's models, bit for bit, and so its history."""
-    spray, local = run(model=model, variant=variant, lambda1=0), run(algorithm="local", model=model)
+    spray, local = run(model=model, variant=variant, soft_target_weight=0), run(algorithm="local", model=model)
     for name, value in local.memory["0"]["model"].items():
         assert torch.equal(spray.memory["0"]["gnn"][name], value), name
     for row, same in zip(spray.rows, local.rows, strict=True):

@@ -19,7 +19,7 @@ MODELS = ["gcn", "sgc", "sage"]
 @pytest.mark.parametrize("model", MODELS)
 def test_two_rounds_equal_a_loop_over_parties(model: str) -> None:
     """Both encoders train at every party; the structure encoder is averaged, the feature encoder stays."""
-    config = small("fedstar", model=model, rounds=2, optimizer="sgd", lr=0.2, epochs=3, walks=4, degrees=3)
+    config = small("fedstar", model=model, rounds=2, optimizer="sgd", lr=0.2, epochs=3, walk_steps=4, max_degree=3)
     experiment, parties = plain.prepare(config)
     memory = experiment.engine.state()["0"]
     embeddings = memory["embedding"].split(experiment.spread.parts.sizes)

@@ -17,13 +17,17 @@ from atoll.runs import runner
 from small import Absent, small
 
 MODELS = ["gcn", "sgc", "sage"]
-CUTS: dict[str, Any] = {"epsilon1": 1e9, "epsilon2": 0.0, "wait": 0}  # as soon as a cluster has three members
+CUTS: dict[str, Any] = {  # as soon as a cluster has three members
+    "mean_update_threshold": 1e9,
+    "longest_update_threshold": 0.0,
+    "rounds_before_split": 0,
+}
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_without_a_cut_it_is_fedavg(model: str) -> None:
     """One cluster for ever gives FedAvg's model and metrics, bit for bit."""
-    gcfl = runner.run(small("gcfl", model=model, dropout=0.3, epsilon1=0.0))
+    gcfl = runner.run(small("gcfl", model=model, dropout=0.3, mean_update_threshold=0.0))
     avg = runner.run(small("fedavg", model=model, dropout=0.3))
     plain.same({name: value[0] for name, value in gcfl.state["model"].items()}, avg.state["model"])
     assert plain.metrics(gcfl) == plain.metrics(avg)
@@ -33,7 +37,7 @@ def test_without_a_cut_it_is_fedavg(model: str) -> None:
 @pytest.mark.parametrize("sequences", [False, True])
 def test_rounds_with_a_cut_equal_a_loop_over_clusters(model: str, sequences: bool) -> None:
     """Parties train one by one; the cluster is cut as the updates (or their norms) say, and each part goes its own way."""
-    values = CUTS | {"wait": 1, "sequences": sequences, "length": 2}
+    values = CUTS | {"rounds_before_split": 1, "use_sequences": sequences, "sequence_length": 2}
     config = small("gcfl", model=model, rounds=3, optimizer="sgd", lr=0.2, epochs=3, **values)
     experiment, parties = plain.prepare(config)
     clusters, norms = [[0, 1, 2]], [[], [], []]  # type: ignore[var-annotated]
@@ -117,14 +121,25 @@ def test_time_warping(standardize: bool) -> None:
 def test_pairs_stay_together_and_cuts_wait() -> None:
     """A cluster of two is never cut, and nothing is cut before `wait` rounds, nor while the norms say no."""
     assert int(runner.run(small("gcfl", rounds=6, **CUTS)).state["cluster"].max()) == 1
-    for held in ({"wait": 3}, {"epsilon1": 1e-9}, {"epsilon2": 1e9}, {"sequences": True, "length": 4}):
+    for held in (
+        {"rounds_before_split": 3},
+        {"mean_update_threshold": 1e-9},
+        {"longest_update_threshold": 1e9},
+        {"use_sequences": True, "sequence_length": 4},
+    ):
         assert int(runner.run(small("gcfl", rounds=3, **(CUTS | held))).state["cluster"].max()) == 0
 
 
 @pytest.mark.parametrize(("relative", "cut"), [(True, True), (False, False)])
 def test_the_thresholds_unit(relative: bool, cut: bool) -> None:
     """The same thresholds cut in units of the first round's longest update, which is about 0.01 here, and not as they are."""
-    values = CUTS | {"epsilon1": 2.0, "epsilon2": 0.5, "relative": relative, "optimizer": "sgd", "lr": 0.01}
+    values = CUTS | {
+        "mean_update_threshold": 2.0,
+        "longest_update_threshold": 0.5,
+        "relative_thresholds": relative,
+        "optimizer": "sgd",
+        "lr": 0.01,
+    }
     state = runner.run(small("gcfl", rounds=2, **values)).state
     assert bool(state["cluster"].max() > 0) is cut
     assert float(state["unit"]) < 0.5 or not relative

@@ -390,10 +390,10 @@ def test_noise_on_the_first_shared_layer_is_a_matter_of_the_channel(secure: bool
         assert verb == "embed"
         return reply["hidden"]
 
-    noise = first_sum(**{"dp.verb": "embed", "dp.unit": "row", "dp.clip": 0, "dp.noise": 0.5}) - first_sum()  # Σ_m w_m
+    noise = first_sum(**{"dp.verb": "embed", "dp.protected_unit": "row", "dp.clip": 0, "dp.noise": 0.5}) - first_sum()  # Σ_m w_m
     assert float(noise.mean()) == pytest.approx(0, abs=0.06)
     assert float(noise.std()) == pytest.approx(0.5 * 3**0.5, rel=0.05)
-    cut = first_sum(**{"dp.verb": "embed", "dp.unit": "row", "dp.clip": 0.1, "dp.noise": 0})
+    cut = first_sum(**{"dp.verb": "embed", "dp.protected_unit": "row", "dp.clip": 0.1, "dp.noise": 0})
     assert float(cut.norm(dim=1).max()) <= 0.3 + 1e-5  # three rows of norm 0.1 at the most
 
 

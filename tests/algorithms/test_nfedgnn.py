@@ -18,8 +18,8 @@ from atoll.models.losses import smoothness
 from atoll.models.parameters import get_parameters
 from atoll.runs import config, runner
 
-GCN = {"hidden": 8, "regularisation": 10.0}
-GAT = {"model": "gat", "hidden": 4, "heads": 3, "dropout": 0.0, "lr": 0.01, "regularisation": 10.0}
+GCN = {"hidden": 8, "regularization": 10.0}
+GAT = {"model": "gat", "hidden": 4, "heads": 3, "dropout": 0.0, "lr": 0.01, "regularization": 10.0}
 
 
 def prepared(graph: Graph, algorithm: str = "nfedgnn", **values: Any) -> runner.Experiment:
@@ -40,7 +40,7 @@ def go(experiment: runner.Experiment, rounds: int) -> tuple[Federation, dict[str
 
 @pytest.mark.parametrize(
     "values",
-    [GCN, GCN | {"first": "own"}, GCN | {"dropout": 0.0, "regularisation": 0.0}, GAT],
+    [GCN, GCN | {"initial_weights": "own"}, GCN | {"dropout": 0.0, "regularization": 0.0}, GAT],
     ids=["gcn", "own first weights", "no dropout, λ = 0", "gat"],
 )
 @pytest.mark.parametrize("directed", [False, True])
@@ -135,11 +135,11 @@ def read_state(state: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
     return [*state["model"].items(), ("latent", state["latent"])]
 
 
-def test_strong_regularisation_brings_neighbours_together() -> None:
+def test_strong_regularization_brings_neighbours_together() -> None:
     """With λ the latent vectors of neighbours are closer than without."""
     graph = some_users()
     apart = [
-        float(smoothness(go(prepared(graph, hidden=8, regularisation=value), 30)[1]["latent"], graph)) for value in (0.0, 100.0)
+        float(smoothness(go(prepared(graph, hidden=8, regularization=value), 30)[1]["latent"], graph)) for value in (0.0, 100.0)
     ]
     assert apart[1] < apart[0] / 4
 

@@ -57,7 +57,11 @@ class Plain:
         nodes, schema = graph.num_nodes, Schema(graph.num_features, graph.num_classes, graph.num_nodes)
         limit = math.sqrt(6 / (schema.features + settings.width))
         own = Streams(seed, range(nodes), "weights").uniform(schema.features, settings.width, low=-limit, high=limit)
-        weights = own if getattr(settings, "first", "shared") == "own" else first_weight(settings, schema, seed).expand_as(own)
+        weights = (
+            own
+            if getattr(settings, "initial_weights", "shared") == "own"
+            else first_weight(settings, schema, seed).expand_as(own)
+        )
         x = torch.from_numpy(graph.nonzero_features.toarray())
         self.users = [User(x[i], weights[i], settings) for i in range(nodes)]
         first = Server(settings, graph.num_classes, Draws(seed, [SERVER], "model"))
@@ -100,7 +104,7 @@ class Plain:
         latent = self.latent.clone().requires_grad_()
         logits = self.logits(latent, Draws(self.seed, [SERVER], "dropout", number))
         loss = F.cross_entropy(logits[self.graph.train], self.graph.y[self.graph.train])
-        strength = getattr(self.settings, "regularisation", 0.0)  # λ
+        strength = getattr(self.settings, "regularization", 0.0)  # λ
         apart = sum(((latent[i] - latent[j]) ** 2).sum() for j, i in self.graph.edge_index.t().tolist())
         loss = loss + strength * apart / self.looped.sum()
         self.adam.zero_grad()

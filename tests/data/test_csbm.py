@@ -9,7 +9,7 @@ import torch
 
 from atoll.data import CsbmSettings, PartitionSettings, csbm, load, partition, partition_statistics
 from atoll.data.csbm import generate, sample_edges
-from atoll.errors import AtollError
+from atoll.errors import AtollError, AtollWarning
 from graphs import dense, edge_set
 
 
@@ -111,14 +111,14 @@ def test_the_demo_graph_is_a_federation() -> None:
     [
         ({"nodes": 1}, "at least 2 nodes"),
         ({"classes": 1}, "2 classes"),
-        ({"degree": 4.0, "lam": 2.5}, "negative probability"),
-        ({"degree": 0.0, "lam": 0.0}, "degree > 0"),
-        ({"mu": -1.0}, "mu ≥ 0"),
+        ({"degree": 4.0, "edge_signal": 2.5}, "negative probability"),
+        ({"degree": 0.0, "edge_signal": 0.0}, "degree > 0"),
+        ({"feature_signal": -1.0}, "feature_signal ≥ 0"),
         ({"mixing": 1.5}, "between 0 and 1"),
         ({"samples": 0}, "1 sample"),
-        ({"lam": float("nan")}, "finite numbers"),
+        ({"edge_signal": float("nan")}, "finite numbers"),
         ({"degree": float("inf")}, "finite numbers"),
-        ({"mu": 1e300}, "too large"),
+        ({"feature_signal": 1e300}, "too large"),
         ({"nodes": 60, "communities": 100_000}, "100000 communities of 5 classes"),
     ],
 )
@@ -126,3 +126,10 @@ def test_impossible_settings_are_refused(change: dict[str, float], said: str) ->
     """One sentence with the numbers that clash."""
     with pytest.raises(AtollError, match=said):
         generate(CsbmSettings(**change))  # type: ignore[arg-type]
+
+
+def test_earlier_names_of_its_settings_are_accepted() -> None:
+    """`load` takes λ and μ by their old names and gives the new ones."""
+    with pytest.warns(AtollWarning, match="lam is now edge_signal, mu is now feature_signal"):
+        old = load("csbm", nodes=50, lam=1.0, mu=3.0)
+    assert torch.equal(torch.as_tensor(old.x), torch.as_tensor(load("csbm", nodes=50, edge_signal=1.0, feature_signal=3.0).x))

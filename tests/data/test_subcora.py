@@ -68,7 +68,7 @@ def test_a_run_takes_its_seeds_piece() -> None:
 
 def test_a_connected_balanced_training_set() -> None:
     """`labelled`: as many of each class, connected; as many validate; the split belongs to the graph, not to the features."""
-    settings = CsbmSettings(200, 8, 2, 1, 10, 2, communities=0, redraw="features", labelled=0.1)
+    settings = CsbmSettings(200, 8, 2, 1, 10, 2, communities=0, redraw="features", connected_train_share=0.1)
     graph, again = generate(settings, 0), generate(settings, 1)
     assert torch.bincount(graph.y[graph.train]).tolist() == [10, 10]
     assert (int(graph.val.sum()), int(graph.test.sum())) == (20, 160)
@@ -81,7 +81,7 @@ def test_a_connected_balanced_training_set() -> None:
 
 def test_all_vectors_of_a_node_have_its_role() -> None:
     """With several vectors a node."""
-    graph = generate(CsbmSettings(60, 6, 1, 1, 4, 2, samples=3, communities=0, labelled=0.2))
+    graph = generate(CsbmSettings(60, 6, 1, 1, 4, 2, samples=3, communities=0, connected_train_share=0.2))
     for mask in (graph.train, graph.val, graph.test):
         assert set(mask.view(60, 3).sum(1).tolist()) <= {0, 3}
 
@@ -94,6 +94,6 @@ def test_connected_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
         graph = generate(CsbmSettings(**{**vars(settings), "graph_seed": seed}))
         assert sp.csgraph.connected_components(graph.adjacency)[0] == 1
     with pytest.raises(AtollError, match="higher one"):
-        generate(CsbmSettings(**{**vars(settings), "nodes": 100, "degree": 1.0, "lam": 0.5}))
+        generate(CsbmSettings(**{**vars(settings), "nodes": 100, "degree": 1.0, "edge_signal": 0.5}))
     with pytest.raises(AtollError, match="no connected set"):
-        generate(CsbmSettings(40, 4, 2, 1, 4, 2, communities=0, labelled=0.2))
+        generate(CsbmSettings(40, 4, 2, 1, 4, 2, communities=0, connected_train_share=0.2))

@@ -98,7 +98,7 @@ def test_the_report_of_a_deployed_run_names_its_parties(tmp_path: Path) -> None:
 
 def test_errors_call_a_party_by_its_name(tmp_path: Path) -> None:
     """One sentence that says which bank, once."""
-    config, sites = banks(tmp_path, missing="stop")
+    config, sites = banks(tmp_path, on_missing="stop")
     roster = {bank: Parties([place]) for place, bank in enumerate(BANKS)}
     engine = RemoteEngine(Wire(sites, {"bank-b": 2}), roster, config.to_dict(), Schema(12, 3, 3), timeout=5.0)
     experiment = runner.build_experiment(config, engine, Schema(12, 3, 3), None, "horizontal", BANKS)
@@ -116,7 +116,7 @@ def test_simulated_parties_have_numbers(tmp_path: Path) -> None:
     assert "missing_names" not in result.rows[1]
     assert _score(result.rows[1]).endswith("1 missing")
     with pytest.raises(AtollError, match="party 1: timed out"):
-        runner.rounds(runner.prepare(small("fedavg", missing="stop"), engine=lambda inner: Absent(inner, {2}, {1})))
+        runner.rounds(runner.prepare(small("fedavg", on_missing="stop"), engine=lambda inner: Absent(inner, {2}, {1})))
 
 
 def test_folders_name_their_parties(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_the_log_tells_who_was_left_out_and_why(tmp_path: Path, caplog: pytest.L
 
 
 def test_a_run_that_is_taken_up_goes_on_without_a_site_that_hangs(tmp_path: Path) -> None:
-    """With missing=continue a site that is connected but silent is not needed to know the form of the data; at first it is."""
+    """With on_missing=continue a site that is connected but silent is not needed to know the form of the data; at first it is."""
 
     class Silent(DirectCarrier):
         """All are connected; one does not answer."""

@@ -125,11 +125,11 @@ def test_a_site_refuses_noise_that_the_server_can_foresee(tmp_path: Path) -> Non
     """The seed is the server's: with data of its own a site takes noise from its system only."""
     sites = sites_with_data(tmp_path, small("fedavg"))
     for source, fine in (("seed", False), ("system", True)):
-        about = {"algorithm": "fedavg", "dp": {"verb": "fit", "source": source}}
+        about = {"algorithm": "fedavg", "dp": {"verb": "fit", "noise_source": source}}
         deployed = launch.deployment_config(about, "run.toml", ["a", "b", "c"])
         ask = wire.encode({"atoll": remote.__version__, "run": "", "kind": "describe", "config": [deployed.to_dict()]})
         told = read_answer(sites["site-0"].handle(ask))
-        assert isinstance(told, dict) if fine else "set dp.source to system" in str(told)
+        assert isinstance(told, dict) if fine else "set dp.noise_source to system" in str(told)
 
 
 def test_a_site_may_insist(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class Wire:
 def over(config: Config, carrier: Wire, folder: Folder | None = None, checkpoint: Any = None) -> Result:
     """A run over a carrier."""
     data = federate(config, None, ("horizontal",))
-    exact = config.run.missing == "stop"
+    exact = config.run.on_missing == "stop"
     roster = {name: [place] for place, name in enumerate(SITES)}
     engine = RemoteEngine(carrier, roster, config.to_dict(), Schema(12, 3, 3), timeout=5.0, exact=exact)
     return runner.rounds(runner.build_experiment(config, engine, Schema(12, 3, 3), data, data.scenario), folder, None, checkpoint)
@@ -115,8 +115,8 @@ def test_a_site_without_any_save_begins_anew_and_the_user_hears_of_it(tmp_path: 
 
 
 def test_exactly_with_a_damaged_save_is_from_the_checkpoint_before(tmp_path: Path) -> None:
-    """With missing=stop: refused by name; from the checkpoint before, the result is bit for bit that of an undisturbed run."""
-    config = small("fedspray", rounds=6, checkpoint_every=1, missing="stop")
+    """With on_missing=stop: refused by name; from the checkpoint before, the result is bit for bit that of an undisturbed run."""
+    config = small("fedspray", rounds=6, checkpoint_every=1, on_missing="stop")
     whole = over(config, Wire(tmp_path / "whole"))
     folder = halted(config, tmp_path)
     flip(saved(tmp_path, "site-1", 4))
@@ -134,7 +134,7 @@ def test_exactly_with_a_damaged_save_is_from_the_checkpoint_before(tmp_path: Pat
 def test_the_server_steps_back_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the server's process does with such a refusal, and what the user hears."""
     server = pytest.importorskip("atoll.deploy.server")
-    config = small("fedspray", rounds=6, checkpoint_every=1, missing="stop")
+    config = small("fedspray", rounds=6, checkpoint_every=1, on_missing="stop")
     whole = over(config, Wire(tmp_path / "whole"))
     folder = halted(config, tmp_path)
     flip(saved(tmp_path, "site-1", 4))
@@ -185,7 +185,7 @@ def test_a_site_without_room_stops_nobody_and_is_named(tmp_path: Path, monkeypat
     (told,) = result.warnings  # once, not at every checkpoint
     assert told == "From the checkpoint of round 2 on, site-1 refused: it could not write to its disk; its log says why."
     assert any("No space left on device" in text for text in carrier.said)
-    exact = small("fedspray", rounds=2, checkpoint_every=2, missing="stop")
+    exact = small("fedspray", rounds=2, checkpoint_every=2, on_missing="stop")
     with pytest.raises(AtollError, match=r"no exact checkpoint is possible .site-1 refused: it could not write to its disk"):
         over(exact, Wire(tmp_path / "again"), Folder.create(tmp_path / "exact", exact))
 

@@ -57,7 +57,7 @@ def test_secure_totals_and_noise_across_processes(federation: supervisor.LocalFe
 @pytest.mark.parametrize("end", ["site", "server"])
 def test_killed_and_taken_up_again(end: str, federation: supervisor.LocalFederation, tmp_path: Path) -> None:
     """SIGKILL to a site or to the server in the middle: the run goes on from the last checkpoint and ends with the same bits."""
-    config = small("fedspray", rounds=60, checkpoint_every=3, missing="stop")
+    config = small("fedspray", rounds=60, checkpoint_every=3, on_missing="stop")
     whole = runner.run(config)
     child = federation.sites[1] if end == "site" else federation.server
     before = child.child.process.pid
@@ -70,7 +70,7 @@ def test_killed_and_taken_up_again(end: str, federation: supervisor.LocalFederat
 @shared
 def test_every_site_keeps_its_journal_in_its_kit(federation: supervisor.LocalFederation, tmp_path: Path) -> None:
     """After a run whose site is killed in the middle: every chain is whole, and what the server counted is in the journals."""
-    config = small("fedavg", rounds=30, checkpoint_every=3, missing="stop")
+    config = small("fedavg", rounds=30, checkpoint_every=3, on_missing="stop")
     result = run_across(federation, config, tmp_path / "run", kill_after(4, lambda: federation.sites[1].child.process))
     run = result.memory["run"]
     for guest in federation.sites:
@@ -84,7 +84,7 @@ def test_every_site_keeps_its_journal_in_its_kit(federation: supervisor.LocalFed
 
 @shared
 def test_the_others_go_on_and_the_lost_site_comes_back(federation: supervisor.LocalFederation, tmp_path: Path) -> None:
-    """With missing=continue a killed site is named and the rounds go on without it; in the next run it is there again."""
+    """With on_missing=continue a killed site is named and the rounds go on without it; in the next run it is there again."""
     config = small("fedavg", rounds=40)
     result = run_across(federation, config, tmp_path / "run", kill_after(3, lambda: federation.sites[2].child.process))
     missing = [row["missing"] for row in result.rows if "missing" in row]

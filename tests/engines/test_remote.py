@@ -126,8 +126,8 @@ def test_a_restarted_site_goes_on_from_its_own_save(tmp_path: Path) -> None:
 
 
 def test_a_lost_site_and_exact_resume(tmp_path: Path) -> None:
-    """With missing=stop a lost site stops the run; resumed from the checkpoint with everybody back, the bits are the same."""
-    config = small("fedspray", rounds=5, checkpoint_every=1, missing="stop")
+    """With on_missing=stop a lost site stops the run; resumed from the checkpoint with everybody back, the bits are the same."""
+    config = small("fedspray", rounds=5, checkpoint_every=1, on_missing="stop")
     whole = run_over(config, DirectCarrier(simulated_sites(tmp_path / "whole")))
     carrier = DirectCarrier(simulated_sites(tmp_path / "sites"))
 

@@ -255,15 +255,30 @@ def copied(value: Any) -> Any:
 
 
 OWN: dict[str, dict[str, Any]] = {
-    "fedgl": {"partition": "overlap", "proportions": ",".join(["0.9"] * PARTIES), "neighbours": 5},
-    "gfl_appnp": {"partition": "node", "data.nodes": 120, "labelled": 0, "train": 0.6, "val": 0.2, "test": 0.2, "lr": 0.5},
+    "fedgl": {"partition": "overlap", "proportions": ",".join(["0.9"] * PARTIES), "neighbors": 5},
+    "gfl_appnp": {
+        "partition": "node",
+        "data.nodes": 120,
+        "connected_train_share": 0,
+        "train": 0.6,
+        "val": 0.2,
+        "test": 0.2,
+        "lr": 0.5,
+    },
     "fedmlp": {"samples": 1, "lr": 0.3},
 }
 
 
 def chosen(algorithm: str, rule: str, **values: Any) -> Config:
     """An easy graph on seven parties."""
-    graph = {"data.nodes": 420, "data.features": 24, "data.degree": 6, "data.classes": 3, "data.mu": 120, "split": "random"}
+    graph = {
+        "data.nodes": 420,
+        "data.features": 24,
+        "data.degree": 6,
+        "data.classes": 3,
+        "data.feature_signal": 120,
+        "split": "random",
+    }
     given = {**graph, "rounds": 20, "evaluate_every": 20, "lr": 0.02, "hidden": 16, "robust": rule, "byzantine": len(LIARS)}
     given |= OWN.get(algorithm, {}) | values
     partition = given.pop("partition", "random")

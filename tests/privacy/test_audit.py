@@ -30,7 +30,7 @@ def released(settings: NoiseSettings, fields: Fields, call: int = 1, verb: str =
     first = next(iter(wire.leaves(fields)))[1]
     parties = len(next(iter(fields.values()))) if isinstance(next(iter(fields.values())), list) else len(first)
     message = Message(verb, 1, call, True, Parties(range(parties)), common, {})
-    seeded = range(parties) if settings.source == "seed" else []
+    seeded = range(parties) if settings.noise_source == "seed" else []
     return Noise(settings)(message, fields, Draws(0, seeded, "guard", call))
 
 
@@ -124,7 +124,7 @@ def test_a_models_update_moves_by_no_more_than_is_accounted_for(clip: float, sig
 @pytest.mark.usefixtures("without_noise")
 def test_a_row_moves_by_no_more_than_is_accounted_for(clip: float, sigma: float, ragged: bool) -> None:
     """One node's prediction and embedding, both exchanged: together at most 2·C. (Clipped apart, they moved by √2 times that.)"""
-    settings = NoiseSettings(verb="fit", clip=clip, noise=sigma, unit="row")
+    settings = NoiseSettings(verb="fit", clip=clip, noise=sigma, protected_unit="row")
 
     def make(rng: np.random.Generator) -> tuple[Fields, Fields]:
         others = [vectors(rng, 5, clip) for _ in range(3)]
@@ -144,7 +144,7 @@ def test_a_row_moves_by_no_more_than_is_accounted_for(clip: float, sigma: float,
 @pytest.mark.usefixtures("without_noise")
 def test_counts_move_by_no_more_than_is_accounted_for() -> None:
     """A party's evaluation counts, whatever its nodes: at most twice the clip, and the ratios of a party stay as they are."""
-    settings = NoiseSettings(evaluation=0.5, evaluation_clip=20.0)
+    settings = NoiseSettings(evaluation_noise=0.5, evaluation_clip=20.0)
     rng = np.random.default_rng(0)
 
     def counts() -> Fields:
@@ -190,7 +190,9 @@ def bound(one: NDArray[Any], other: NDArray[Any], delta: float, confidence: floa
 def test_an_attacker_does_no_better_than_epsilon(unit: str, releases: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The likelihood ratio of two farthest replies over all releases stays below the ε that is told; half the noise does not."""
     tries = 60_000
-    settings = NoiseSettings(verb="fit", clip=0.7, noise=3.0 * math.sqrt(releases), unit=unit, delta=0.01, source="system")
+    settings = NoiseSettings(
+        verb="fit", clip=0.7, noise=3.0 * math.sqrt(releases), protected_unit=unit, delta=0.01, noise_source="system"
+    )
     shape = (1, tries, 2) if unit == "row" else (tries, 1, 2)  # every row, or every party, is a try of its own
 
     def attack() -> float:

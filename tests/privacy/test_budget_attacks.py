@@ -42,7 +42,7 @@ class Hostile:
 
     def __init__(self, site: Site, **values: Any) -> None:
         self.site = site
-        self.config = small("fedavg", **DP, **{"dp.evaluation": 50.0}, **values)
+        self.config = small("fedavg", **DP, **{"dp.evaluation_noise": 50.0}, **values)
         self.model = first_model(self.config.settings, Schema(**SCHEMA), 0)
 
     def send(self, kind: str, parties: list[int], **rest: Any) -> dict[str, Any]:

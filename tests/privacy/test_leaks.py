@@ -110,7 +110,7 @@ def test_v1_hides_a_vector_for_a_round_only() -> None:
 @pytest.mark.parametrize("first", ["shared", "own"])
 def test_nfedgnn_tells_linear_facts_of_a_vector(first: str) -> None:
     """First weights follow from the seed, which all know: x̄ = x·W is solved for x where it has as many numbers as x."""
-    experiment, heard = listened("nfedgnn", hidden=16, first=first)
+    experiment, heard = listened("nfedgnn", hidden=16, initial_weights=first)
     config, schema = experiment.config, experiment.federation.schema
     cohort = experiment.algorithm.Cohort(experiment.spread.parts, config.settings, schema, config.seed, range(60))
     assert isinstance(cohort, nfedgnn.Cohort)

@@ -42,7 +42,7 @@ def test_a_partys_whole_reply_is_cut_to_the_norm() -> None:
 
 def test_rows_are_cut_one_by_one() -> None:
     """By row, each node's representation has norm C at the most; a party's single number is a row, not all parties'."""
-    settings = NoiseSettings(verb="fit", clip=1.0, noise=0.0, unit="row")
+    settings = NoiseSettings(verb="fit", clip=1.0, noise=0.0, protected_unit="row")
     cut = guarded(settings, {"h": torch.tensor([[[3.0, 4.0], [0.3, 0.4]]] * 3)})
     torch.testing.assert_close(cut["h"][0], torch.tensor([[0.6, 0.8], [0.3, 0.4]]))
     cut = guarded(settings, {"number": torch.tensor([7.0, 0.5, -2.0])})
@@ -52,7 +52,7 @@ def test_rows_are_cut_one_by_one() -> None:
 def test_a_row_is_cut_in_all_fields_together() -> None:
     """Prediction and embedding of one node are one vector: together they have norm C at the most."""
     p, h = torch.tensor([[3.0], [0.3]]), torch.tensor([[4.0, 12.0], [0.4, 0.0]])
-    settings = NoiseSettings(verb="fit", clip=1.0, noise=0.0, unit="row")
+    settings = NoiseSettings(verb="fit", clip=1.0, noise=0.0, protected_unit="row")
     for fields in ({"p": p.expand(3, 2, 1), "h": h.expand(3, 2, 2)}, {"p": [p] * 3, "h": [h] * 3}):
         cut = guarded(settings, fields)
         for party in range(3):
@@ -72,13 +72,13 @@ def test_a_row_is_cut_in_all_fields_together() -> None:
 def test_fields_that_have_no_rows_in_common_are_refused(fields: dict[str, Any]) -> None:
     """What one node adds to them is not known: they cannot be clipped together, and apart ε would be too low."""
     with pytest.raises(AtollError, match="different numbers of rows"):
-        guarded(NoiseSettings(verb="fit", unit="row"), fields)
+        guarded(NoiseSettings(verb="fit", protected_unit="row"), fields)
 
 
 def test_replies_of_different_shapes_are_cut_and_noised_by_row() -> None:
     """A tensor a party: each draws its own noise, the same whoever else is in its cohort."""
     fields = {"h": [torch.full((rows, 2), 3.0) for rows in (1, 4, 2)]}
-    settings = NoiseSettings(verb="fit", clip=1.0, noise=0.0, unit="row")
+    settings = NoiseSettings(verb="fit", clip=1.0, noise=0.0, protected_unit="row")
     assert [rows.norm(dim=1).tolist() for rows in guarded(settings, fields)["h"]] == [pytest.approx([1.0] * n) for n in (1, 4, 2)]
     noisy = replace(settings, noise=1.0)
     together = guarded(noisy, fields)["h"]
@@ -86,7 +86,7 @@ def test_replies_of_different_shapes_are_cut_and_noised_by_row() -> None:
     (alone,) = Noise(noisy)(message, {"h": [fields["h"][1]]}, Draws(0, [1], "guard"))["h"]
     assert torch.equal(alone, together[1])
     with pytest.raises(AtollError, match="shape differs by party"):
-        guarded(replace(settings, unit="party"), fields)
+        guarded(replace(settings, protected_unit="party"), fields)
 
 
 def test_what_is_cut_of_a_model_is_its_update() -> None:
@@ -109,7 +109,7 @@ def test_what_is_cut_of_a_model_is_its_update() -> None:
 def test_the_noise_has_the_deviation(source: str) -> None:
     """Standard deviation σ·C, mean zero, every party its own; whole numbers stay whole."""
     fields = {"a": torch.zeros(3, 20_000), "n": torch.tensor([1, 2, 3])}
-    noised = guarded(NoiseSettings(verb="fit", clip=0.5, noise=3.0, source=source), fields)
+    noised = guarded(NoiseSettings(verb="fit", clip=0.5, noise=3.0, noise_source=source), fields)
     assert noised["a"].std(1).tolist() == pytest.approx([1.5] * 3, rel=0.03)
     assert noised["a"].mean(1).tolist() == pytest.approx([0.0] * 3, abs=0.05)
     assert not torch.equal(noised["a"][0], noised["a"][1])
@@ -177,8 +177,8 @@ def test_a_party_that_was_left_out_has_spent_less() -> None:
 @pytest.mark.parametrize("upload", ["sum", "rows"])
 def test_rows_of_fedgl_cost_the_same_with_and_without_secure_totals(upload: str) -> None:
     """Predictions and embeddings are a node's row together; others' noise is not counted on. The model has other rows."""
-    rows: dict[str, Any] = {"dp.verb": "fit", "dp.unit": "row", "dp.noise": 4.0, "upload": upload}
-    spent = [epsilon_after(NoiseSettings(verb="fit", unit="row", noise=4.0), count) for count in (1, 2, 3)]
+    rows: dict[str, Any] = {"dp.verb": "fit", "dp.protected_unit": "row", "dp.noise": 4.0, "upload": upload}
+    spent = [epsilon_after(NoiseSettings(verb="fit", protected_unit="row", noise=4.0), count) for count in (1, 2, 3)]
     for secure in (False, True) if upload == "sum" else (False,):
         result = runner.run(small("fedgl", secure=secure, **rows, **{"dp.fields": "predictions,embeddings"}))
         assert [row["epsilon"] for row in result.rows] == pytest.approx(spent)
@@ -230,7 +230,7 @@ def planted(chosen: config.Config) -> Any:
     [
         ({"dp.verb": "fitt"}, "dp.verb is 'fitt', which fedavg does not have; did you mean 'fit'?"),
         ({"dp.verb": "fit", "dp.noise": -1}, "must be at least 0"),
-        ({"dp.verb": "fit", "dp.unit": "node"}, "must be one of party, row"),
+        ({"dp.verb": "fit", "dp.protected_unit": "node"}, "must be one of party, row"),
         ({"clip": 1.0}, "fedavg has no setting 'clip'"),
     ],
 )

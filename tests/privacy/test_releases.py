@@ -197,7 +197,7 @@ def test_what_a_site_says_of_itself_is_checked() -> None:
     assert engine.spent == 2.5
 
 
-ENOUGH: dict[str, Any] = {**DP, "dp.evaluation": 50.0}
+ENOUGH: dict[str, Any] = {**DP, "dp.evaluation_noise": 50.0}
 
 
 @pytest.mark.parametrize(
@@ -206,10 +206,10 @@ ENOUGH: dict[str, Any] = {**DP, "dp.evaluation": 50.0}
         ({}, "dp.verb, dp.clip and dp.noise must be set"),
         ({**ENOUGH, "dp.clip": 0.0}, "dp.verb, dp.clip and dp.noise must be set"),
         ({**ENOUGH, "dp.noise": 0.0}, "dp.verb, dp.clip and dp.noise must be set"),
-        ({"dp.evaluation": 1.0}, "dp.verb, dp.clip and dp.noise must be set"),
-        ({**ENOUGH, "dp.unit": "row"}, "dp.unit must be party"),
+        ({"dp.evaluation_noise": 1.0}, "dp.verb, dp.clip and dp.noise must be set"),
+        ({**ENOUGH, "dp.protected_unit": "row"}, "dp.protected_unit must be party"),
         ({**ENOUGH, "dp.fields": "model"}, "dp.fields must be left out"),
-        (DP, "dp.evaluation must be set"),
+        (DP, "dp.evaluation_noise must be set"),
     ],
 )
 def test_a_site_that_insists_refuses_what_is_not_private(values: dict[str, Any], sentence: str, tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_the_server_can_do_without_each_partys_counts(algorithm: str) -> None:
 def test_each_site_keeps_its_own_metrics(at_server: bool, tmp_path: Path) -> None:
     """In `metrics.jsonl` of the run, whatever the server gets: here under noise that hides them from it."""
     plain = runner.run(small("fedavg", rounds=2))
-    over(small("fedavg", rounds=2, evaluate_at_server=at_server, **{"dp.evaluation": 9.0}), Direct(sites(tmp_path)))
+    over(small("fedavg", rounds=2, evaluate_at_server=at_server, **{"dp.evaluation_noise": 9.0}), Direct(sites(tmp_path)))
     for party in range(3):
         (path,) = (tmp_path / f"site-{party}").glob("*/metrics.jsonl")
         lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -317,7 +317,7 @@ def test_each_site_keeps_its_own_metrics(at_server: bool, tmp_path: Path) -> Non
 
 def test_counts_are_noised_and_accounted_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """ε is of both; the metrics stay between 0 and 1; without noise and with a wide clip they are the exact ones."""
-    values: dict[str, Any] = {"dp.evaluation": 2.0, "dp.evaluation_clip": 1e3}
+    values: dict[str, Any] = {"dp.evaluation_noise": 2.0, "dp.evaluation_clip": 1e3}
     exact = runner.run(small("fedavg")).last
     noised = runner.run(small("fedavg", **values)).last
     assert noised["accuracy"] != exact["accuracy"]
@@ -334,10 +334,10 @@ def test_counts_are_noised_and_accounted_for(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"dp.evaluation": 1e-4}, "dp.evaluation is 0.0001, which hides nothing"),
+        ({"dp.evaluation_noise": 1e-4}, "dp.evaluation_noise is 0.0001, which hides nothing"),
         ({**DP, "dp.noise": 1e-4}, "dp.noise is 0.0001, which hides nothing"),
         ({**DP, "dp.clip": 1e-40}, "dp.clip is 1e-40, which leaves nothing"),
-        ({"dp.evaluation": 1.0, "dp.verb": "evaluate"}, "let dp.verb name another verb"),
+        ({"dp.evaluation_noise": 1.0, "dp.verb": "evaluate"}, "let dp.verb name another verb"),
     ],
 )
 def test_noise_that_is_none_is_refused(values: dict[str, Any], sentence: str) -> None:

@@ -71,7 +71,7 @@ def tampered(step: str, change: Callable[[dict[str, torch.Tensor]], None], fatal
     ],
 )
 def test_who_sends_nonsense_is_named_and_the_sum_is_right(step: str, change: Any, reason: str, counted: list[int]) -> None:
-    """By default the round goes on; with missing=stop the run stops, by name."""
+    """By default the round goes on; with on_missing=stop the run stops, by name."""
     found = tampered(step, change)
     assert_sum(total(found), counted)
     assert found.missing == {LIAR: reason}

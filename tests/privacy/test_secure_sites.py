@@ -154,7 +154,7 @@ def test_one_party_is_no_cohort(
 def over(config: Config, carrier: DirectCarrier, folder: Folder | None = None, checkpoint: Any = None) -> Result:
     """A run of four sites."""
     data = federate(config, None, ("horizontal",))
-    exact = config.run.missing == "stop"
+    exact = config.run.on_missing == "stop"
     server = RemoteEngine(
         carrier, {f"site-{party}": [party] for party in range(4)}, config.to_dict(), Schema(12, 3, 4), timeout=5.0, exact=exact
     )

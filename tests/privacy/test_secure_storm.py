@@ -24,7 +24,7 @@ KILLS = 20
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_storm_of_kills(secure: bool, tmp_path: Path) -> None:
     """SIGKILL to one of the three sites or to the server, twenty times: taken up again and again, the result is the same."""
-    config = small("fedspray", rounds=130, checkpoint_every=2, missing="stop", secure=secure)
+    config = small("fedspray", rounds=130, checkpoint_every=2, on_missing="stop", secure=secure)
     whole = runner.run(config)
     killed: list[int] = []
     with supervisor.local_federation(3, tmp_path, tmp_path / "sites", print) as federation:

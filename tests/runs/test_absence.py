@@ -47,18 +47,18 @@ def worst_party() -> int:
 def test_the_worst_party_drops_out_and_the_score_does_not_rise(select: str) -> None:
     """The attack: the party the model is worst for stays away in the last rounds, and what is left looks better.
 
-    The best round stays one that everybody was part of; `count_missing` shows that the attack works where it is allowed to.
+    The best round stays one that everybody was part of; `allow_partial_best` shows that the attack works where it is allowed to.
     """
     worst = worst_party()
     gone = {round: {worst} for round in range(4, ROUNDS + 1)}
-    fooled = run(gone, select=select, count_missing=True)
-    honest = run(gone, select=select)
+    fooled = run(gone, select_by=select, allow_partial_best=True)
+    honest = run(gone, select_by=select)
     assert fooled.best_round >= 4  # otherwise this test shows nothing
     assert fooled.metrics["accuracy"] > honest.metrics["accuracy"]
     assert fooled.partial
     assert honest.best_round < 4
     assert not honest.partial
-    undisturbed = run({}, select=select)
+    undisturbed = run({}, select_by=select)
     assert honest.metrics == best_of(undisturbed.rows[:3], select)
 
 
@@ -228,4 +228,4 @@ def test_recorded_results_are_still_found() -> None:
     names = [folder_of(config, Path()).name for configs in jobs.values() for config in configs]
     assert sum(name in known for name in names) > len(names) / 2
     config = small("fedavg")
-    assert folder_of(config, Path()) != folder_of(small("fedavg", count_missing=True), Path())
+    assert folder_of(config, Path()) != folder_of(small("fedavg", allow_partial_best=True), Path())

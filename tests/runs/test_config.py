@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
-from atoll.errors import AtollError
+from atoll import algorithms
+from atoll.errors import AtollError, AtollWarning
 from atoll.runs import config
+from atoll.runs.comparison import Comparison
+from atoll.settings import renamed
 
 
 def test_the_papers_defaults_come_first_then_the_datasets_then_the_users() -> None:
@@ -48,3 +53,54 @@ def test_wrong_documents_get_one_sentence(document: dict[str, object], sentence:
     """A file with a mistake says where and what."""
     with pytest.raises(AtollError, match=sentence):
         config.from_dict(document, "there")
+
+
+@pytest.mark.parametrize("name", ["wait", "settings.wait", "gcfl.wait"])
+def test_an_earlier_name_is_accepted_and_the_new_one_told(name: str) -> None:
+    """However the setting is named, one warning says what it is called now."""
+    new = name.replace("wait", "rounds_before_split")
+    with pytest.warns(AtollWarning, match=rf"{name} is now {new}, .*\. The old names still work\.") as caught:
+        chosen = config.resolve("gcfl", values={name: "7", "run.target": 0.5})
+    assert len(caught) == 1
+    assert "run.target is now run.target_accuracy" in str(caught[0].message)
+    assert (chosen.settings.rounds_before_split, chosen.run.target_accuracy) == (7, 0.5)
+    assert config.resolve("gcfl", values={new: "7", "run.target_accuracy": 0.5}) == chosen
+
+
+def test_a_persons_file_with_earlier_names_is_a_warning_and_a_folders_is_not() -> None:
+    """Who wrote a file learns the new names; a run's own folder is read in silence."""
+    document = {"algorithm": "fedavg", "run": {"missing": "stop"}, "dp": {"verb": "fit", "unit": "party"}}
+    with pytest.warns(AtollWarning, match=r"run.missing is now run.on_missing, dp.unit is now dp.protected_unit"):
+        chosen = config.from_dict(document, "there")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert config.described(document, "there") == chosen
+    assert chosen.run.on_missing == "stop"
+
+
+def test_the_last_of_two_names_wins() -> None:
+    """The command line comes after the file, whichever name each has."""
+    document = {"algorithm": "fedavg", "run": {"target": 0.5}}
+    with pytest.warns(AtollWarning):
+        chosen = config.from_dict(document, "there", {"target_accuracy": 0.75})
+    assert chosen.run.target_accuracy == 0.75
+
+
+def test_a_comparison_accepts_earlier_names() -> None:
+    """A setting goes to every algorithm that has it, under its old name too."""
+    comparison = Comparison(["fedavg", "fedper"], seeds=[0], values={"personal": 0, "select": "accuracy"})
+    with pytest.warns(AtollWarning, match="personal is now personal_layers"), pytest.warns(AtollWarning, match=": select is now"):
+        trials = comparison.trials()
+    assert trials[1].config.settings.personal_layers == 0
+    assert {trial.config.run.select_by for trial in trials} == {"accuracy"}
+
+
+@pytest.mark.parametrize("algorithm", algorithms.names())
+@pytest.mark.parametrize("dataset", ["csbm", "subcora", "cora"])
+def test_no_earlier_name_is_a_present_one(algorithm: str, dataset: str) -> None:
+    """Otherwise an old configuration would set something else."""
+    groups = config.groups_of(algorithm, dataset)
+    present = {name for group, kind in groups.items() if group not in config.PREFIXED for name in config.known(kind)}
+    for group, kind in groups.items():
+        taken = set(config.known(kind)) if group in config.PREFIXED else present
+        assert not taken & renamed(kind).keys(), group

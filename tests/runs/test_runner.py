@@ -302,8 +302,8 @@ def test_a_run_ends_once_its_target_is_reached() -> None:
     first = runner.run(small("fedavg", rounds=3))
     reached = first.rows[1]["val_accuracy"]
     expected = next(row["round"] for row in first.rows if row["val_accuracy"] >= reached)
-    assert runner.run(small("fedavg", rounds=3, target=reached)).rounds == expected
-    assert runner.run(small("fedavg", rounds=3, target=1.0)).rounds == first.rounds == 3
+    assert runner.run(small("fedavg", rounds=3, target_accuracy=reached)).rounds == expected
+    assert runner.run(small("fedavg", rounds=3, target_accuracy=1.0)).rounds == first.rounds == 3
 
 
 def test_patience_ends_a_run_early() -> None:

@@ -47,7 +47,7 @@ def edit(path: Path, before: str, after: str) -> None:
         ("epochs = 5", "epochs = 7", r"settings.epochs is 7 and was 5"),  # one bit
         ("participation = 1.0", "participation = 0.5", r"run.participation is 0.5 and was 1.0"),
         ('robust = "none"', 'robust = "median"', r"run.robust is median and was none"),
-        ('select = "loss"', 'select = "accuracy"', r"run.select is accuracy and was loss"),
+        ('select_by = "loss"', 'select_by = "accuracy"', r"run.select_by is accuracy and was loss"),
         ('algorithm = "fedavg"', 'algorithm = "fedprox"', r"algorithm is fedprox and was fedavg"),
     ],
 )

@@ -62,7 +62,7 @@ def run_over(config: Config, carrier: DirectCarrier, folder: Folder | None = Non
     """A run over a carrier."""
     data = federate(config, None, ("horizontal",))
     experiment = runner.build_experiment(
-        config, remote_engine(config, carrier, exact=config.run.missing == "stop"), Schema(12, 3, 3), data, data.scenario
+        config, remote_engine(config, carrier, exact=config.run.on_missing == "stop"), Schema(12, 3, 3), data, data.scenario
     )
     return runner.rounds(experiment, folder, None, checkpoint)
 

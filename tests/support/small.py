@@ -25,9 +25,9 @@ PARTITIONS: dict[str, dict[str, Any]] = {
     "whole": {"partition": "random", "parties": 3},
 }
 
-SAMPLES = {"lam": 1, "samples": 4, "connected": "false", "train": 0.5, "val": 0.25, "test": 0.25, "batch_size": 1}
+SAMPLES = {"edge_signal": 1, "samples": 4, "connected": "false", "train": 0.5, "val": 0.25, "test": 0.25, "batch_size": 1}
 EXTRA_SETTINGS: dict[str, dict[str, Any]] = {  # of single algorithms
-    "gfl_appnp": {"labelled": 0, "lam": 1},
+    "gfl_appnp": {"connected_train_share": 0, "edge_signal": 1},
     "fedmlp": SAMPLES,
     "mlps": SAMPLES,
 }

@@ -40,14 +40,21 @@ TASKS = ("node-classification",)
 class Settings(fedavg.Settings):
     """FedAvg's settings and those of the global self-supervision."""
 
-    alpha: float = setting(0.2, "α, the weight of the loss on pseudo labels; 0 goes without them.", low=0)
-    beta: float = setting(1.0, "β, the weight of the pseudo graph; 0 goes without it.", low=0)
-    balance: bool = setting(
+    pseudo_label_weight: float = setting(
+        0.2, "α, the weight of the loss on pseudo labels; 0 goes without them.", low=0, was="alpha"
+    )
+    pseudo_graph_weight: float = setting(1.0, "β, the weight of the pseudo graph; 0 goes without it.", low=0, was="beta")
+    balance_classes: bool = setting(
         False,
         "Whether every class of pseudo labels weighs the same; in the paper every pseudo label does. For few labels a class.",
+        was="balance",
     )
-    threshold: float = setting(0.5, "λ, the confidence above which a fused prediction becomes a pseudo label.", low=0, high=1)
-    neighbours: int = setting(10, "s, the neighbours of a node in the pseudo graph; the paper has 100.", low=1, high=10**5)
+    pseudo_label_threshold: float = setting(
+        0.5, "λ, the confidence above which a fused prediction becomes a pseudo label.", low=0, high=1, was="threshold"
+    )
+    neighbors: int = setting(
+        10, "s, the neighbours of a node in the pseudo graph; the paper has 100.", low=1, high=10**5, was="neighbours"
+    )
     pseudo_graph: str = setting("joint", "How the pseudo graph is weighted.", choices=knn.FORMS)
     fusion: str = setting(
         "holders",
@@ -57,15 +64,18 @@ class Settings(fedavg.Settings):
     upload: str = setting(
         "sum", "Whether the server sees the parties' predictions and embeddings summed or row by row.", choices=("sum", "rows")
     )
-    search: str = setting(
-        "exact", "How neighbours are found: all pairs, block by block, or by faiss.", choices=("exact", "approximate")
+    neighbor_search: str = setting(
+        "exact",
+        "How neighbours are found: all pairs, block by block, or by faiss.",
+        choices=("exact", "approximate"),
+        was="search",
     )
 
 
 def message(case: Case) -> Forms:
     """What `fit` takes: N, and of each node its pseudo label and its pseudo neighbours."""
     count = case.argument("nodes")
-    neighbours = min(case.settings.neighbours, count)
+    neighbours = min(case.settings.neighbors, count)
     graph = {"columns": nodes(count, neighbours, below=count), "weights": share(count, neighbours)}
     labels = whole(count, low=-1, high=lambda case: case.schema.classes - 1, dtype=torch.int16)
     number = Scalar(0, "max_nodes", optional=True)
@@ -76,7 +86,7 @@ def reply(case: Case) -> Forms:
     """What `fit` gives: beside the model P_k and H_k as far as they are needed, by the party's rows or by all nodes'."""
     s, count = case.settings, case.argument("nodes")
     forms: Forms = {"model": MODEL, "n": WEIGHT}
-    if not (s.alpha or s.beta):
+    if not (s.pseudo_label_weight or s.pseudo_graph_weight):
         return forms
     if s.upload == "rows":
         told = {"predictions": share(ROWS, "classes"), "embeddings": real(ROWS, "classes"), "ids": nodes(ROWS, below=count)}
@@ -85,7 +95,9 @@ def reply(case: Case) -> Forms:
         weighed = real(count, "classes", low=0, high="max_weight")
         held = real(*([count] if s.fusion == "holders" else []), low=0, high="max_weight")
         told = {"predictions": weighed, "embeddings": real(count, "classes"), "held": held}
-    unused = {name for name, needed in (("predictions", s.alpha), ("embeddings", s.beta)) if not needed}
+    unused = {
+        name for name, needed in (("predictions", s.pseudo_label_weight), ("embeddings", s.pseudo_graph_weight)) if not needed
+    }
     return {**forms, **{name: form for name, form in told.items() if name not in unused}}
 
 
@@ -105,7 +117,9 @@ class Cohort(fedavg.Cohort):
         s = self.settings
         if nodes and int(self.graph.ids.max()) >= nodes:
             raise PartyFailure(f"holds nodes beyond the {nodes} that the server knows of")
-        local = self.graph if graph is None else knn.complement(self.graph, **graph, beta=s.beta, form=s.pseudo_graph)  # Eq. 9
+        local = (
+            self.graph if graph is None else knn.complement(self.graph, **graph, beta=s.pseudo_graph_weight, form=s.pseudo_graph)
+        )  # Eq. 9
         self.load(model)
         self.train(local=local, pseudo=None if labels is None else self.project(labels))  # Ȳ⁽ᵏ⁾
         reply = {"model": weighted(self.model, self.weights), "n": self.weights}
@@ -118,7 +132,9 @@ class Cohort(fedavg.Cohort):
         loss = self.task.loss(logits, batch)  # Eq. 4
         if pseudo is None:
             return loss
-        return loss + self.settings.alpha * TASK.loss(logits, pseudo, balance=self.settings.balance)  # Eqs. 7, 8
+        return loss + self.settings.pseudo_label_weight * TASK.loss(
+            logits, pseudo, balance=self.settings.balance_classes
+        )  # Eqs. 7, 8
 
     def project(self, labels: Tensor) -> Graph:
         """The party's nodes with their pseudo labels, Fig. 4; those that have a real label to train on are left out.
@@ -131,7 +147,9 @@ class Cohort(fedavg.Cohort):
     def upload(self, embeddings: Tensor, nodes: int) -> Fields:
         """P_k and H_k as far as they are needed: N_k times each on the global rows (sum), or as they are (rows)."""
         s, graph = self.settings, self.graph
-        told = ({"predictions": embeddings.softmax(1)} if s.alpha else {}) | ({"embeddings": embeddings} if s.beta else {})
+        told = ({"predictions": embeddings.softmax(1)} if s.pseudo_label_weight else {}) | (
+            {"embeddings": embeddings} if s.pseudo_graph_weight else {}
+        )
         if not told:
             return {}
         if s.upload == "rows":
@@ -151,11 +169,13 @@ class Cohort(fedavg.Cohort):
 
 def start(federation: Federation, settings: Settings) -> State:
     """Line 1: a first model, no pseudo labels and no pseudo graph."""
-    if settings.beta and not find_model(settings.model).weighted_edges:
+    if settings.pseudo_graph_weight and not find_model(settings.model).weighted_edges:
         name = short_name(settings.model)
-        raise AtollError(f"A pseudo graph has weights that {name} does not use; choose another model, or --set beta=0.")
+        raise AtollError(
+            f"A pseudo graph has weights that {name} does not use; choose another model, or --set pseudo_graph_weight=0."
+        )
     state: State = {"model": first_model(settings, federation.schema, federation.seed)}
-    if settings.alpha or settings.beta:
+    if settings.pseudo_label_weight or settings.pseudo_graph_weight:
         if federation.robust and (settings.upload, settings.fusion) != ("sum", "holders"):
             raise AtollError("Robust totals need to know who holds a node: use upload=sum and fusion=holders, or robust=none.")
         state["nodes"] = federation.ask("count").stack("nodes").max()
@@ -172,9 +192,11 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
     if "nodes" in state:
         message["nodes"] = int(state["nodes"])
     if "predictions" in state:
-        message["labels"] = pseudo_labels(state["predictions"], settings.threshold)
+        message["labels"] = pseudo_labels(state["predictions"], settings.pseudo_label_threshold)
     if "embeddings" in state:
-        columns, weights = knn.nearest_neighbors(state["embeddings"], settings.neighbours, settings.pseudo_graph, settings.search)
+        columns, weights = knn.nearest_neighbors(
+            state["embeddings"], settings.neighbors, settings.pseudo_graph, settings.neighbor_search
+        )
         message["graph"] = {"columns": columns, "weights": weights}
     total = gather(federation, message, settings)
     after: State = {"model": scale(total["model"], 1 / total["n"])}  # Eq. 10

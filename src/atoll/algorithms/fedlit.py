@@ -41,9 +41,13 @@ SCENARIOS = ("horizontal", "overlapping")
 class Settings(Training):
     """The shared training settings and the link types."""
 
-    types: int = setting(2, "Number of latent link types, each with a channel of its own (K); 1 is FedAvg.", low=1, high=1000)
-    iterations: int = setting(1, "E and M steps of the link types a round.", low=1, high=10**5)
-    first_iterations: int = setting(10, "E and M steps by which every party finds its first link types.", low=0, high=10**5)
+    link_types: int = setting(
+        2, "Number of latent link types, each with a channel of its own (K); 1 is FedAvg.", low=1, high=1000, was="types"
+    )
+    em_steps: int = setting(1, "E and M steps of the link types a round.", low=1, high=10**5, was="iterations")
+    initial_em_steps: int = setting(
+        10, "E and M steps by which every party finds its first link types.", low=0, high=10**5, was="first_iterations"
+    )
     keep_optimizer: bool = setting(True, "Keep the parties' optimizer state from round to round instead of resetting it.")
 
 
@@ -54,9 +58,9 @@ def numbers(case: Case) -> int:
     return 2 * find_model(settings.model).embedding_width(shape)
 
 
-CHANNELS = MODEL.stacked("types")
-CENTERS = real("types", numbers)
-LINKS = whole("types")
+CHANNELS = MODEL.stacked("link_types")
+CENTERS = real("link_types", numbers)
+LINKS = whole("link_types")
 
 
 class Cohort(LocalTraining):
@@ -67,7 +71,7 @@ class Cohort(LocalTraining):
     def setup(self) -> None:
         """The channels and their optimizer; the links."""
         s, parties = self.settings, self.graph.parties
-        self.channels = RelationalModel(backbone(s, self.schema, parties * s.types, None), self.graph, s.types)
+        self.channels = RelationalModel(backbone(s, self.schema, parties * s.link_types, None), self.graph, s.link_types)
         self.optimizer = optim.make(s.optimizer, self.channels.channels, s.lr, s.weight_decay)
         self.links = self.channels.nodes.links
 
@@ -77,10 +81,10 @@ class Cohort(LocalTraining):
         s = self.settings
         self.channels.load(model)
         links = self.represent()
-        centers = self.links.sample(links, self.draws().uniform(s.types))  # (P, K, r)
-        for _ in range(s.first_iterations):
+        centers = self.links.sample(links, self.draws().uniform(s.link_types))  # (P, K, r)
+        for _ in range(s.initial_em_steps):
             centers = self.links.means(links, self.links.nearest(links, centers), centers)
-        return {"centres": centers, "links": self.links.count(self.links.nearest(links, centers), s.types)}
+        return {"centres": centers, "links": self.links.count(self.links.nearest(links, centers), s.link_types)}
 
     @verb(
         takes={"model": CHANNELS, "centres": CENTERS},
@@ -92,11 +96,11 @@ class Cohort(LocalTraining):
         self.channels.load(model)
         links = self.represent()
         centers = centres.expand(self.graph.parties, -1, -1)  # (P, K, r)
-        for _ in range(s.iterations):
+        for _ in range(s.em_steps):
             types = self.links.nearest(links, centers)
             centers = self.links.means(links, types, centers)
         self.train(types=types)
-        counts = self.links.count(types, s.types)
+        counts = self.links.count(types, s.link_types)
         return {"model": self.channels.parameters(), "centres": centers, "links": counts, "nodes": self.weights}
 
     def objective(self, batch: Graph, draws: Draws, types: Tensor) -> Tensor:
@@ -128,7 +132,7 @@ def start(federation: Federation, settings: Settings) -> State:
     """First channels, and centres from the parties' own first types, aligned with those of the first party."""
     schema, seed = federation.schema, federation.seed
     channels = [first_model(settings, schema, seed)]
-    for channel in range(1, settings.types):
+    for channel in range(1, settings.link_types):
         drawn = backbone(settings, schema, 1, Draws(seed, [SERVER], "model", channel))
         channels.append({name: value[0] for name, value in get_parameters(drawn).items()})
     model = {name: torch.stack([channel[name] for channel in channels]) for name in channels[0]}  # (K, …)

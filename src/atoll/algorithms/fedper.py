@@ -26,13 +26,17 @@ SCENARIOS = ("horizontal", "overlapping")
 class Settings(Training):
     """The shared training settings and where the personal layers begin."""
 
-    personal: int = setting(
-        1, "Number of last layers that stay with their party (K_P); 0 is FedAvg, all of them is Local.", low=0, high=1000
+    personal_layers: int = setting(
+        1,
+        "Number of last layers that stay with their party (K_P); 0 is FedAvg, all of them is Local.",
+        low=0,
+        high=1000,
+        was="personal",
     )
     keep_optimizer: bool = setting(True, "Keep the parties' optimizer state from round to round instead of resetting it.")
 
 
-BASE = ModelForm(lambda settings, schema: base_of(backbone(settings, schema, 1, None), settings.personal))  # W_B
+BASE = ModelForm(lambda settings, schema: base_of(backbone(settings, schema, 1, None), settings.personal_layers))  # W_B
 
 
 class Cohort(LocalTraining):
@@ -46,7 +50,7 @@ class Cohort(LocalTraining):
         """(W_B, W_P) ← E epochs from the server's W_B and the party's own W_P; only W_B goes back."""
         self.load(base)
         self.train()
-        return {"base": weighted(base_of(self.model, self.settings.personal), self.weights), "n": self.weights}
+        return {"base": weighted(base_of(self.model, self.settings.personal_layers), self.weights), "n": self.weights}
 
     @verb(takes={"base": BASE}, gives=COUNTS)
     def evaluate(self, base: Fields | None = None) -> Fields:
@@ -68,7 +72,7 @@ def base_of(model: Backbone, personal: int) -> Parameters:
 
 def start(federation: Federation, settings: Settings) -> State:
     """First base layers."""
-    shared = base_of(backbone(settings, federation.schema, 1, None), settings.personal)
+    shared = base_of(backbone(settings, federation.schema, 1, None), settings.personal_layers)
     model = first_model(settings, federation.schema, federation.seed)
     return {"base": {name: model[name] for name in shared}}
 

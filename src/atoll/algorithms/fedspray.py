@@ -41,8 +41,10 @@ TASKS = ("node-classification",)
 class Settings(Training):
     """The paper's settings, and what its text and its authors' code do differently, all of it by `variant` or one by one."""
 
-    lambda1: float = setting(5.0, "Weight of the soft targets in a GNN's loss; 0 is Local.", low=0)  # λ₁
-    lambda2: float = setting(1.0, "Weight of a GNN's beliefs in the encoder's loss.", low=0)  # λ₂
+    soft_target_weight: float = setting(
+        5.0, "Weight of the soft targets in a GNN's loss; 0 is Local.", low=0, was="lambda1"
+    )  # λ₁
+    belief_weight: float = setting(1.0, "Weight of a GNN's beliefs in the encoder's loss.", low=0, was="lambda2")  # λ₂
     proxy_dim: int = setting(64, "Width of the feature embeddings and of the structure proxies.", low=1, high=10**6)  # d_s
     proxy_lr: float = setting(0.02, "Learning rate of the structure proxies.", low=0)
     proxies: bool = setting(True, "Learn structure proxies; without, they are zero throughout (S = 0).")
@@ -63,10 +65,15 @@ class Settings(Training):
     tie_projector: bool | None = setting(
         None, "Start the projector of every round's second phase from the classifier (else as the variant)."
     )
-    first_proxies: str | None = setting(
-        None, "The server's first proxies: zero, or 0.01 times the class (else as the variant).", choices=("zero", "class")
+    initial_proxies: str | None = setting(
+        None,
+        "The server's first proxies: zero, or 0.01 times the class (else as the variant).",
+        choices=("zero", "class"),
+        was="first_proxies",
     )
-    proxy_start: float | None = setting(None, "First value of proxies that labelled nodes keep (else as the variant).")
+    initial_proxy_value: float | None = setting(
+        None, "First value of proxies that labelled nodes keep (else as the variant).", was="proxy_start"
+    )
     encoder_init: str | None = setting(
         None,
         "First encoder weights up to 1/√inputs, as torch's linear layers, or 1/√outputs (else as the variant).",
@@ -82,8 +89,8 @@ class Recipe:
     confidence: float
     refresh_proxies: bool
     tie_projector: bool
-    first_proxies: str
-    proxy_start: float
+    initial_proxies: str
+    initial_proxy_value: float
     encoder_init: str
     uniform_weights: bool
 
@@ -100,8 +107,10 @@ def recipe(settings: Settings) -> Recipe:
     own = {field.name: getattr(settings, field.name) for field in fields(Recipe)}
     chosen = replace(RECIPES[settings.variant], **{name: value for name, value in own.items() if value is not None})
     if not settings.proxies:
-        chosen = replace(chosen, first_proxies="zero", proxy_start=0.0)
-    return chosen if settings.lambda1 else replace(chosen, uniform_weights=False)  # λ₁ = 0 is Local: it begins as Local does
+        chosen = replace(chosen, initial_proxies="zero", initial_proxy_value=0.0)
+    return (
+        chosen if settings.soft_target_weight else replace(chosen, uniform_weights=False)
+    )  # λ₁ = 0 is Local: it begins as Local does
 
 
 class Encoder(nn.Module):
@@ -153,7 +162,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         if self.recipe.uniform_weights and (draws := self.first_draws("uniform")):
             set_parameters(self.gnn, {name: draws.uniform(*value.shape[1:]) for name, value in get_parameters(self.gnn).items()})
         self.encoder = Encoder(s, self.schema, parties, None)
-        first = torch.full((self.labelled.num_nodes, s.proxy_dim), self.recipe.proxy_start)
+        first = torch.full((self.labelled.num_nodes, s.proxy_dim), self.recipe.initial_proxy_value)
         self.proxies = nn.ParameterDict({"own": first})  # s_i, i ∈ V_L
         self.gnn_optimizer = optim.make(s.optimizer, self.gnn, s.lr, s.weight_decay)
         self.encoder_optimizer = optim.make(s.optimizer, self.encoder, s.lr, s.weight_decay)
@@ -197,8 +206,8 @@ class Cohort(atoll.federation.cohort.Cohort):
         for _ in range(s.epochs):
             logits = self.gnn(graph, draws)
             loss = self.task.loss(logits, graph)  # Eq. 5
-            if s.lambda1:
-                loss = loss + s.lambda1 * kl(targets, logits, graph, counted)  # Eqs. 6, 7
+            if s.soft_target_weight:
+                loss = loss + s.soft_target_weight * kl(targets, logits, graph, counted)  # Eqs. 6, 7
             optim.descend(self.gnn_optimizer, loss)
 
     def train_encoder(self, beliefs: Tensor) -> None:
@@ -210,7 +219,7 @@ class Cohort(atoll.federation.cohort.Cohort):
             embedded = self.encoder.embed(labelled.features, blocks)
             loss = self.task.loss(self.encoder.projector(embedded, blocks), labelled)  # Eq. 12
             fused = self.encoder.classifier(embedded + own, blocks)
-            loss = loss + self.settings.lambda2 * kl(beliefs, fused, labelled)  # Eqs. 11, 13
+            loss = loss + self.settings.belief_weight * kl(beliefs, fused, labelled)  # Eqs. 11, 13
             optim.descend([self.encoder_optimizer, self.proxy_optimizer], loss)
 
     def report(self) -> Fields:
@@ -244,7 +253,7 @@ class Cohort(atoll.federation.cohort.Cohort):
 def start(federation: Federation, settings: Settings) -> State:
     """ω₀ and S₀."""
     schema, chosen = federation.schema, recipe(settings)
-    slope = 0.01 if chosen.first_proxies == "class" else 0.0
+    slope = 0.01 if chosen.initial_proxies == "class" else 0.0
     proxies = slope * torch.arange(schema.classes)[:, None].expand(-1, settings.proxy_dim)
     encoder = Encoder(settings, schema, 1, Draws(federation.seed, [SERVER], "encoder"))
     if chosen.encoder_init == "outputs":

@@ -40,8 +40,12 @@ SCENARIOS = ("horizontal", "overlapping")
 class Settings(Training):
     """The shared training settings and the structure embeddings."""
 
-    walks: int = setting(16, "Random walk embedding: return probabilities after 1 to so many steps (k₁).", low=0, high=10**4)
-    degrees: int = setting(16, "Degree embedding: one-hot degrees from 1 to so many and more (k₂).", low=0, high=10**5)
+    walk_steps: int = setting(
+        16, "Random walk embedding: return probabilities after 1 to so many steps (k₁).", low=0, high=10**4, was="walks"
+    )
+    max_degree: int = setting(
+        16, "Degree embedding: one-hot degrees from 1 to so many and more (k₂).", low=0, high=10**5, was="degrees"
+    )
     keep_optimizer: bool = setting(True, "Keep the parties' optimizer state from round to round instead of resetting it.")
 
 
@@ -50,7 +54,7 @@ class StructureEncoder(nn.Module):
 
     def __init__(self, settings: Settings, parties: int, layers: int, draws: Draws | None) -> None:
         super().__init__()
-        self.embedding = Dense(parties, settings.walks + settings.degrees, settings.hidden, draws)
+        self.embedding = Dense(parties, settings.walk_steps + settings.max_degree, settings.hidden, draws)
         self.layers = nn.ModuleList(Dense(parties, settings.hidden, settings.hidden, draws, glorot=True) for _ in range(layers))
 
     def forward(self, structure: Tensor, graph: Graph) -> list[Tensor]:
@@ -122,9 +126,11 @@ class Cohort(LocalTraining):
         self.structure = StructureEncoder(s, parties, len(self.features.layers), None)
         both = {"features": self.features, "structure": self.structure}
         self.optimizer = optim.make(s.optimizer, nn.ModuleDict(both), s.lr, s.weight_decay)
-        width = s.walks + s.degrees
+        width = s.walk_steps + s.max_degree
         self.embedding = (
-            torch.zeros(self.graph.num_nodes, width) if self.blank else structure_embedding(self.graph, s.walks, s.degrees)
+            torch.zeros(self.graph.num_nodes, width)
+            if self.blank
+            else structure_embedding(self.graph, s.walk_steps, s.max_degree)
         )
 
     @verb(takes={"structure": STRUCTURE}, gives={"structure": STRUCTURE, "n": WEIGHT}, averaged={"structure": "n"})

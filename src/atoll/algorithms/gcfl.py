@@ -1,6 +1,6 @@
 """GCFL: Xie et al., NeurIPS 2021. Parties whose updates pull apart are parted: every cluster has a model of its own.
 
-With `sequences=true` it is GCFL+: clusters are cut by the sequences of the updates' norms instead of the updates' directions.
+With `use_sequences=true` it is GCFL+: clusters are cut by the sequences of the updates' norms instead of the updates' directions.
 
 Payload bytes a round and party, w parameters: down 4·w, up 4·w + 8 (the number of training nodes).
 The server sees *each party's* model after training, and so its update, and its number of training nodes: clustering needs
@@ -29,13 +29,19 @@ SCENARIOS = ("horizontal", "overlapping")
 class Settings(fedavg.Settings):
     """FedAvg's settings and when clusters are cut."""
 
-    epsilon1: float = setting(0.3, "A cluster may be cut once its mean update is shorter than this; 0 never cuts.", low=0)
-    epsilon2: float = setting(0.5, "A cluster is cut only if some member's update is longer than this.", low=0)
-    relative: bool = setting(True, "Measure both in units of the longest update of the first round.")
-    wait: int = setting(20, "Rounds before the first cut.", low=0, high=10**9)
-    sequences: bool = setting(False, "GCFL+: cut by dynamic time warping of the sequences of update norms.")
-    length: int = setting(10, "GCFL+: length of the sequences.", low=1, high=10**5)
-    standardize: bool = setting(False, "GCFL+: divide every sequence by its standard deviation, so that only its shape counts.")
+    mean_update_threshold: float = setting(
+        0.3, "A cluster may be cut once its mean update is shorter than this; 0 never cuts.", low=0, was="epsilon1"
+    )
+    longest_update_threshold: float = setting(
+        0.5, "A cluster is cut only if some member's update is longer than this.", low=0, was="epsilon2"
+    )
+    relative_thresholds: bool = setting(True, "Measure both in units of the longest update of the first round.", was="relative")
+    rounds_before_split: int = setting(20, "Rounds before the first cut.", low=0, high=10**9, was="wait")
+    use_sequences: bool = setting(False, "GCFL+: cut by dynamic time warping of the sequences of update norms.", was="sequences")
+    sequence_length: int = setting(10, "GCFL+: length of the sequences.", low=1, high=10**5, was="length")
+    standardize_sequences: bool = setting(
+        False, "GCFL+: divide every sequence by its standard deviation, so that only its shape counts.", was="standardize"
+    )
 
 
 class Cohort(fedavg.Cohort):
@@ -60,8 +66,8 @@ def start(federation: Federation, settings: Settings) -> State:
         "cluster": torch.zeros(parties, dtype=torch.int64),  # (P,)
         "update": torch.zeros(parties, sum(value.numel() for value in model.values())),  # (P, w) each party's last Δθ_i
         "n": torch.zeros(parties, dtype=torch.int64),  # (P,) training nodes, 0 where a party was not heard yet
-        "norms": torch.zeros(parties, settings.length),  # (P, d) the last ‖Δθ_i‖, newest last
-        "unit": torch.zeros(()) if settings.relative else torch.ones(()),  # what ε₁ and ε₂ are measured in
+        "norms": torch.zeros(parties, settings.sequence_length),  # (P, d) the last ‖Δθ_i‖, newest last
+        "unit": torch.zeros(()) if settings.relative_thresholds else torch.ones(()),  # what ε₁ and ε₂ are measured in
         "heard": torch.zeros(parties, dtype=torch.int64),  # (P,) how many norms since its cluster was cut
     }
 
@@ -70,7 +76,7 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
     """Everybody trains the model of its cluster; clusters are perhaps cut; then each takes the mean of its members' models."""
     replies = federation.ask("fit", each={"model": models_of_parties(state)})
     state = observe(state, replies)
-    if federation.round > settings.wait:
+    if federation.round > settings.rounds_before_split:
         for cluster in range(int(state["cluster"].max()) + 1):
             state = cut(state, cluster, settings)
     return state | {"model": aggregate(state, replies)}
@@ -108,12 +114,14 @@ def cut(state: State, cluster: int, settings: Settings) -> State:
         return state
     together = (updates * (n / n.sum())[:, None]).sum(0).norm()  # δ_mean = ‖Σ_i |G_i| / |G| · Δθ_i‖
     alone = updates.norm(dim=1).max()  # δ_max
-    if not (together < settings.epsilon1 * state["unit"] and alone > settings.epsilon2 * state["unit"]):
+    if not (
+        together < settings.mean_update_threshold * state["unit"] and alone > settings.longest_update_threshold * state["unit"]
+    ):
         return state
-    if settings.sequences:
-        if int(state["heard"][members].min()) < settings.length:
+    if settings.use_sequences:
+        if int(state["heard"][members].min()) < settings.sequence_length:
             return state
-        distance = time_warping(state["norms"][members], settings.standardize)
+        distance = time_warping(state["norms"][members], settings.standardize_sequences)
         ties = distance.max() - distance
     else:
         directions = updates / updates.norm(dim=1, keepdim=True).clamp(min=1e-12)

@@ -58,8 +58,12 @@ class Split:
 class Settings(Split):
     """The split network's, Eq. 7's λ, and how users start."""
 
-    regularisation: float = setting(100.0, "λ, how strongly the latent vectors of neighbours are held together.", low=0)
-    first: str = setting("shared", "Whether users start with the same weights or draw their own.", choices=("shared", "own"))
+    regularization: float = setting(
+        100.0, "λ, how strongly the latent vectors of neighbours are held together.", low=0, was="regularisation"
+    )
+    initial_weights: str = setting(
+        "shared", "Whether users start with the same weights or draw their own.", choices=("shared", "own"), was="first"
+    )
 
 
 class Cohort(atoll.federation.cohort.Cohort):
@@ -79,7 +83,7 @@ class Cohort(atoll.federation.cohort.Cohort):
 
     def begin(self) -> None:
         """W_i from U(−b, b), b² = 6 / (d + h): the same for all, or each user's own."""
-        if self.settings.first == "own":
+        if self.settings.initial_weights == "own":
             self.weights.draw(Streams(self.seed, self.parties, "weights"), bound(self.settings, self.schema))
         else:
             self.weights.share(first_weight(self.settings, self.schema, self.seed))
@@ -152,7 +156,7 @@ def start(federation: Federation, settings: Split) -> State:
 def step(federation: Federation, state: State, settings: Settings) -> State:
     """One round of Algorithm 1. A user that does not take part is represented by the latent vector it sent last."""
     replies = federation.ask("embed")  # lines 4 to 7
-    state, gradient = descend(federation, with_latent(state, replies), settings, settings.regularisation)  # lines 8 and 9
+    state, gradient = descend(federation, with_latent(state, replies), settings, settings.regularization)  # lines 8 and 9
     federation.tell("update", to=replies.parties, each={"gradient": gradient[replies.index]})  # lines 10 to 13
     return state
 
@@ -174,7 +178,7 @@ def with_latent(state: State, replies: Replies) -> State:
     return state | {"latent": latent}
 
 
-def descend(federation: Federation, state: State, settings: Split, regularisation: float = 0.0) -> tuple[State, Tensor]:
+def descend(federation: Federation, state: State, settings: Split, regularization: float = 0.0) -> tuple[State, Tensor]:
     """One step of the server's part down L = CE + λ·L_reg (Eqs. 6, 7), and ∂L/∂X̄ at the weights before that step.
 
     Deviation: the cross-entropy is a mean over the training nodes where Eq. 3 has a sum, as λ's range suggests.
@@ -186,8 +190,8 @@ def descend(federation: Federation, state: State, settings: Split, regularisatio
     graph, latent = federation.topology, state["latent"].requires_grad_()
     logits = server(latent, graph, Draws(federation.seed, [SERVER], "dropout", federation.round))
     loss = federation.task.loss(logits, graph)
-    if regularisation:
-        loss = loss + regularisation * smoothness(latent, graph)
+    if regularization:
+        loss = loss + regularization * smoothness(latent, graph)
     *own, gradient = torch.autograd.grad(loss, [*optimizer.params.values(), latent])
     optimizer.step([part.contiguous() for part in own])
     state = {"model": get_parameters(server), "optimizer": optimizer.state(), "latent": latent.detach(), "loss": loss.detach()}

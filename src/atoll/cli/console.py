@@ -127,7 +127,7 @@ def result_table(result: Result) -> Table:
     table.add_row("best round", f"{result.best_round} of {result.rounds}", "by validation")
     if result.missing:
         often = summary(result.missing, result.rounds, result.names)
-        table.add_row("missing", often, verdict(result.missing, result.partial, result.config.run.count_missing))
+        table.add_row("missing", often, verdict(result.missing, result.partial, result.config.run.allow_partial_best))
     traffic = result.bytes
     messages = f"{traffic['messages']} messages"
     table.add_row("bytes", f"{traffic['up'] / 1e6:.2f} MB up, {traffic['down'] / 1e6:.2f} MB down", messages)

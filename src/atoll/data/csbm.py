@@ -23,24 +23,29 @@ class CsbmSettings:
 
     nodes: int = setting(3000, "N, the number of nodes.", low=2, high=10**9)
     degree: float = setting(5.0, "d, the average degree.", low=0)
-    lam: float = setting(1.3, "λ, how strongly edges follow the classes; at most √d.")
-    mu: float = setting(120.0, "μ, how strongly features follow the classes.", low=0)
+    edge_signal: float = setting(1.3, "λ, how strongly edges follow the classes; at most √d.", was="lam")
+    feature_signal: float = setting(120.0, "μ, how strongly features follow the classes.", low=0, was="mu")
     features: int = setting(64, "p, the number of features.", low=1, high=10**7)
     classes: int = setting(5, "The number of classes; the papers' cSBM has 2.", low=2, high=10**5)
     samples: int = setting(1, "Feature vectors per node, in consecutive rows.", low=1, high=10**6)
-    flip: float = setting(0.0, "The chance that a sample has another class than its node (GFL-APPNP's SC: 0.3).", low=0, high=1)
+    flip_probability: float = setting(
+        0.0, "The chance that a sample has another class than its node (GFL-APPNP's SC: 0.3).", low=0, high=1, was="flip"
+    )
     communities: int = setting(10, "Communities, each with a main class; 0 gives the papers' cSBM.", low=0, high=10**6)
     mixing: float = setting(0.1, "The share of the edges that leave their community.", low=0, high=1)
-    minority: float = setting(0.3, "The share of a community's nodes that are not of its main class.", low=0, high=1)
+    minority_share: float = setting(
+        0.3, "The share of a community's nodes that are not of its main class.", low=0, high=1, was="minority"
+    )
     graph_seed: int = setting(0, "Seed of classes and edges.")
     feature_seed: int = setting(-1, "Seed of the features alone, to redraw them on the same graph; negative takes graph_seed.")
     redraw: str = setting("nothing", "What a run's seed redraws: nothing, or the features.", choices=("nothing", "features"))
     connected: bool = setting(False, "Draw the graph until it is connected.")
-    labelled: float = setting(
+    connected_train_share: float = setting(
         0.0,
         "Share of nodes in a connected training set with as many of each class; as many validate, the rest tests; 0: no split.",
         low=0,
         high=0.5,
+        was="labelled",
     )
 
 
@@ -74,8 +79,8 @@ def generate(settings: CsbmSettings, seed: int = 0) -> Graph:
     x_i = √(μ/N)·v_i·u + z_i/√p with u ~ N(0, I/p), z_i ~ N(0, I). More classes: c = d + (C − 1)·λ√d inside a class, so that the
     average degree stays d, and each class has a u of its own in place of ±u.
 
-    Communities: each has a main class (its number modulo C), `minority` of its nodes have a random other class, and c is weighted
-    so that about a share `mixing` of the edges leaves the community and the average degree stays d.
+    Communities: each has a main class (its number modulo C), `minority_share` of its nodes have a random other class, and c is
+    weighted so that about a share `mixing` of the edges leaves the community and the average degree stays d.
 
     With `samples` = n > 1 the rows i·n to (i + 1)·n − 1 are node i's: `ids` is i for all of them, and edges join the nodes' first
     rows, so the topology is `ids[edge_index]`; the `node` partition makes one party of the rows that share an id.
@@ -94,7 +99,7 @@ def generate(settings: CsbmSettings, seed: int = 0) -> Graph:
     words = ("run", seed) if settings.redraw == "features" else ()
     x, y = _features(settings, classes, np.random.default_rng(seed_of("csbm", "features", feature_seed, *words)))
     rows = np.repeat(np.arange(settings.nodes), settings.samples)
-    masks = _masks(settings, classes, adjacency + adjacency.T) if settings.labelled else None
+    masks = _masks(settings, classes, adjacency + adjacency.T) if settings.connected_train_share else None
     of_rows = None if masks is None else (masks[0][rows], masks[1][rows], masks[2][rows])
     return build_graph(x, edges * settings.samples, y, of_rows, where="csbm", num_classes=settings.classes, ids=rows)
 
@@ -105,7 +110,7 @@ MAX_DRAWS = 1000  # of graphs until one is connected, and of connected training 
 def _masks(s: CsbmSettings, classes: Ints, adjacency: sp.csr_array) -> Masks:
     """A random connected training set with as many nodes of each class; validation and test nodes at random from the rest."""
     rng = np.random.default_rng(seed_of("csbm", "split", s.graph_seed))
-    each = max(1, round(s.labelled * s.nodes / s.classes))
+    each = max(1, round(s.connected_train_share * s.nodes / s.classes))
     for _ in range(MAX_DRAWS):
         train = _grown(classes, adjacency, each, rng)
         if train.sum() == each * s.classes:
@@ -116,7 +121,7 @@ def _masks(s: CsbmSettings, classes: Ints, adjacency: sp.csr_array) -> Masks:
             return train, val, test
     raise AtollError(
         f"csbm found no connected set with {each} nodes of each class; "
-        "choose a higher degree, another graph_seed or a smaller labelled."
+        "choose a higher degree, another graph_seed or a smaller connected_train_share."
     )
 
 
@@ -164,28 +169,32 @@ def sample_edges(blocks: Ints, chances: NDArray[np.float64], rng: np.random.Gene
 def _check(s: CsbmSettings) -> None:
     if s.nodes < 2 or s.features < 1 or s.classes < 2 or s.samples < 1 or s.communities < 0:
         raise AtollError("csbm needs at least 2 nodes, 2 classes, 1 feature, 1 sample and 0 communities.")
-    if not all(map(math.isfinite, (s.degree, s.lam, s.mu))):
-        raise AtollError(f"csbm needs finite numbers, but degree={s.degree:g}, lam={s.lam:g}, mu={s.mu:g}.")
+    given = f"degree={s.degree:g}, edge_signal={s.edge_signal:g}, feature_signal={s.feature_signal:g}"
+    if not all(map(math.isfinite, (s.degree, s.edge_signal, s.feature_signal))):
+        raise AtollError(f"csbm needs finite numbers, but {given}.")
     if s.communities * s.classes > MAX_BLOCKS:
         raise AtollError(f"csbm cannot make {s.communities} communities of {s.classes} classes; use fewer of one or the other.")
-    if s.degree <= 0 or abs(s.lam) > math.sqrt(s.degree) or s.mu < 0:
+    if s.degree <= 0 or abs(s.edge_signal) > math.sqrt(s.degree) or s.feature_signal < 0:
         raise AtollError(
-            f"csbm needs degree > 0, lam at most √degree and mu ≥ 0, but degree={s.degree:g}, lam={s.lam:g}, mu={s.mu:g}: "
+            f"csbm needs degree > 0, edge_signal at most √degree and feature_signal ≥ 0, but {given}: "
             "nodes of different classes would be joined with a negative probability."
         )
-    if not (0 <= s.flip <= 1 and 0 <= s.minority <= 1 and 0 <= s.mixing <= 1):
-        raise AtollError("csbm needs flip, minority and mixing between 0 and 1.")
+    if not (0 <= s.flip_probability <= 1 and 0 <= s.minority_share <= 1 and 0 <= s.mixing <= 1):
+        raise AtollError("csbm needs flip_probability, minority_share and mixing between 0 and 1.")
 
 
 def _blocks(s: CsbmSettings, rng: np.random.Generator) -> tuple[Ints, Ints, NDArray[np.float64]]:
     """The nodes' classes, their blocks (community and class together) and the blocks' edge probabilities."""
-    inside, across = s.degree + (s.classes - 1) * s.lam * math.sqrt(s.degree), s.degree - s.lam * math.sqrt(s.degree)
+    inside, across = (
+        s.degree + (s.classes - 1) * s.edge_signal * math.sqrt(s.degree),
+        s.degree - s.edge_signal * math.sqrt(s.degree),
+    )
     by_class = np.where(np.eye(s.classes, dtype=bool), inside, across)  # c_in, c_out
     if s.communities < 2:
         classes = rng.integers(0, s.classes, s.nodes)
         return classes, classes, np.clip(by_class / s.nodes, 0, 1)
     community = rng.integers(0, s.communities, s.nodes)
-    other = rng.integers(1, s.classes, s.nodes) * (rng.random(s.nodes) < s.minority)
+    other = rng.integers(1, s.classes, s.nodes) * (rng.random(s.nodes) < s.minority_share)
     classes = (community + other) % s.classes
     home = np.eye(s.communities, dtype=bool)
     weight = np.where(home, s.communities * (1 - s.mixing), s.mixing * s.communities / (s.communities - 1))
@@ -202,12 +211,12 @@ def _features(s: CsbmSettings, classes: Ints, rng: np.random.Generator) -> tuple
     centers = rng.standard_normal((s.classes if s.classes > 2 else 1, s.features), np.float32) / math.sqrt(s.features)
     if s.classes == 2:
         centers = np.concatenate([-centers, centers])  # v = −1, +1
-    if s.flip:
-        y = (y + rng.integers(1, s.classes, len(y)) * (rng.random(len(y)) < s.flip)) % s.classes
+    if s.flip_probability:
+        y = (y + rng.integers(1, s.classes, len(y)) * (rng.random(len(y)) < s.flip_probability)) % s.classes
     x = rng.standard_normal((len(y), s.features), np.float32)
     x /= math.sqrt(s.features)
     with np.errstate(over="ignore"):  # values that are too large are refused later
-        x += math.sqrt(s.mu / s.nodes) * centers[y]
+        x += math.sqrt(s.feature_signal / s.nodes) * centers[y]
     return x, y
 
 

@@ -13,6 +13,7 @@ from atoll.data.catalog import DataSettings
 from atoll.data.registry import DATASETS, lookup
 from atoll.errors import AtollError, suggest
 from atoll.graphs.graph import Graph
+from atoll.settings import renamed, warn_renamed
 
 
 def load(
@@ -33,7 +34,9 @@ def load(
         >>> atoll.load("csbm", nodes=200).num_nodes
         200
     """
-    accepted = [field.name for field in fields(settings_of(name))]
+    accepted, present = [field.name for field in fields(settings_of(name))], renamed(settings_of(name))
+    warn_renamed({option: present[option] for option in options if option in present})
+    options = {present.get(option, option): value for option, value in options.items()}
     for option in options:
         if option not in accepted:
             raise AtollError(f"Dataset {name!r} has no option {option!r}{suggest(option, accepted)}")

@@ -69,12 +69,12 @@ class SitePolicy:
         wrong = ""
         if not dp.verb or not dp.clip or not dp.noise:
             wrong = "dp.verb, dp.clip and dp.noise must be set"
-        elif dp.unit != "party":
-            wrong = "dp.unit must be party"
+        elif dp.protected_unit != "party":
+            wrong = "dp.protected_unit must be party"
         elif dp.fields:
             wrong = "dp.fields must be left out"
-        elif not dp.evaluation:
-            wrong = "dp.evaluation must be set, or evaluation reveals its counts"
+        elif not dp.evaluation_noise:
+            wrong = "dp.evaluation_noise must be set, or evaluation reveals its counts"
         elif split in ("per_class", "stratified"):
             wrong = "split must be auto, public or random, or the number of training nodes reveals the size of each class"
         if wrong:

@@ -113,7 +113,7 @@ class ServerRun:
         """The whole run."""
         scenarios = algorithms.find(self.config.algorithm).SCENARIOS
         data = federate(self.config, None, scenarios) if self.simulated else None
-        self._wait(everybody=not self.resume or self.config.run.missing == "stop")
+        self._wait(everybody=not self.resume or self.config.run.on_missing == "stop")
         schema = self._schema(data)
         identities = Signing.open(Path(self.kit)).identities(schema.parties) if self.config.run.secure and self.kit else None
         tries, reached = 0, -1
@@ -167,7 +167,7 @@ class ServerRun:
 
     def _engine(self, schema: Schema) -> RemoteEngine:
         run = self.config.run
-        exact = run.missing == "stop"
+        exact = run.on_missing == "stop"
         plain = self.config.to_dict()
         return RemoteEngine(self.carrier, self.roster, plain, schema, timeout=run.timeout, exact=exact, order=self.order)
 
@@ -203,7 +203,7 @@ class ServerRun:
         raw = self.carrier.send(dict.fromkeys(connected, wire.encode(document)), self.config.run.timeout)
         about = {site: read_answer(answer) if isinstance(answer, bytes) else answer for site, answer in raw.items()}
         present = {site: one for site, one in about.items() if not isinstance(one, str) or not one.startswith(LOST_REASONS)}
-        resuming = self.resume and self.config.run.missing == "continue"  # then the sites that answered are enough
+        resuming = self.resume and self.config.run.on_missing == "continue"  # then the sites that answered are enough
         counted = present if resuming and present else about
         try:
             form = check_compatible(counted, self.config.partition)

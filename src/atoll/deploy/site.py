@@ -233,8 +233,8 @@ class Site:
         self.policy.check_document(document, own_data=self.data is not None)  # before anything it names is looked up
         config = configuration.from_dict(document, "The server's configuration")
         self.policy.check(config)
-        if self.data is not None and config.dp.active and config.dp.source == "seed":
-            raise AtollError("noise from the run's seed is not secret from the server; set dp.source to system.")
+        if self.data is not None and config.dp.active and config.dp.noise_source == "seed":
+            raise AtollError("noise from the run's seed is not secret from the server; set dp.noise_source to system.")
         return config
 
     def _load_graph(self, config: Config, order: Fields | None = None) -> Graph:

@@ -87,31 +87,38 @@ class NoiseSettings:
     noise: float = setting(
         1.0, "Standard deviation of the noise in units of the clip, or as it is without one.", low=0, high=1e12
     )
-    unit: str = setting("party", "What is protected: everything of a party, or one row of the reply.", choices=("party", "row"))
+    protected_unit: str = setting(
+        "party", "What is protected: everything of a party, or one row of the reply.", choices=("party", "row"), was="unit"
+    )
     delta: float = setting(1e-5, "The δ of the (ε, δ) in the history.", low=1e-15, high=0.5)
-    source: str = setting(
+    noise_source: str = setting(
         "seed",
         "Where noise comes from: the run's seed (repeatable, but whoever knows the seed knows the noise) or the system.",
         choices=("seed", "system"),
+        was="source",
     )
-    evaluation: float = setting(
-        0.0, "Noise on each party's evaluation counts, in units of evaluation_clip; 0 leaves them as they are.", low=0, high=1e12
+    evaluation_noise: float = setting(
+        0.0,
+        "Noise on each party's evaluation counts, in units of evaluation_clip; 0 leaves them as they are.",
+        low=0,
+        high=1e12,
+        was="evaluation",
     )
     evaluation_clip: float = setting(1.0, "The norm that each party's evaluation counts are scaled down to.", low=1e-6, high=1e12)
 
     def __post_init__(self) -> None:
-        for name, value in (("noise", self.noise if self.clip else 0.0), ("evaluation", self.evaluation)):
+        for name, value in (("noise", self.noise if self.clip else 0.0), ("evaluation_noise", self.evaluation_noise)):
             if 0 < value < MIN_NOISE:
                 raise AtollError(f"dp.{name} is {value:g}, which hides nothing; use at least {MIN_NOISE:g}, or 0 for none.")
         if 0 < self.clip < MIN_CLIP:
             raise AtollError(f"dp.clip is {self.clip:g}, which leaves nothing; use at least {MIN_CLIP:g}, or 0 for no clip.")
-        if self.evaluation and self.verb == EVALUATE:
-            raise AtollError("dp.evaluation noises the replies of 'evaluate' already; let dp.verb name another verb.")
+        if self.evaluation_noise and self.verb == EVALUATE:
+            raise AtollError("dp.evaluation_noise noises the replies of 'evaluate' already; let dp.verb name another verb.")
 
     @property
     def active(self) -> bool:
         """Whether anything is noised."""
-        return bool(self.verb or self.evaluation)
+        return bool(self.verb or self.evaluation_noise)
 
     @property
     def cost(self) -> float:
@@ -136,7 +143,7 @@ class Noise:
         """The fields as they may leave the party."""
         if message.verb == self.settings.verb:
             return self._noise_reply(message, fields, draws)
-        if message.verb == EVALUATE and self.settings.evaluation:
+        if message.verb == EVALUATE and self.settings.evaluation_noise:
             return self._noise_counts(message, fields, draws)
         if self.strict and fields and message.verb not in SECURE_STEPS:
             raise AtollError(f"this site lets nothing leave without noise, and the replies to {message.verb!r} have none.")
@@ -160,7 +167,7 @@ class Noise:
                 raise AtollError(f"{name!r} was sent with a different shape than the reply has.")
         if not self.settings.clip:
             noised = {name: self._unclipped(name, value, draws) for name, value in moved.items()}
-        elif self.settings.unit == "party":
+        elif self.settings.protected_unit == "party":
             noised = self._per_party(moved, draws, self.settings.clip, self.settings.noise)
         else:
             noised = self._per_row(moved, draws)
@@ -169,13 +176,13 @@ class Noise:
 
     def _noise_counts(self, message: Request, fields: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """A party's counts, scaled down together to the clip (which preserves their ratios) and noised; no longer integers."""
-        self.releases.spend(message.parties, _cost(self.settings.evaluation), message.verb, message.round)
+        self.releases.spend(message.parties, _cost(self.settings.evaluation_noise), message.verb, message.round)
         flat = {name: value.detach().double() for name, value in wire.leaves(fields)}
         for name in flat.keys() & {"validation", "test"}:
             nodes, right, loss = flat[name].unbind(1)[:3]
             capped = torch.minimum(loss, MAX_MEAN_LOSS * nodes)
             flat[name] = torch.cat([torch.stack([nodes, right, capped], 1), flat[name][:, 3:]], 1)
-        return wire.nest(self._per_party(flat, draws, self.settings.evaluation_clip, self.settings.evaluation))
+        return wire.nest(self._per_party(flat, draws, self.settings.evaluation_clip, self.settings.evaluation_noise))
 
     def _selected(self, message: Request, flat: Mapping[str, Any]) -> dict[str, Tensor]:
         """The fields to be noised; naming a missing one is an error, unless the message switched it off (`gradient=False`)."""
@@ -192,19 +199,21 @@ class Noise:
         return {name: dense(value) for name, value in floating.items() if not wanted or _first(name) in wanted}
 
     def _difference(self, value: Tensor, sent: Any, weight: Tensor | None) -> Tensor:
-        if not isinstance(sent, Tensor) or self.settings.unit == "row":
+        if not isinstance(sent, Tensor) or self.settings.protected_unit == "row":
             return value
         return (value / _axis(weight.clamp(min=1), value) if weight is not None else value) - sent
 
     def _restored(self, moved: Tensor, sent: Any, weight: Tensor | None) -> Tensor:
-        if not isinstance(sent, Tensor) or self.settings.unit == "row":
+        if not isinstance(sent, Tensor) or self.settings.protected_unit == "row":
             return moved
         return (moved + sent) * _axis(weight, moved) if weight is not None else moved + sent
 
     def _per_party(self, moved: Mapping[str, Tensor], draws: Draws, clip: float, noise: float) -> dict[str, Tensor]:
         """Per party: everything of a party is one vector."""
         if any(name.endswith("]") for name in moved):
-            raise AtollError("dp.unit=party cannot clip replies whose shape differs by party; use dp.unit=row.")
+            raise AtollError(
+                "dp.protected_unit=party cannot clip replies whose shape differs by party; use dp.protected_unit=row."
+            )
         shaped = {name: value.reshape(len(value), 1, -1) for name, value in moved.items()}
         return self._noise_vectors(shaped, moved, draws, clip, noise)
 
@@ -221,8 +230,8 @@ class Noise:
             if len(set(rows.values())) > 1 or ("" in groups and len(groups) > 1):
                 counts = ", ".join(f"{name}: {count}" for name, count in list(rows.items())[:4])
                 raise AtollError(
-                    f"dp.unit=row clips row i of all fields together, but they have different numbers of rows ({counts}); "
-                    "name those that belong together in dp.fields, or use dp.unit=party."
+                    "dp.protected_unit=row clips row i of all fields together, but they have different numbers of rows "
+                    f"({counts}); name those that belong together in dp.fields, or use dp.protected_unit=party."
                 )
             local = draws_of(draws, int(index)) if index else draws
             result |= self._noise_vectors(shaped, fields, local, self.settings.clip, self.settings.noise)
@@ -241,7 +250,7 @@ class Noise:
             vectors = torch.cat(chunk, 2).reshape(-1, sum(widths)).numpy()
             vectors = np.nan_to_num(vectors, nan=0.0, posinf=0.0, neginf=0.0)  # divergence of the training must not be visible
             if noise:
-                samples = grid_samples(draws, self.settings.source, start, len(chunk[0]), vectors.shape)
+                samples = grid_samples(draws, self.settings.noise_source, start, len(chunk[0]), vectors.shape)
                 vectors = (to_grid(vectors, clip, noise) + samples) * (noise * clip / SIGMA)
             else:
                 vectors = vectors * shrinking(vectors, clip)
@@ -255,7 +264,7 @@ class Noise:
     def _unclipped(self, name: str, value: Tensor, draws: Draws) -> Tensor:
         """The papers' noise, without a clip: it guarantees nothing, and consists of floating-point numbers."""
         party = int(name.rsplit("[", 1)[1][:-1]) if name.endswith("]") else None
-        return value + self.settings.noise * normal_samples(draws, self.settings.source, value.shape, party).to(value)
+        return value + self.settings.noise * normal_samples(draws, self.settings.noise_source, value.shape, party).to(value)
 
 
 def _cost(noise: float) -> float:

@@ -50,7 +50,7 @@ class StoredRun:
         missing = absence.rounds_missed(self.rows)
         if not missing:
             return ""
-        verdict = absence.verdict(missing, self.result.partial, self.config.run.count_missing)
+        verdict = absence.verdict(missing, self.result.partial, self.config.run.allow_partial_best)
         return f"{self.path.name}: missing were {absence.summary(missing, self.result.rounds, self.result.names)}; {verdict}."
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from keyword import iskeyword
@@ -17,7 +16,7 @@ from atoll.data.datasets import settings_of
 from atoll.data.partition import PartitionSettings
 from atoll.data.splits import SplitSettings
 from atoll.engines import ENGINES
-from atoll.errors import AtollError, AtollWarning, closest, suggest
+from atoll.errors import AtollError, closest, suggest
 from atoll.federation.robust import check_algorithm
 from atoll.models import user
 from atoll.models.registry import find_model
@@ -25,7 +24,7 @@ from atoll.privacy.masking import SECURE_STEPS
 from atoll.privacy.noise import NoiseSettings
 from atoll.runs.defaults import defaults
 from atoll.runs.run_settings import RunSettings
-from atoll.settings import Training, build, known, renamed
+from atoll.settings import Training, build, known, renamed, warn_renamed
 from atoll.tasks import TASKS
 
 ARGUMENTS = ("dataset", "partition", "parties", "seed", "engine")  # of a run, beside its algorithm and settings
@@ -170,9 +169,8 @@ def _with_present_names(values: Mapping[str, Any], algorithm: str, groups: Mappi
             if new != rest:
                 changed[name] = name = f"{owner}{dot}{new}"
         result[name] = value
-    if changed and warn:
-        names = ", ".join(f"{old} is now {new}" for old, new in changed.items())
-        warnings.warn(f"Settings have new names: {names}. The old names still work.", AtollWarning, stacklevel=3)
+    if warn:
+        warn_renamed(changed)
     return result
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from atoll import algorithms
 
-FALLBACK = "fedavg"  # an algorithm that is a file runs with these defaults
+FALLBACK = "fedavg"  # an algorithm from a file or another package runs with these defaults
 
 
 def defaults(algorithm: str, asked: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
@@ -53,9 +53,11 @@ def defaults(algorithm: str, asked: Mapping[str, Any]) -> tuple[dict[str, Any], 
 
 @cache
 def _tables(algorithm: str) -> list[dict[str, Any]]:
-    name = FALLBACK if algorithm.endswith(".py") else algorithm
-    file = importlib.resources.files(algorithms).joinpath(f"{name}.toml")
-    tables: list[dict[str, Any]] = tomllib.loads(file.read_text(encoding="utf-8"))["when"] if file.is_file() else []
+    folder = importlib.resources.files(algorithms)
+    file = folder.joinpath(f"{algorithm}.toml")
+    if algorithm.endswith(".py") or not file.is_file():
+        file = folder.joinpath(f"{FALLBACK}.toml")
+    tables: list[dict[str, Any]] = tomllib.loads(file.read_text(encoding="utf-8"))["when"]
     return tables
 
 

@@ -136,7 +136,7 @@ def _for_task(schema: Schema, task: Task) -> Schema:
 def limits_of(config: Config, schema: Schema) -> Limits:
     """What the verbs of a run accept and reply."""
     run, task = config.run, TASKS.find(config.run.task)
-    fractions = EVALUATE if config.dp.evaluation else ""
+    fractions = EVALUATE if config.dp.evaluation_noise else ""
     rules = Rules(run.max_weight, run.max_share, run.max_nodes)
     return Limits(
         algorithms.find(config.algorithm).Cohort,
@@ -171,12 +171,12 @@ def build_experiment(
         verbs=algorithm.Cohort.verbs(),
         seed=config.seed,
         participation=config.run.participation,
-        missing_is_fatal=config.run.missing == "stop",
+        missing_is_fatal=config.run.on_missing == "stop",
         secure=config.run.secure,
         secure_min=min_total_parties(config.run.secure_min, schema.parties),
         identities=identities,
         robust=robust.make(config.run, algorithm.Cohort.averaged(), schema.parties),
-        evaluate_at_server=config.run.evaluate_at_server and not config.dp.evaluation,
+        evaluate_at_server=config.run.evaluate_at_server and not config.dp.evaluation_noise,
         public=data.public if data else None,
         whole=data.whole if data else None,
         scenario=scenario,

@@ -43,21 +43,21 @@ def rounds(
         experiment.recall_spent(saved.get("spent", 0.0))
     started, first = time.perf_counter() - progress.seconds, progress.round
     schedule = _Schedule(run.checkpoint_every)
-    while not progress.finished(run.rounds, run.patience, run.target):
+    while not progress.finished(run.rounds, run.patience, run.target_accuracy):
         progress.round += 1
         federation.begin(progress.round)
         state = algorithm.step(federation, state, config.settings)
         metrics = {}
         if progress.round % run.evaluate_every == 0 or progress.round == run.rounds:
             metrics = _evaluate(experiment, state)
-            progress.update(metrics, run.select, partial=bool(federation.missing), count_missing=run.count_missing)
+            progress.update(metrics, run.select_by, partial=bool(federation.missing), count_missing=run.allow_partial_best)
         progress.seconds = time.perf_counter() - started
         row = _row(progress, federation, metrics)
         rows.append(row)
         if folder:
             folder.append(row)
             now = time.perf_counter()
-            if schedule.due(progress.round, now) or progress.finished(run.rounds, run.patience, run.target):
+            if schedule.due(progress.round, now) or progress.finished(run.rounds, run.patience, run.target_accuracy):
                 held = checkpoint.capture(experiment, progress, state)
                 folder.save(held | {"warnings": _warnings(earlier_warnings, folder, experiment)})
                 schedule.written(now, time.perf_counter())

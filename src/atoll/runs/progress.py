@@ -38,7 +38,7 @@ class Progress:
             progress.round, progress.seconds = row["round"], row.get("seconds", 0.0)
             metrics = {name: value for name, value in row.items() if value is not None and name not in NOT_METRICS}
             if metrics:
-                progress.update(metrics, run.select, partial=bool(row.get("missing")), count_missing=run.count_missing)
+                progress.update(metrics, run.select_by, partial=bool(row.get("missing")), count_missing=run.allow_partial_best)
         return progress
 
     def update(self, metrics: dict[str, Any], select: str, *, partial: bool = False, count_missing: bool = False) -> None:

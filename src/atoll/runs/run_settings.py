@@ -19,12 +19,20 @@ class RunSettings:
     patience: int = setting(
         0, "Stop after so many rounds without a better validation score; 0 never stops early.", low=0, high=10**9
     )
-    target: float = setting(0.0, "Stop once the validation accuracy is this high; 0 never does.", low=0, high=1)
-    select: str = setting("loss", "The validation score that names the best round.", choices=("loss", "accuracy"))
+    target_accuracy: float = setting(
+        0.0, "Stop once the validation accuracy is this high; 0 never does.", low=0, high=1, was="target"
+    )
+    select_by: str = setting(
+        "loss", "The validation score that names the best round.", choices=("loss", "accuracy"), was="select"
+    )
     checkpoint_every: int = setting(0, "Checkpoint after every so many rounds; 0 means every few seconds.", low=0, high=10**9)
     participation: float = setting(1.0, "Share of the parties that take part in a round, chosen by seed.", low=0, high=1)
-    missing: str = setting("continue", "What a party that does not answer does to the round.", choices=("continue", "stop"))
-    count_missing: bool = setting(False, "Whether a round in which a party was missing may be the best round.", since="0.1")
+    on_missing: str = setting(
+        "continue", "What a party that does not answer does to the round.", choices=("continue", "stop"), was="missing"
+    )
+    allow_partial_best: bool = setting(
+        False, "Whether a round in which a party was missing may be the best round.", since="0.1", was="count_missing"
+    )
     secure: bool = setting(False, "Secure aggregation: the server sees sums only, and may ask private verbs for nothing else.")
     secure_min: int = setting(
         0, "Fewest parties of a secure total; 0 means 3, or all where there are fewer.", low=0, high=10**7, since="0.1"

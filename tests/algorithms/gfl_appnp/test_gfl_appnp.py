@@ -31,7 +31,7 @@ NODES, FEATURES, HIDDEN = 12, 6, 5
 TASKS: dict[str, dict[str, Any]] = {
     "dnc": {},
     "snc": {"samples": 4},
-    "sc": {"samples": 7, "flip": 0.3, "train": 0.5, "val": 0.2, "test": 0.3},
+    "sc": {"samples": 7, "flip_probability": 0.3, "train": 0.5, "val": 0.2, "test": 0.3},
 }
 
 
@@ -470,7 +470,7 @@ def test_batches() -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({}, {"rounds": 300, "lr": 0.5, "nodes": 200, "labelled": 0.1}),
+        ({}, {"rounds": 300, "lr": 0.5, "nodes": 200, "connected_train_share": 0.1}),
         ({"local_steps": 50}, {"rounds": 60, "lr": 0.5}),
         ({"experiment": "snc"}, {"rounds": 500, "lr": 0.2, "samples": 40}),
         ({"experiment": "snc", "compensation": "none"}, {"rounds": 800, "lr": 0.6}),
