@@ -367,7 +367,7 @@ def test_the_page_tells_what_a_line_holds(tmp_path: Path) -> None:
     tap.sites["site-1"].handle(b"garbage")
     lines = (tmp_path / "site-1" / "journal.jsonl").read_text().splitlines()
     assert told == {key for line in lines for key in json.loads(line)}
-    (growth,) = re.findall(r"about ([\d.]+) kB a message", section)
+    (growth,) = re.findall(r"about ([\d.]+) kB per message", section)
     assert sum(map(len, lines)) / len(lines) == pytest.approx(1000 * float(growth), rel=0.3)
 
 

@@ -203,7 +203,7 @@ def test_saves_are_bounded_and_old_ones_go(tmp_path: Path) -> None:
 def begin(site: Site, config: Config, token: int) -> dict[str, Any]:
     """Tell a site of a run."""
     request = {"atoll": __version__, "kind": "begin", "run": "a-run", "config": [config.to_dict()], "token": token}
-    request |= {"schema": vars(Schema(12, 3, 3)), "exact": False, "parties": wire.torch.tensor([0])}
+    request |= {"schema": Schema(12, 3, 3).numbers, "exact": False, "parties": wire.torch.tensor([0])}
     return wire.decode(site.handle(wire.encode(request)))
 
 
