@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 def peak() -> float:
-    """The most memory this process has held so far, in GB; getrusage would count its parent's at the time of the fork, too."""
+    """The peak memory of this process in GB; getrusage would include its parent's at the time of the fork."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return float(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1e6
 
 
 class Ours:
-    """atoll's rounds one by one, evaluation included: a contestant beside plain loops."""
+    """atoll's rounds one by one, evaluation included, to compare with plain loops."""
 
     def __init__(self, experiment: Experiment, state: dict[str, Any]) -> None:
         self.experiment, self.state, self.rounds = experiment, state, 0

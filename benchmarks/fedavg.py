@@ -104,7 +104,7 @@ class Bare:
 
 
 class Plain:
-    """A PyG model a party, dense features, one after the other."""
+    """One PyG model per party, dense features, one after the other."""
 
     def __init__(self, graph: Graph) -> None:
         from torch_geometric.nn import GCNConv

@@ -25,7 +25,7 @@ ROUNDS = 12
 
 
 class Product(torch.autograd.Function):
-    """A constant sparse matrix, its transpose at hand."""
+    """A constant sparse matrix with its transpose."""
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, transposed: Tensor, x: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class Bare:
         self.v = {name: torch.zeros_like(value) for name, value in self.w.items()}
 
     def take(self, batch: Any, targets: Tensor) -> None:
-        """What a loop is handed for a batch; not timed."""
+        """Prepare a batch for the loop; not timed."""
         layers = self.s.layers
         self.sizes = [batch.blocks(level).sizes for level in range(layers + 1)]
         self.matrices = [(m.forward, m.transposed) for m in map(batch.matrix, range(layers))]
@@ -90,11 +90,11 @@ class Bare:
             top = self.drop(self.forward(stale)).view(self.parties, -1, self.s.hidden)
             logits = torch.baddbmm(self.w["classifier.bias"][:, None], top, self.w["classifier.weight"])
             loss = self.parties * F.cross_entropy(logits.flatten(0, 1), self.y)
-            found = torch.autograd.grad(loss, list(self.w.values()))
+            gradients = torch.autograd.grad(loss, list(self.w.values()))
             with torch.no_grad():
                 torch._fused_sgd_(
                     list(self.w.values()),
-                    [gradient.contiguous() for gradient in found],
+                    [gradient.contiguous() for gradient in gradients],
                     list(self.v.values()),
                     weight_decay=self.s.weight_decay,
                     momentum=self.s.momentum,
@@ -111,13 +111,14 @@ def measure(dataset: str, **values: Any) -> dict[str, object]:
     experiment = runner.prepare(config.resolve("glasu", dataset=dataset, partition="vertical", parties=3, values=chosen))
     federation, settings = experiment.federation, experiment.config.settings
     cohort = experiment.engine.cohorts[0]  # type: ignore[attr-defined]
-    bare, batches, forget = Bare(cohort), [], cohort.forget
+    bare, batches, clear_round = Bare(cohort), [], cohort.clear_round
 
-    def keep(page: int = -1) -> None:
-        batches.append(cohort.work.batch if cohort.work else None)
-        forget(page)
+    def keep_batch() -> None:
+        if cohort.forward is not None:
+            batches.append(cohort.forward.batch())
+        clear_round()
 
-    cohort.forget = keep
+    cohort.clear_round = keep_batch
     times: dict[str, list[float]] = {"atoll": [], "bare": []}
     for number in range(1, ROUNDS + 1):
         federation.begin(number)
@@ -131,7 +132,7 @@ def measure(dataset: str, **values: Any) -> dict[str, object]:
         if number == 1 and not settings.dropout:  # the same arithmetic
             for name, value in get_parameters(cohort.model).items():
                 torch.testing.assert_close(value, bare.w[name].detach(), atol=1e-4, rtol=1e-4)
-    fastest = {name: 1e3 * min(found) for name, found in times.items()}
+    fastest = {name: 1e3 * min(seconds) for name, seconds in times.items()}
     what = f"{dataset}, Q = {settings.local_steps}, dropout {settings.dropout:g}"
     return {"round": what, "atoll ms": fastest["atoll"], "bare ms": fastest["bare"], "ratio": fastest["atoll"] / fastest["bare"]}
 

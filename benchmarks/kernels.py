@@ -225,9 +225,8 @@ def pyg(graph: Graph) -> Run:
     return run
 
 
-def main() -> None:
-    """All tables."""
-    name = sys.argv[1] if len(sys.argv) > 1 else "made"
+def main(name: str = "made") -> None:
+    """All tables, for a made graph or a known one."""
     graph = made() if name == "made" else known(name)
     print(f"{name}: {graph.num_nodes} nodes, {graph.parties} parties, {graph.num_features} features")
     runs: dict[str, Run] = {"atoll": epoch_of(graph), "by hand, no autograd": by_hand(graph)}
@@ -246,4 +245,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:2])
