@@ -423,3 +423,13 @@ def test_what_cannot_be_is_said(values: dict[str, Any], sentence: str) -> None:
     """One sentence before the first round."""
     with pytest.raises(AtollError, match=sentence):
         runner.run(small("glasu", **{**PLAIN, **values}))
+
+
+def test_the_memory_of_an_older_checkpoint_is_taken() -> None:
+    """Until 0.1 a checkpoint held an empty notebook, `heard`, beside model and optimizer."""
+    before, after = stood_up(), stood_up()
+    steps(before)
+    old = {name: value for name, value in memory(before).items() if name in ("model", "optimizer")}
+    after.engine.restore({"0": {**old, "heard": {"page": torch.full((3,), -1)}}})
+    for name, value in memory(before)["model"].items():
+        assert torch.equal(memory(after)["model"][name], value)
