@@ -256,9 +256,7 @@ class Site:
         if config.partition == "vertical":
             graph = replace(graph, x=_pad_features(graph.x, schema.features), widths=(graph.num_features,))
         elif config.partition == "overlapping" and not bool((graph.train | graph.val | graph.test).any()):
-            raise AtollError(
-                "parties that share nodes must agree on their roles: mark in the data which train, validate and test."
-            )
+            raise AtollError("parties that share nodes must agree on their roles: mark the split (train, val, test) in the data.")
         elif config.partition == "overlapping" and replaces_split(graph, config.split):
             raise AtollError(
                 f"parties that share nodes must agree on their roles, so the data's own split is used: "
