@@ -149,10 +149,7 @@ def test_a_configuration_cannot_exhaust_a_site(attack: str, tmp_path: Path) -> N
     assert isinstance(read_answer(site.handle(wire.encode(begin))), dict)  # an honest one is still taken
 
 
-NAMES = ("epochs", "local_steps", "em_steps", "link_types", "walk_steps", "proxy_dim", "heads", "neighbors")
-
-
-@pytest.mark.parametrize("attack", NAMES)
+@pytest.mark.parametrize(
     "attack", ["epochs", "local_steps", "em_steps", "link_types", "walk_steps", "proxy_dim", "heads", "neighbors"]
 )
 def test_every_algorithm_bounds_its_own_settings(attack: str) -> None:
