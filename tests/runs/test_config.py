@@ -104,3 +104,10 @@ def test_no_earlier_name_is_a_present_one(algorithm: str, dataset: str) -> None:
     for group, kind in groups.items():
         taken = set(config.known(kind)) if group in config.PREFIXED else present
         assert not (taken & renamed(kind).keys()) - {"task"}, group
+
+
+def test_the_old_experiment_is_accepted_in_capitals() -> None:
+    """GFL-APPNP's `task` of 0.1 was read in any case, by its baselines too."""
+    with pytest.warns(AtollWarning, match="task is now experiment"):
+        chosen = config.resolve("fedmlp", dataset="csbm", values={"task": "SC"})
+    assert chosen.settings == config.resolve("fedmlp", dataset="csbm").settings

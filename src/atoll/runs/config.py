@@ -162,10 +162,12 @@ def _with_present_names(values: Mapping[str, Any], algorithm: str, groups: Mappi
     for name, value in values.items():
         owner, dot, rest = name.rpartition(".")
         searched = [owner] if owner in groups else [group for group in groups if group not in PREFIXED]
-        here = any(rest in known(groups[group]) for group in searched) and (rest != "task" or value not in EXPERIMENTS)
+        here = any(rest in known(groups[group]) for group in searched) and (
+            rest != "task" or str(value).lower() not in EXPERIMENTS
+        )
         if owner in ("", algorithm, *groups) and not here:
             new = next((renamed(groups[group])[rest] for group in searched if rest in renamed(groups[group])), rest)
-            new = "experiment" if rest == "task" and value in EXPERIMENTS else new
+            new = "experiment" if rest == "task" and str(value).lower() in EXPERIMENTS else new
             if new != rest:
                 changed[name] = name = f"{owner}{dot}{new}"
         result[name] = value
