@@ -10,7 +10,8 @@ from atoll import algorithms
 from atoll.errors import AtollError, AtollWarning
 from atoll.runs import config
 from atoll.runs.comparison import Comparison
-from atoll.settings import renamed
+from atoll.runs.setting_names import PREFIXED
+from atoll.settings import known, renamed
 
 
 def test_the_papers_defaults_come_first_then_the_datasets_then_the_users() -> None:
@@ -98,11 +99,11 @@ def test_a_comparison_accepts_earlier_names() -> None:
 @pytest.mark.parametrize("algorithm", algorithms.names())
 @pytest.mark.parametrize("dataset", ["csbm", "subcora", "cora"])
 def test_no_earlier_name_is_a_present_one(algorithm: str, dataset: str) -> None:
-    """Otherwise an old configuration would set something else. `task` is told apart by its values (`config.EXPERIMENTS`)."""
+    """An old configuration would set something else. `task` is told apart by its values (`setting_names.EXPERIMENTS`)."""
     groups = config.groups_of(algorithm, dataset)
-    present = {name for group, kind in groups.items() if group not in config.PREFIXED for name in config.known(kind)}
+    present = {name for group, kind in groups.items() if group not in PREFIXED for name in known(kind)}
     for group, kind in groups.items():
-        taken = set(config.known(kind)) if group in config.PREFIXED else present
+        taken = set(known(kind)) if group in PREFIXED else present
         assert not (taken & renamed(kind).keys()) - {"task"}, group
 
 

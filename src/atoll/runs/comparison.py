@@ -21,6 +21,7 @@ from atoll.runs.folder import Folder
 from atoll.runs.loop import Watch
 from atoll.runs.metrics import in_order, mean_std
 from atoll.runs.result import Result
+from atoll.runs.setting_names import PREFIXED
 from atoll.settings import known, renamed
 
 
@@ -132,7 +133,7 @@ class Comparison:
                 options |= set(known(group))
                 keys = {*known(group), *renamed(group)}
                 accepted |= {f"{name}.{key}" for key in keys}
-                if name not in config.PREFIXED:
+                if name not in PREFIXED:
                     accepted |= {item for key in keys for item in (key, f"{chosen.algorithm}.{key}")}
         for name in self.values:
             if name not in accepted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from keyword import iskeyword
 from pathlib import Path
@@ -16,7 +16,7 @@ from atoll.data.datasets import settings_of
 from atoll.data.partition import PartitionSettings
 from atoll.data.splits import SplitSettings
 from atoll.engines import ENGINES
-from atoll.errors import AtollError, closest, suggest
+from atoll.errors import AtollError, suggest
 from atoll.federation.robust import check_algorithm
 from atoll.models import user
 from atoll.models.registry import find_model
@@ -24,14 +24,11 @@ from atoll.privacy.masking import SECURE_STEPS
 from atoll.privacy.noise import NoiseSettings
 from atoll.runs.defaults import defaults
 from atoll.runs.run_settings import RunSettings
-from atoll.settings import Training, build, known, renamed, warn_renamed
+from atoll.runs.setting_names import ARGUMENTS, GROUPS, bare_names, by_group, with_present_names
+from atoll.settings import Training, build, known
 from atoll.tasks import TASKS
 
-ARGUMENTS = ("dataset", "partition", "parties", "seed", "engine")  # of a run, beside its algorithm and settings
 GIVEN = "given"  # the name of a dataset that was given as an object
-GROUPS = ("settings", "run", "partition", "split", "data", "dp", "model")
-EXPERIMENTS = ("dnc", "snc", "sc")  # before 0.2 `task` named these, of GFL-APPNP and of the baselines that run as it does
-PREFIXED = ("dp", "model")  # groups whose settings must be named with the group
 
 
 @dataclass(frozen=True)
@@ -101,8 +98,8 @@ def resolve(
     ENGINES.check(engine)
     dataset = defaults(algorithm, {})[0].get("dataset", "csbm") if dataset is None else _text("dataset", dataset)
     groups = groups_of(algorithm, dataset)
-    values = _with_present_names(_with_loaded_model(values or {}, algorithm), algorithm, groups, warn=warn)
-    asked = _bare(values, algorithm) | {"dataset": dataset}
+    values = with_present_names(_with_loaded_model(values or {}, algorithm), algorithm, groups, warn=warn)
+    asked = bare_names(values, algorithm) | {"dataset": dataset}
     if partition is not None:
         asked["partition"] = partition = _text("partition", partition)
     chosen, deciding = defaults(algorithm, asked)
@@ -110,8 +107,8 @@ def resolve(
         chosen.pop("parties", None)  # the paper's number belongs to the paper's partition
     parties = chosen.get("parties") if parties is None else parties
     groups = groups_of(algorithm, dataset, str(asked.get("model", chosen.get("model", ""))))
-    by_group = _sorted(algorithm, groups, chosen, values, deciding, optional=optional)
-    built = {name: build(group, by_group[name], f"{algorithm} {name}") for name, group in groups.items()}
+    grouped = by_group(algorithm, groups, chosen, values, deciding, optional=optional)
+    built = {name: build(group, grouped[name], f"{algorithm} {name}") for name, group in groups.items()}
     _check(algorithm, built)
     architecture = built.pop("model", None)
     if architecture is not None and architecture != type(architecture)():
@@ -153,88 +150,6 @@ def _with_loaded_model(values: Mapping[str, Any], algorithm: str) -> Mapping[str
         return values
     names = ("model", "settings.model", f"{algorithm}.model")
     return {name: user.load(value) if name in names else value for name, value in values.items()}
-
-
-def _with_present_names(values: Mapping[str, Any], algorithm: str, groups: Mapping[str, type], *, warn: bool) -> dict[str, Any]:
-    """The values by the present names of their settings; one warning lists the names that have changed."""
-    result: dict[str, Any] = {}
-    changed: dict[str, str] = {}
-    for name, value in values.items():
-        owner, dot, rest = name.rpartition(".")
-        searched = [owner] if owner in groups else [group for group in groups if group not in PREFIXED]
-        here = any(rest in known(groups[group]) for group in searched) and (
-            rest != "task" or str(value).lower() not in EXPERIMENTS
-        )
-        if owner in ("", algorithm, *groups) and not here:
-            new = next((renamed(groups[group])[rest] for group in searched if rest in renamed(groups[group])), rest)
-            new = "experiment" if rest == "task" and str(value).lower() in EXPERIMENTS else new
-            if new != rest:
-                changed[name] = name = f"{owner}{dot}{new}"
-        result[name] = value
-    if warn:
-        warn_renamed(changed)
-    return result
-
-
-def _bare(values: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
-    """Values by the setting's name alone."""
-    owners = (algorithm, *GROUPS)
-    return {
-        name.partition(".")[2] if "." in name and name.partition(".")[0] in owners else name: value
-        for name, value in values.items()
-    }
-
-
-def _sorted(
-    algorithm: str,
-    groups: Mapping[str, type],
-    chosen: Mapping[str, Any],
-    values: Mapping[str, Any],
-    deciding: Collection[str],
-    *,
-    optional: bool,
-) -> dict[str, dict[str, Any]]:
-    """The values of every group: the paper's as far as there are such settings, then those asked for."""
-    result: dict[str, dict[str, Any]] = {name: {} for name in groups}
-    for name, value in chosen.items():
-        if name not in ARGUMENTS and (home := _home(name, groups)):
-            result[home[0]][home[1]] = value
-    for name, value in values.items():
-        owner, _, rest = name.partition(".")
-        if rest and owner in algorithms.names():
-            if owner != algorithm and optional:
-                continue
-            if owner != algorithm:
-                raise AtollError(
-                    f"{name!r} is a setting of {owner}, but {algorithm} is run; leave it out or name {rest!r} alone."
-                )
-            name = rest
-        if home := _home(name, groups):
-            result[home[0]][home[1]] = value
-        elif not optional and (name not in deciding or name in ARGUMENTS):
-            raise AtollError(_unknown(algorithm, name, groups))
-    return result
-
-
-def _home(name: str, groups: Mapping[str, type]) -> tuple[str, str] | None:
-    """The group and name of a setting; the algorithm's group is searched first."""
-    group, _, rest = name.partition(".")
-    if rest:
-        return (group, rest) if group in groups and rest in known(groups[group]) else None
-    return next(((group, name) for group in groups if group not in PREFIXED and name in known(groups[group])), None)
-
-
-def _unknown(algorithm: str, name: str, groups: Mapping[str, type]) -> str:
-    """The error for a name that is not a setting."""
-    if name in ARGUMENTS:
-        return f"{name} is not a setting but an argument; say --{name} in place of --set {name}=…"
-    group, _, rest = name.partition(".")
-    if group == "model" and rest and group in groups:
-        near = suggest(rest, known(groups[group])) if known(groups[group]) else "; it has none."
-        return f"The model has no setting {rest!r}{near}"
-    options = [f"{group}.{key}" if group in PREFIXED else key for group in groups for key in known(groups[group])]
-    near = closest(name, options) or f"; `atoll algorithms {algorithm}` lists its settings."
-    return f"{algorithm} has no setting {name!r}{near}"
 
 
 def _check(algorithm: str, built: Mapping[str, Any]) -> None:
