@@ -167,7 +167,8 @@ def test_a_poisoned_reply_is_refused(algorithm: str) -> None:
 
 def test_settings_have_a_sentence_each_and_one_place(algorithm: str) -> None:
     """Every setting says what it is in one sentence, and no two groups share a name."""
-    from atoll.runs.config import PREFIXED, groups_of
+    from atoll.runs.config import groups_of
+    from atoll.runs.setting_names import PREFIXED
     from atoll.settings import known
 
     names: list[str] = []
