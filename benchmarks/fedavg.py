@@ -169,7 +169,7 @@ def main(
 ) -> list[dict[str, object]]:
     chosen = config.resolve("fedavg", dataset=dataset, partition=partition, values={"rounds": rounds})
     experiment = runner.prepare(chosen)
-    graph = experiment.spread.parts
+    graph = experiment.party_data.parts
     bare = Bare(graph, first_model(chosen.settings, experiment.federation.schema, 0))
     plain = Plain(graph)
     best = turns(

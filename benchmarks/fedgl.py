@@ -98,7 +98,7 @@ class PlainParty:
 
 class Plain:
     def __init__(self, experiment: runner.Experiment, state: dict[str, Any]) -> None:
-        parts, whole = experiment.spread.parts, experiment.spread.whole
+        parts, whole = experiment.party_data.parts, experiment.party_data.whole
         assert whole is not None
         self.s, self.model, self.nodes = experiment.config.settings, state["model"], int(state["nodes"])
         self.parties = [PlainParty(parts.select([p]), self.model, self.s) for p in range(parts.parties)]
@@ -168,8 +168,8 @@ def blocks(embeddings: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def clustered(nodes: int, width: int = 7) -> Tensor:
     source = torch.Generator().manual_seed(0)
-    centres = 3 * torch.randn(width, width, generator=source)
-    return centres[torch.randint(width, (nodes,), generator=source)] + torch.randn(nodes, width, generator=source)
+    centers = 3 * torch.randn(width, width, generator=source)
+    return centers[torch.randint(width, (nodes,), generator=source)] + torch.randn(nodes, width, generator=source)
 
 
 def nearest(nodes: int, count: int = 100, turns: int = 3) -> None:
@@ -209,7 +209,7 @@ def one_round(nodes: int, search: str) -> None:
     ready = peak()
     result = runner.rounds(experiment)
     held = peak()
-    rows = experiment.spread.parts.num_nodes
+    rows = experiment.party_data.parts.num_nodes
     times = [row["seconds"] for row in result.rows]
     print(f"{nodes} nodes in 6 parties ({rows} rows), {search}: first round {times[0]:.0f} s, second {times[1] - times[0]:.0f} s")
     print(f"peak memory of the process {held:.2f} GB, {ready:.2f} GB of it with the parties standing and before the first round")

@@ -1,7 +1,7 @@
 """A FedSpray round on PubMed in 7 parties (GCN), evaluation included: atoll against the same algorithm in plain PyG, in one run.
 
 The plain loop is what one writes first: dense features, GCNConv on edge_index, torch's Adam, one party after the other, the
-encoder on all nodes of a party as in lines 16-18 of Algorithm 1; a second one embeds only the labelled nodes there.
+encoder on all nodes of a party as in lines 16-18 of Algorithm 1; a second one embeds only the labeled nodes there.
 All start from the same values, that they do the same is checked; they take turns in one process; a figure is the fastest turn.
 """
 
@@ -42,13 +42,13 @@ class PlainEncoder(nn.Module):
 
 
 class PlainParty:
-    def __init__(self, graph: Any, params: dict[str, Tensor], settings: Any, labelled: bool) -> None:
+    def __init__(self, graph: Any, params: dict[str, Tensor], settings: Any, labeled: bool) -> None:
         self.x = graph.x if isinstance(graph.x, Tensor) else torch.from_numpy(graph.x.toarray()).float()
         self.edges, self.y = graph.edge_index, graph.y
         self.train, self.val, self.test = (mask.nonzero()[:, 0] for mask in (graph.train, graph.val, graph.test))
         self.s, self.recipe = settings, fedspray.recipe(settings)
-        self.rows = self.train if labelled else torch.arange(len(self.y))  # whom phase 2 embeds
-        self.within = torch.arange(len(self.train)) if labelled else self.train
+        self.rows = self.train if labeled else torch.arange(len(self.y))  # whom phase 2 embeds
+        self.within = torch.arange(len(self.train)) if labeled else self.train
         self.gnn = PlainGCN(self.x.shape[1], settings.hidden, graph.num_classes)
         for place, layer in enumerate((self.gnn.first, self.gnn.second)):
             layer.lin.weight.data = params[f"layers.{place}.weight"].t().contiguous()
@@ -108,11 +108,11 @@ class PlainParty:
 
 
 class Plain:
-    def __init__(self, experiment: runner.Experiment, state: dict[str, Any], labelled: bool) -> None:
-        settings, parts = experiment.config.settings, experiment.spread.parts
+    def __init__(self, experiment: runner.Experiment, state: dict[str, Any], labeled: bool) -> None:
+        settings, parts = experiment.config.settings, experiment.party_data.parts
         first = experiment.engine.state()["0"]["gnn"]
         self.parties = [
-            PlainParty(parts.select([p]), {name: value[p].clone() for name, value in first.items()}, settings, labelled)
+            PlainParty(parts.select([p]), {name: value[p].clone() for name, value in first.items()}, settings, labeled)
             for p in range(parts.parties)
         ]
         self.encoder = {name: (v.t() if v.ndim == 2 else v).contiguous() for name, v in state["encoder"].items()}
@@ -134,8 +134,8 @@ def main(turns: int = 10, variant: str = "default") -> list[dict[str, object]]:
     experiment = runner.prepare(config.resolve("fedspray", dataset="pubmed", partition="fedspray_pubmed", values=values))
     state = fedspray.start(experiment.federation, experiment.config.settings)
     runs = {
-        "plain PyG": Plain(experiment, state, labelled=False),
-        "plain PyG, phase 2 on labelled nodes": Plain(experiment, state, labelled=True),
+        "plain PyG": Plain(experiment, state, labeled=False),
+        "plain PyG, phase 2 on labeled nodes": Plain(experiment, state, labeled=True),
         "atoll": Ours(experiment, state),
     }
     for _ in range(2):

@@ -36,7 +36,7 @@ class Bare:
     """Rounds of the short cut by hand."""
 
     def __init__(self, experiment: Experiment) -> None:
-        s, graph = experiment.config.settings, experiment.spread.whole
+        s, graph = experiment.config.settings, experiment.party_data.whole
         self.teleport, self.steps, self.local_steps, self.lr = s.teleport, s.steps, s.local_steps, s.lr
         source, target = graph.edge_index.numpy()
         n = graph.num_nodes

@@ -60,7 +60,7 @@ def cora() -> list[dict[str, Any]]:
     federation, settings = experiment.federation, experiment.config.settings
     federation.begin(0)
     state = plain_state = nfedgnn.start(federation, settings)
-    x = torch.from_numpy(experiment.spread.parts.nonzero_features.toarray())
+    x = torch.from_numpy(experiment.party_data.parts.nonzero_features.toarray())
     weight = nfedgnn.first_weight(settings, federation.schema, federation.seed)
     users = [User(row, weight, settings) for row in x]
 

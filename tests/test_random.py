@@ -61,7 +61,7 @@ def test_more_than_a_chunk_is_drawn_alike() -> None:
 
 
 def test_uniform_numbers_are_uniform() -> None:
-    """Mean, variance, a χ² over 64 bins and the correlation of neighbours are as they should be (fixed seed)."""
+    """Mean, variance, a χ² over 64 bins and the correlation of neighbors are as they should be (fixed seed)."""
     drawn = Streams(11, range(1000), "u").uniform(200).double()
     count = drawn.numel()
     assert float(drawn.min()) >= 0
@@ -70,8 +70,8 @@ def test_uniform_numbers_are_uniform() -> None:
     expected = count / 64
     chi = float(((torch.histc(drawn, 64, 0, 1) - expected) ** 2 / expected).sum())
     assert 63 - 4 * math.sqrt(126) < chi < 63 + 4 * math.sqrt(126)
-    centred = drawn - 0.5
-    for one, other in ((centred[:, 1:], centred[:, :-1]), (centred[1:], centred[:-1])):  # within a party, between parties
+    centered = drawn - 0.5
+    for one, other in ((centered[:, 1:], centered[:, :-1]), (centered[1:], centered[:-1])):  # within a party, between parties
         assert abs(float((one * other).mean()) * 12) < 4 / math.sqrt(one.numel())
 
 

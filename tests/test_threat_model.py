@@ -10,13 +10,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
 from atoll import algorithms, wire
+from atoll.data.encoding_fit import PartyCounts
 from atoll.errors import AtollError
 from atoll.federation import cohort
+from atoll.graphs.table import Column, Table
 from atoll.runs import runner
+from atoll.runs.preparation import TableCohort
 from small import ALGORITHMS, GRAPH, parties_of, small
 
 PAGE = Path(__file__).parents[1] / "docs" / "threat-model.md"
@@ -211,7 +215,25 @@ def test_the_steps_of_a_secure_total_are_on_the_page() -> None:
     assert lines.keys() == cohort.Cohort.verbs().keys()
     for verb, each in lines.items():
         assert each.public == (cohort.Cohort.verbs()[verb] == "public")
-        assert each.down == set(inspect.signature(cohort.Cohort.verb_named(verb)).parameters) - {"self"}
+        assert each.down == set(list(inspect.signature(cohort.Cohort.verb_named(verb)).parameters)[1:])
+
+
+def test_the_verbs_that_encode_tables_are_on_the_page() -> None:
+    """Each with its arguments, and only as a total."""
+    text = PAGE.read_text().split("## Encoding tables")[1].split("\n## ")[0]
+    lines = {each.verb: each for each in map(line, rows(text))}
+    own = TableCohort.verbs().keys() - cohort.Cohort.verbs().keys()
+    assert lines.keys() == own
+    table = Table((Column("a", "number"), Column("c", "category")), np.zeros((3, 2)), ((), ("x",)))
+    counts = PartyCounts(table, np.zeros(3, np.int64), 1)
+    ranges = {"low": torch.zeros(1).double(), "high": torch.ones(1).double()}
+    whole = {"columns": torch.zeros(1, dtype=torch.int64), "buckets": torch.zeros(1, dtype=torch.int64)}
+    for verb, each in lines.items():
+        assert TableCohort.verbs()[verb] == "private"
+        assert each.channel == each.secure == "total"
+        assert each.down == set(inspect.signature(TableCohort.verb_named(verb)).parameters) - {"self"}
+        reply = getattr(counts, verb)(**{name: value for name, value in (ranges | whole).items() if name in each.down})
+        assert each.up == reply.keys()
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from atoll import compat
 from atoll.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -122,6 +123,8 @@ _HOME = {
     "AtollError": "errors",
     "AtollWarning": "errors",
 }
+
+compat.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -66,13 +66,13 @@ class Training:
     model: str = setting("gcn", "Backbone of the parties: one of `atoll models`, or a FILE.py with a torch.nn.Module.")
     hidden: int = setting(64, "Width of the hidden layers.", low=1, high=10**6)
     layers: int = setting(2, "Number of layers.", low=1, high=1000)
-    dropout: float = setting(0.0, "Share of hidden units dropped while training.", low=0, high=0.99)
-    input_dropout: float = setting(0.0, "Share of the features dropped while training.", low=0, high=0.99)
+    dropout: float = setting(0.0, "Dropout rate of the hidden units.", low=0, high=0.99)
+    input_dropout: float = setting(0.0, "Dropout rate of the input features.", low=0, high=0.99)
     bias: bool = setting(True, "Whether the layers have biases.")
     lr: float = setting(0.003, "Learning rate.", low=0)
     weight_decay: float = setting(0.0, "L2 penalty on the weights.", low=0)
-    optimizer: str = setting("adam", "Optimiser of the parties.", choices=("adam", "sgd"))
-    epochs: int = setting(5, "Local epochs a round.", low=0, high=10**5)
+    optimizer: str = setting("adam", "Optimizer of the parties.", choices=("adam", "sgd"))
+    epochs: int = setting(5, "Local epochs per round.", low=0, high=10**5)
     architecture: Any = dataclasses.field(default=None, kw_only=True, metadata={"internal": True})  # the model's own settings
 
 

@@ -57,9 +57,9 @@ def train(model: PlainGCN, optimizer: torch.optim.Optimizer, graph: Graph, epoch
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_three_rounds_equal_a_plain_loop(keep: bool) -> None:
-    """w ← Σ (n_k/n) w_k with E local Adam epochs, optimiser kept or not, written plainly with PyG."""
+    """w ← Σ (n_k/n) w_k with E local Adam epochs, optimizer kept or not, written plainly with PyG."""
     experiment = runner.prepare(small("fedavg", keep_optimizer=keep))
-    parties = [experiment.spread.parts.select([party]) for party in range(3)]
+    parties = [experiment.party_data.parts.select([party]) for party in range(3)]
     settings, schema = experiment.config.settings, experiment.federation.schema
     shared = ordered(first_model(settings, schema, experiment.config.seed))
     models = [PlainGCN(schema.features, schema.classes) for _ in parties]
@@ -87,7 +87,7 @@ def test_local_equals_plain_training_of_each_party() -> None:
     first = {name: value.clone() for name, value in get_parameters(cohort.model).items()}
     runner.rounds(experiment)
     for party in range(3):
-        graph = experiment.spread.parts.select([party])
+        graph = experiment.party_data.parts.select([party])
         model = PlainGCN(graph.num_features, graph.num_classes)
         model.set([value[party] for value in ordered(first)])
         train(model, torch.optim.Adam(model.parameters(), lr=0.003), graph, 15)

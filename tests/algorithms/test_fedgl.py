@@ -50,7 +50,7 @@ def naive(settings: dict[str, Any], rounds: int) -> tuple[dict[str, Tensor], Ten
     """Algorithm 1, party after party, in plain torch: the model, and the pseudo labels of the last round."""
     experiment, parties = plain.prepare(small("fedgl", **settings))
     s = experiment.config.settings
-    ids = experiment.spread.parts.ids.split(experiment.spread.parts.sizes)
+    ids = experiment.party_data.parts.ids.split(experiment.party_data.parts.sizes)
     count = int(torch.cat(ids).max()) + 1
     model = fedgl.start(experiment.federation, s)["model"]
     weights = [plain.leaves(model) for _ in parties]
@@ -159,7 +159,7 @@ def test_the_bytes_are_those_of_the_docstring(upload: str) -> None:
     experiment = runner.prepare(small("fedgl", rounds=2, neighbors=7, upload=upload))
     result = runner.rounds(experiment)
     w, nodes, classes = plain.size(result.state["model"]), int(result.state["nodes"]), 3
-    sizes = experiment.spread.parts.sizes
+    sizes = experiment.party_data.parts.sizes
     up = [4 * w + 8 + (8 * nodes * classes + 4 * nodes if upload == "sum" else own * (8 * classes + 4)) for own in sizes]
     assert [row["up"] for row in result.rows] == [sum(up)] * 2
     assert [row["down"] for row in result.rows] == [3 * 4 * w, 3 * (4 * w + 2 * nodes + 8 * nodes * 7)]
@@ -195,7 +195,7 @@ def test_two_goals() -> None:
         assert ("accuracy" in result.last) == (algorithm != "local")
         assert ("local_accuracy" in result.last) == (algorithm != "centralized")
         if algorithm in ("fedgl", "fedavg"):
-            whole, parts = experiment.spread.whole, experiment.spread.parts
+            whole, parts = experiment.party_data.whole, experiment.party_data.parts
             assert result.last["accuracy"] == pytest.approx(accuracy(result.state["model"], [plain.dense(whole)], [whole.test]))
             masks = list(parts.test.split(parts.sizes))
             assert result.last["local_accuracy"] == pytest.approx(accuracy(result.state["model"], plain.parties(parts), masks))
@@ -214,7 +214,7 @@ def accuracy(model: dict[str, Tensor], parties: list[plain.Party], masks: list[T
 def test_the_union_graph_holds_what_some_party_holds() -> None:
     """Every edge of the union is an edge of a party and the other way round; a node has one role everywhere."""
     experiment = runner.prepare(small("fedgl"))
-    whole, parts = experiment.spread.whole, experiment.spread.parts
+    whole, parts = experiment.party_data.whole, experiment.party_data.parts
     held = {(int(a), int(b)) for a, b in parts.ids[parts.edge_index].t()}
     assert {(int(a), int(b)) for a, b in whole.ids[whole.edge_index].t()} == held
     for one, other in (("train", "val"), ("train", "test"), ("val", "test")):
@@ -222,7 +222,7 @@ def test_the_union_graph_holds_what_some_party_holds() -> None:
 
 
 def test_baselines_are_run_as_fedgl() -> None:
-    """With the overlap partition FedAvg, Local and Centralized take FedGL's model, optimiser and split."""
+    """With the overlap partition FedAvg, Local and Centralized take FedGL's model, optimizer and split."""
     own = config.resolve("fedgl", dataset="acm", partition="overlap")
     for name in ("fedavg", "local", "centralized"):
         chosen = config.resolve(name, dataset="acm", partition="overlap")
@@ -238,7 +238,7 @@ def test_the_paper_s_overlap_on_cora() -> None:
     """Independent samples share about 1 % of the nodes among all parties (Section 5.6.3); `overlap` makes that exact."""
     for overlap, expected in ((-1.0, 0.0126), (0.05, 0.05), (0.10, 0.10), (0.15, 0.15)):
         chosen = config.resolve("fedgl", dataset="cora", values={"overlap": overlap})
-        parts = runner.prepare(chosen).spread.parts
+        parts = runner.prepare(chosen).party_data.parts
         counts = torch.bincount(parts.ids, minlength=2708)
         assert int((counts == 6).sum()) / 2708 == pytest.approx(expected, abs=0.006 if overlap < 0 else 3e-4)
         shares = [0.3, 0.4, 0.5, 0.5, 0.6, 0.7]

@@ -37,30 +37,30 @@ def test_two_rounds_equal_a_loop_over_parties_and_channels(model: str, iteration
     config = small("fedlit", model=model, rounds=2, **values)
     experiment, parties = plain.prepare(config)
     server = fedlit.start(experiment.federation, config.settings)
-    channels, centres = server["model"], server["centres"]
+    channels, centers = server["model"], server["centres"]
     for _ in range(2):
-        replies = [fit(model, party, channels, centres, iterations) for party in parties]
-        orders = [best_order(own, centres) for _, own, _ in replies]
+        replies = [fit(model, party, channels, centers, iterations) for party in parties]
+        orders = [best_order(own, centers) for _, own, _ in replies]
         aligned = [{name: value[list(o)] for name, value in r[0].items()} for r, o in zip(replies, orders, strict=True)]
         channels = plain.average(aligned, [party.n for party in parties])
         counts = [r[2][list(o)] for r, o in zip(replies, orders, strict=True)]
         assert all((count > 0).all() for count in counts)
         sums = sum(r[1][list(o)] * c[:, None] for r, o, c in zip(replies, orders, counts, strict=True))
-        centres = sums / sum(counts)[:, None]
+        centers = sums / sum(counts)[:, None]
     state = runner.rounds(runner.prepare(config)).state
     plain.close(state["model"], channels)
-    torch.testing.assert_close(state["centres"], centres, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(state["centres"], centers, atol=1e-5, rtol=1e-4)
 
 
 def fit(
-    model: str, party: plain.Party, channels: plain.Weights, centres: Tensor, iterations: int
+    model: str, party: plain.Party, channels: plain.Weights, centers: Tensor, iterations: int
 ) -> tuple[plain.Weights, Tensor, Tensor]:
-    """A party's channels, centres and number of links of each type after a round."""
+    """A party's channels, centers and number of links of each type after a round."""
     lonely = replace(party, adjacency=torch.zeros_like(party.adjacency))
     nodes = sum(hidden(model, {name: value[k] for name, value in channels.items()}, lonely) for k in range(2))
     ends = [(u, v) for u in range(len(party.y)) for v in range(u) if party.adjacency[u, v] or party.adjacency[v, u]]
     links = [F.normalize(torch.cat([nodes[u] + nodes[v], (nodes[u] - nodes[v]).abs()]), dim=0) for u, v in ends]
-    own = centres.clone()
+    own = centers.clone()
     for _ in range(iterations):
         types = [max(range(2), key=lambda k, link=link: float(F.cosine_similarity(link, own[k], dim=0))) for link in links]
         for k in range(2):
@@ -87,11 +87,11 @@ def hidden(model: str, w: plain.Weights, party: plain.Party) -> Tensor:
     return linear if model == "sgc" else linear.relu()
 
 
-def best_order(own: Tensor, centres: Tensor) -> tuple[int, ...]:
+def best_order(own: Tensor, centers: Tensor) -> tuple[int, ...]:
     """Of all orders of a party's types the one nearest to the server's."""
 
     def likeness(order: tuple[int, ...]) -> float:
-        return float(F.cosine_similarity(own[list(order)], centres, dim=1).sum())
+        return float(F.cosine_similarity(own[list(order)], centers, dim=1).sum())
 
     return max(permutations(range(len(own))), key=likeness)
 
@@ -136,11 +136,11 @@ def test_a_party_without_links_of_a_type_stays_out_of_its_channel() -> None:
     torch.testing.assert_close(mean, torch.tensor([[(1 + 3 * 20) / 4], [10.0], [(3 + 3 * 30) / 4]]))
 
 
-def test_a_centre_nobody_is_near_keeps_its_place() -> None:
-    """Centres are weighted by links."""
-    centres = torch.tensor([[[2.0, 0.0], [0.0, 4.0]], [[6.0, 0.0], [0.0, 8.0]]])
+def test_a_center_nobody_is_near_keeps_its_place() -> None:
+    """Centers are weighted by links."""
+    centers = torch.tensor([[[2.0, 0.0], [0.0, 4.0]], [[6.0, 0.0], [0.0, 8.0]]])
     order = torch.tensor([[0, 1], [0, 1]])
-    merged = fedlit.merge(centres, torch.tensor([[3, 0], [1, 0]]), order, torch.tensor([[9.0, 9.0], [7.0, 7.0]]))
+    merged = fedlit.merge(centers, torch.tensor([[3, 0], [1, 0]]), order, torch.tensor([[9.0, 9.0], [7.0, 7.0]]))
     assert merged.tolist() == [[3.0, 0.0], [7.0, 7.0]]
 
 
@@ -148,7 +148,7 @@ def test_a_centre_nobody_is_near_keeps_its_place() -> None:
 def test_parties_with_hardly_any_links(links: str) -> None:
     """Parties whose graphs have no links at all, or a single one, go along."""
     config = small("fedlit", link_types=3)
-    graph = runner.prepare(config).spread.whole
+    graph = runner.prepare(config).party_data.whole
     few = graph.edge_index[:, :0] if links == "none" else torch.cat([graph.edge_index[:, :1], graph.edge_index[:, :1].flip(0)], 1)
     none = torch.zeros(graph.num_nodes, dtype=torch.bool)
     result = runner.run(config, replace(graph, edge_index=few, train=none, val=none, test=none))
@@ -156,7 +156,7 @@ def test_parties_with_hardly_any_links(links: str) -> None:
 
 
 def test_secure_aggregation_refuses_it() -> None:
-    """The server must see every party's centres."""
+    """The server must see every party's centers."""
     experiment = runner.prepare(small("fedlit"))
     experiment.federation.secure = True
     with pytest.raises(AtollError, match="is private"):

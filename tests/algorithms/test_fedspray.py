@@ -96,7 +96,7 @@ class Party:
         self.encoder.load_state_dict({n: v.t() if v.ndim == 2 else v for n, v in encoder.items()})
 
     def update(self, encoder: dict[str, Tensor], proxies: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """LocalUpdate: the encoder, the class proxies, and each class's ratio among the labelled nodes."""
+        """LocalUpdate: the encoder, the class proxies, and each class's ratio among the labeled nodes."""
         self.load(encoder)
         e = self.encoder["embedding"](self.x).relu().detach()
         q = self.encoder["projector"](e).softmax(1).detach()
@@ -153,7 +153,7 @@ def naive_round(parties: list[Party], encoder: dict[str, Tensor], proxies: Tenso
 
 def naive_parties(experiment: Experiment) -> list[Party]:
     """Plain parties with the first values of ours."""
-    settings, parts = experiment.config.settings, experiment.spread.parts
+    settings, parts = experiment.config.settings, experiment.party_data.parts
     params = {name: value.clone() for name, value in experiment.engine.state()["0"]["gnn"].items()}
     return [Party(parts.select([p]), Network(settings.model, params, p), settings) for p in range(parts.parties)]
 
@@ -177,8 +177,8 @@ def test_three_rounds_are_those_of_a_naive_loop(model: str, switches: str) -> No
     cohort = experiment.engine.cohorts[0]
     logits = torch.cat([party.network(party.x, party.edges) for party in parties])
     torch.testing.assert_close(cohort.gnn(cohort.graph), logits, atol=2e-4, rtol=1e-4)
-    unlabelled = int((~experiment.spread.parts.train).sum())
-    assert (0 < sum(party.gated for party in parties) < 3 * unlabelled) == (switches != "paper")
+    unlabeled = int((~experiment.party_data.parts.train).sum())
+    assert (0 < sum(party.gated for party in parties) < 3 * unlabeled) == (switches != "paper")
 
 
 @pytest.mark.parametrize("variant", fedspray.RECIPES)
@@ -242,7 +242,7 @@ def test_a_class_nobody_has_keeps_its_proxy() -> None:
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("elsewhere", [{"placement": "apart"}, {"amnesia": True}])
 def test_the_authors_proxies_stay_with_their_nodes(elsewhere: dict[str, Any], participation: float) -> None:
-    """Proxies that labelled nodes keep survive wherever the party lives, and rounds in which it does not take part."""
+    """Proxies that labeled nodes keep survive wherever the party lives, and rounds in which it does not take part."""
     usual = run(variant="authors", rounds=5, participation=participation)
     moved = run(variant="authors", rounds=5, participation=participation, **elsewhere)
     found = dict(wire.leaves(moved.state))
@@ -263,7 +263,7 @@ def test_a_variant_sets_all_switches_and_each_can_be_set_by_hand() -> None:
 def test_a_training_node_without_a_label_is_refused() -> None:
     """There is no proxy for a node of no class: one sentence, before anything is trained."""
     experiment = runner.prepare(small("fedspray"))
-    graph = experiment.spread.parts
+    graph = experiment.party_data.parts
     y = graph.y.masked_fill(graph.train & (torch.arange(60) == int(graph.train.nonzero()[0])), -1)
     with pytest.raises(AtollError, match="training node has no label"):
         fedspray.Cohort(replace(graph, y=y), experiment.config.settings, experiment.federation.schema, 0, range(3))
@@ -278,7 +278,7 @@ def test_uniform_weights_are_between_zero_and_one() -> None:
 
 
 @pytest.mark.parametrize("make", [optim.Adam, optim.SGD])
-def test_several_optimisers_descend_one_loss(make: Callable[..., Any]) -> None:
+def test_several_optimizers_descend_one_loss(make: Callable[..., Any]) -> None:
     """One backward pass for both gives what each would have done alone."""
     a, b = torch.ones(2, 3, requires_grad=True), torch.ones(4, 3, requires_grad=True)
     same = [t.detach().clone().requires_grad_() for t in (a, b)]

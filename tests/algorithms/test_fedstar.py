@@ -22,7 +22,7 @@ def test_two_rounds_equal_a_loop_over_parties(model: str) -> None:
     config = small("fedstar", model=model, rounds=2, optimizer="sgd", lr=0.2, epochs=3, walk_steps=4, max_degree=3)
     experiment, parties = plain.prepare(config)
     memory = experiment.engine.state()["0"]
-    embeddings = memory["embedding"].split(experiment.spread.parts.sizes)
+    embeddings = memory["embedding"].split(experiment.party_data.parts.sizes)
     personal = [{name: value[p].clone() for name, value in memory["features"].items()} for p in range(3)]
     server = fedstar.start(experiment.federation, config.settings)["structure"]
     for _ in range(2):

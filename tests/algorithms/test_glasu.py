@@ -48,7 +48,7 @@ def steps(experiment: Experiment, rounds: int = 1) -> None:
 
 def parties(experiment: Experiment) -> list[naive.Party]:
     """Each block, dense."""
-    parts = experiment.spread.parts
+    parts = experiment.party_data.parts
     return [dense(parts.select([p])) for p in range(parts.parties)]
 
 
@@ -104,8 +104,8 @@ def test_a_sampled_round_equals_a_loop_over_parties(model: str) -> None:
 
 def drawn(experiment: Experiment, recorded: Recorded, party: int) -> naive.Levels:
     """A party's levels of round 1: the batch from the seed, the union from the message, the rest drawn by the party."""
-    graph, seed = experiment.spread.parts.select([party]), experiment.config.seed
-    train = experiment.spread.parts.train[: graph.num_nodes].nonzero()[:, 0]
+    graph, seed = experiment.party_data.parts.select([party]), experiment.config.seed
+    train = experiment.party_data.parts.train[: graph.num_nodes].nonzero()[:, 0]
     batch = train[torch.randperm(len(train), generator=generator(seed, "batch", 1))[:4]].sort().values
     union = next(message.common["nodes"] for message, _ in recorded.delivered if "nodes" in message.common)
     nodes: list[torch.Tensor] = [batch]
@@ -183,9 +183,9 @@ def test_simulated_shares_every_layer_and_every_edge() -> None:
     """K = L whatever the number of layers, and by default the whole graph at each party."""
     experiment = stood_up("simulated", layers=3)
     assert shared(experiment.config.settings) == [0, 1, 2]
-    parts = experiment.spread.parts
+    parts = experiment.party_data.parts
     blocks = [parts.select([p]).edge_index for p in range(3)]
-    assert blocks[0].shape == experiment.spread.whole.edge_index.shape
+    assert blocks[0].shape == experiment.party_data.whole.edge_index.shape
     assert torch.equal(blocks[0], blocks[1])
 
 
@@ -240,7 +240,7 @@ def test_other_parties_neither_receive_nor_use_a_label() -> None:
                 assert value.is_floating_point() == (name != "nodes")
             if name == "nodes":
                 assert bool((value.diff() > 0).all()) or message.verb == "sample"  # a set of nodes, no list of classes
-    parts = experiment.spread.parts
+    parts = experiment.party_data.parts
     wrong = replace(parts, y=torch.where(parts.party == 1, parts.y, (parts.y + 1) % parts.num_classes))
     cohort = find("glasu").Cohort
     cohorts = [cohort(graph, config.settings, experiment.federation.schema, config.seed, [0, 1, 2]) for graph in (parts, wrong)]
@@ -327,7 +327,7 @@ def test_options_keep_the_promises(options: dict[str, Any]) -> None:
                 assert row[name] == pytest.approx(again[name], abs=1e-5)
 
 
-def test_a_sampled_evaluation_with_all_neighbours_is_the_full_one() -> None:
+def test_a_sampled_evaluation_with_all_neighbors_is_the_full_one() -> None:
     """Fan-out 0: the judged nodes see everything they would on the whole graph."""
     values = {**PLAIN, "fan_out": 0, "batch_size": 6, "local_steps": 2}
     full, sampled = (runner.run(small("glasu", **values, evaluation=kind)) for kind in ("full", "sampled"))

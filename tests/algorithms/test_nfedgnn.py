@@ -135,8 +135,8 @@ def read_state(state: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
     return [*state["model"].items(), ("latent", state["latent"])]
 
 
-def test_strong_regularization_brings_neighbours_together() -> None:
-    """With λ the latent vectors of neighbours are closer than without."""
+def test_strong_regularization_brings_neighbors_together() -> None:
+    """With λ the latent vectors of neighbors are closer than without."""
     graph = some_users()
     apart = [
         float(smoothness(go(prepared(graph, hidden=8, regularization=value), 30)[1]["latent"], graph)) for value in (0.0, 100.0)

@@ -18,7 +18,7 @@ from atoll.random import SERVER, Draws, Streams
 
 
 def some_users(nodes: int = 24, features: int = 40, classes: int = 3, directed: bool = False, seed: int = 0) -> Graph:
-    """A random graph whose nodes have a few non-zero features each; node 5 has none, node 7 no neighbours."""
+    """A random graph whose nodes have a few non-zero features each; node 5 has none, node 7 no neighbors."""
     rng = np.random.default_rng(seed)
     x = np.where(rng.random((nodes, features)) < 0.12, rng.random((nodes, features)), 0).astype(np.float32)
     x[5] = 0

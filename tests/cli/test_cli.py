@@ -181,13 +181,12 @@ GOOD = "id,f1,f2,label\na,1,0,0\nb,0,1,1\nc,1,1,0\nd,0,0,1\ne,1,2,0\nf,2,1,1\n"
     [
         (GOOD.replace("c,1,1,0", "c,1,1,-7"), "source,target\na,b\n", "label"),
         (GOOD, "source,target\na,b\na,zz\n", "zz"),
-        (GOOD.replace("c,1,1,0", "c,nan,1,0"), "source,target\na,b\n", "f1"),
         (GOOD.replace("c,1,1,0", "a,1,1,0"), "source,target\na,b\n", "already used"),
         ("id,f1,label\na,1,\nb,2,\nc,3,\n", "source,target\na,b\n", "training nodes"),
     ],
 )
 def test_own_graphs_with_a_mistake(call, tmp_path: Path, nodes: str, edges: str, sentence: str) -> None:
-    """A label that is no class, an edge to nowhere, NaN features, an id given twice, no labels at all."""
+    """A label that is not a class, an edge to nowhere, an id given twice, no labels at all."""
     write_graph(tmp_path / "graph", nodes, edges)
     code, _, err = call("run", "local", "--dataset", "graph", "--partition", "whole", "--rounds", "1", "--out", "new")
     assert code == 2
@@ -213,16 +212,16 @@ def test_a_byte_order_mark_in_a_configuration(call) -> None:
 
 @pytest.mark.filterwarnings("default")
 def test_a_split_that_is_not_used_is_told(call, tmp_path: Path) -> None:
-    """Most papers split at random; who wrote a split into their data hears of it, once."""
+    """Own data keeps its split unless told otherwise; a split that a setting replaces is named, once."""
     nodes = GOOD.replace("label\n", "label,split\n").replace(",0\n", ",0,train\n").replace(",1\n", ",1,test\n")
     write_graph(tmp_path / "graph", nodes)
     arguments = ("run", "local", "--dataset", "graph", "--partition", "whole", "--rounds", "1")
     told = "atoll: graph has a split of its own, which split='random' replaces; to use it, set split=auto.\n"
+    code, _, err = call(*arguments, "--set", "split=random", "--quiet")
+    assert (code, err) == (0, told)
+    code, _, err = call("compare", "local,fedavg", *arguments[2:], "--set", "split=random", "--seeds", "2", "--quiet")
+    assert (code, err) == (0, told)
     code, _, err = call(*arguments, "--quiet")
-    assert (code, err) == (0, told)
-    code, _, err = call("compare", "local,fedavg", *arguments[2:], "--seeds", "2", "--quiet")
-    assert (code, err) == (0, told)
-    code, _, err = call(*arguments, "--set", "split=auto", "--quiet")
     assert (code, err) == (0, "")
 
 

@@ -33,7 +33,7 @@ def test_every_pair_is_joined_with_its_own_probability() -> None:
 
 
 def test_degrees_follow_c_in_and_c_out() -> None:
-    """Mean degree d; neighbours of the same class c_in/2 = (d + λ√d)/2, of the other c_out/2."""
+    """Mean degree d; neighbors of the same class c_in/2 = (d + λ√d)/2, of the other c_out/2."""
     graph = csbm(nodes=20_000, degree=8, lam=2, mu=1, features=2, seed=3)
     source, target = graph.edge_index
     same = (graph.y[source] == graph.y[target]).float().mean()

@@ -100,7 +100,7 @@ def test_blank_lines_spaces_and_a_byte_order_mark(tmp_path: Path) -> None:
     assert edge_set(graph) == {(0, 1), (1, 0)}
     (tmp_path / "nodes.csv").write_text("id,x,label\na,1,0\n\nb,?,1\n")
     with pytest.raises(AtollError, match=r"line 4 of .*nodes\.csv is '\?'"):
-        load(str(tmp_path))
+        load(str(tmp_path), encode="never")
 
 
 def test_classes_file_fixes_the_order(tmp_path: Path) -> None:
@@ -116,8 +116,14 @@ def test_classes_file_fixes_the_order(tmp_path: Path) -> None:
 
 def test_other_edge_columns_are_ignored_aloud(tmp_path: Path) -> None:
     """Weights are not used, and the user hears of it."""
-    with pytest.warns(UserWarning, match="weight is ignored"):
-        load(folder(tmp_path, edges="source,target,weight\nann,bob,2\n"))
+    with pytest.warns(UserWarning, match="is not used") as told:
+        load(folder(tmp_path, edges="source,target,weight,type,since\nann,bob,2,room,2026\n"))
+    sentences = [str(each.message) for each in told if "edges.csv" in str(each.message)]
+    assert [each.partition(": ")[2] for each in sentences] == [
+        "column `weight` is not used: edges have no weights here, each counts the same.",
+        "column `type` is not used: edges have no types here, all are of one kind.",
+        "column `since` is not used: edges have no features here.",
+    ]
 
 
 def test_no_labels_at_all(tmp_path: Path) -> None:
@@ -160,7 +166,7 @@ def test_no_labels_at_all(tmp_path: Path) -> None:
 def test_bad_nodes(tmp_path: Path, nodes: str, said: str) -> None:
     """Each mistake is one sentence with the line as an editor counts it."""
     with pytest.raises(AtollError, match=said) as caught:
-        load(folder(tmp_path, nodes, "source,target\n"))
+        load(folder(tmp_path, nodes, "source,target\n"), encode="never")
     assert "\n" not in str(caught.value)
 
 
@@ -229,7 +235,7 @@ def test_bad_parquet(tmp_path: Path, column: str, values: object, said: str) -> 
     pd.DataFrame(columns | {column: values}).to_parquet(tmp_path / "nodes.parquet")
     pd.DataFrame({"source": ["a"], "target": ["b"]}).to_parquet(tmp_path / "edges.parquet")
     with pytest.raises(AtollError, match=said):
-        load(str(tmp_path))
+        load(str(tmp_path), encode="never")
 
 
 def npz(path: Path, **changes: object) -> str:

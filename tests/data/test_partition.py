@@ -19,6 +19,7 @@ from graphs import dense, edge_set, make_graph, same
 
 KINDS = [
     ("louvain", 3),
+    ("louvain_balanced", 2),
     ("metis", 4),
     ("dirichlet", 4),
     ("random", 4),

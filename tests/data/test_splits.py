@@ -33,11 +33,11 @@ def test_random_splits_inside_each_party() -> None:
     parties = split(spread(make_graph(200, 400, 0), "random", 4), SplitSettings("random"), seed=3)
     for p in range(4):
         one = parties.select([p])
-        labelled = int((one.y >= 0).sum())
+        labeled = int((one.y >= 0).sum())
         counts = [int(mask.sum()) for mask in (one.train, one.val, one.test)]
-        assert counts[0] == int(0.4 * labelled)
-        assert counts[0] + counts[1] == int(0.7 * labelled)
-        assert sum(counts) == labelled
+        assert counts[0] == int(0.4 * labeled)
+        assert counts[0] + counts[1] == int(0.7 * labeled)
+        assert sum(counts) == labeled
         assert not (one.y[one.train | one.val | one.test] < 0).any()
 
 

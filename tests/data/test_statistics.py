@@ -18,12 +18,12 @@ from graphs import edge_set, make_graph
 
 
 def homophily(graph: Graph, nodes: list[int]) -> float | None:
-    """The mean share of same-class neighbours over these nodes, by loops."""
+    """The mean share of same-class neighbors over these nodes, by loops."""
     y, shares = graph.y.tolist(), []
     for node in nodes:
-        neighbours = [a for a, b in edge_set(graph) if b == node and y[a] >= 0]
-        if neighbours:
-            shares.append(np.mean([y[a] == y[node] for a in neighbours]))
+        neighbors = [a for a, b in edge_set(graph) if b == node and y[a] >= 0]
+        if neighbors:
+            shares.append(np.mean([y[a] == y[node] for a in neighbors]))
     return float(np.mean(shares)) if shares else None
 
 

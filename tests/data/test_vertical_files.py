@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import atoll
-from atoll.data.vertical_files import joined, party_folders, read_parties
+from atoll.data.party_graphs import party_folders
+from atoll.data.vertical_files import joined, read_parties
 from atoll.errors import AtollError
 
 BANK = {

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import tomli_w
 import torch
 
 pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install 'atoll[deploy]'")
@@ -91,6 +92,7 @@ def bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bank]
             kit = tmp_path / "kits" / site
             kit.mkdir(parents=True, exist_ok=True)
             (kit / kits.NAMES_KEY).write_text(KEY.hex())
+            (kit / kits.KIT_FILE).write_text(tomli_w.dumps({"site": site, "sites": list(SITES)}))
             sites[site] = Site(tmp_path / site, tmp_path / "data" / site, said[site].append, kit=kit)
         carrier, warned = Wire(sites), []
         monkeypatch.setattr(server, "report", lambda **what: warned.append(str(what.get("warn", ""))))
@@ -449,7 +451,7 @@ def test_what_is_odd_in_a_sites_data_is_said_there(tmp_path: Path, monkeypatch: 
         main.main()
     assert ended_with.value.code == 0
     told = "".join(said)
-    for words in ("`target` is named like a label", "weight is ignored", "1 edge from a node to itself", "1 repeated edge"):
+    for words in ("`target` is named like a label", "column `weight` is not used", "1 edge from a node to itself", "1 repeated edge"):
         assert told.count(words) == 1
     config = launch.deployment_config({"algorithm": "fedavg"}, "run.toml", ["bank-a"])
     about = Site(tmp_path / "runs", folder, kit=tmp_path / "kits" / "bank-a")._describe(config)

@@ -324,7 +324,7 @@ def test_replies_in_the_name_of_another(locked: Federation) -> None:
 
 @pytest.mark.parametrize("kind", ["locked", "unlocked"])
 def test_ending_the_message_to_another(kind: str, request: pytest.FixtureRequest) -> None:
-    """Streams are numbered one after the other: a member that has one can name, and break off, its neighbour's; not here."""
+    """Streams are numbered one after the other: a member that has one can name, and break off, its neighbor's; not here."""
     federation: Federation = request.getfixturevalue(kind)
     member, stop = federation.member, threading.Event()
     federation.settle()

@@ -166,10 +166,10 @@ def test_a_line_that_could_not_be_written_does_not_stay(how: str, tmp_path: Path
 
 
 def test_the_line_is_on_disk_before_the_answer_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before an answer with anything of the site leaves, the file is synchronised with its line in it; an echo need not wait."""
-    synchronised: list[str] = []
+    """Before an answer with anything of the site leaves, the file is synchronized with its line in it; an echo need not wait."""
+    synchronized: list[str] = []
     monkeypatch.setattr(
-        os, "fdatasync", lambda file: synchronised.append(Path(f"/proc/self/fd/{file}").read_text().splitlines()[-1])
+        os, "fdatasync", lambda file: synchronized.append(Path(f"/proc/self/fd/{file}").read_text().splitlines()[-1])
     )
     tap = tapped(small("fedavg", rounds=2), tmp_path)
     own = []
@@ -179,7 +179,7 @@ def test_the_line_is_on_disk_before_the_answer_leaves(tmp_path: Path, monkeypatc
             assert wire.decode(asked)["kind"] == "ask"
     refusal = tap.sites["site-1"].handle(b"garbage")
     tap.sites["site-1"].handle(question(common={"x": torch.zeros(3)}))
-    lines = [json.loads(line) for line in synchronised]
+    lines = [json.loads(line) for line in synchronized]
     here = {line["sha256"] for line in lines_of(tmp_path / "site-1" / "journal.jsonl")}
     assert [line["sha256"] for line in lines if line["sha256"] in here] == [*own, hashlib.sha256(refusal).hexdigest()]
     assert len(own) == 4  # fit and evaluate, twice

@@ -24,6 +24,7 @@ from atoll.errors import AtollError
 from atoll.federation.cohort import Schema
 from atoll.federation.federation import Failure
 from atoll.runs import runner
+from atoll.runs.config import resolve
 from sites import (
     DirectCarrier,
     first_model,
@@ -106,6 +107,47 @@ def test_own_folders_give_the_numbers_of_the_simulation(tmp_path: Path) -> None:
         deployed, remote_engine(deployed, DirectCarrier(sites)), Schema(12, 3, 3), None, "horizontal"
     )
     assert_same(runner.run(config), runner.rounds(experiment), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "document", "values"),
+    [
+        ("fedavg", {}, {}),
+        ("fedspray", {"split": {"split": "stratified"}}, {"split": "stratified"}),
+        ("fedgl", {}, {}),
+        ("fedavg", {"partition": "overlap"}, {"scenario": "overlapping"}),
+    ],
+)
+def test_folders_tried_on_one_machine_give_the_numbers_of_the_deployment(
+    tmp_path: Path, algorithm: str, document: dict[str, Any], values: dict[str, Any]
+) -> None:
+    """`--partition files` and the sites that join with the same folders: the same settings and the same bits."""
+    shared = algorithm == "fedgl" or bool(values.get("scenario"))
+    parts = federate(small("fedgl" if shared else "fedavg"), None, ("overlapping", "horizontal")).parts
+    if not shared:
+        nobody = torch.zeros(parts.num_nodes, dtype=torch.bool)
+        parts = dataclasses.replace(parts, train=nobody, val=nobody, test=nobody)  # the sites draw their own split
+    names = [f"site-{party}" for party in range(3)]
+    for party, name in enumerate(names):
+        files.save(parts.select([party]), tmp_path / "data" / name, ("npz", "parquet", "npz")[party])
+    deployed = launch.deployment_config({"algorithm": algorithm, "seed": 3, "run": {"rounds": 3}} | document, "run.toml", names)
+    sites = {name: Site(tmp_path / name, tmp_path / "data" / name) for name in names}
+    engine = remote_engine(deployed, DirectCarrier(sites))
+    scenario = "overlapping" if shared else "horizontal"
+    there = runner.rounds(runner.build_experiment(deployed, engine, Schema(12, 3, 3), None, scenario, names))
+    tried = resolve(algorithm, dataset=str(tmp_path / "data"), partition="files", seed=3, values={"rounds": 3, **values})
+    assert (tried.settings, tried.split, tried.run, tried.data) == (
+        deployed.settings,
+        deployed.split,
+        deployed.run,
+        deployed.data,
+    )
+    here = runner.run(tried)
+    assert (here.scenario, here.names) == (there.scenario, there.names)
+    for (name, value), (_, same) in zip(wire.leaves(here.state), wire.leaves(there.state), strict=True):
+        assert torch.equal(value, same), name
+    for row, other in zip(here.rows, there.rows, strict=True):
+        assert {name: row[name] for name in other if name != "seconds"} == {n: v for n, v in other.items() if n != "seconds"}
 
 
 def test_what_is_wrong_with_a_sites_data_stays_there(tmp_path: Path) -> None:

@@ -196,8 +196,8 @@ def test_saves_are_bounded_and_old_ones_go(tmp_path: Path) -> None:
     for round in (1, 2, 3, 4, 9, 5):
         saves.write(round, {"n": round})
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["3.safetensors", "4.safetensors", "5.safetensors"]
-    assert saves.read(7, False) == (5, {"n": 5})
-    assert saves.read(4, True) == (4, {"n": 4})
+    assert saves.read(7, False) == (5, {"n": 5}, {})
+    assert saves.read(4, True) == (4, {"n": 4}, {})
 
 
 def begin(site: Site, config: Config, token: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from atoll.federation.federation import Answer, Failure
 from atoll.runs import runner
 from small import small
 
-PARTS = runner.prepare(small("local")).spread.parts
+PARTS = runner.prepare(small("local")).party_data.parts
 
 
 class Tally(Cohort):

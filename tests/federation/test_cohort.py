@@ -37,7 +37,7 @@ class Counting(Cohort):
 
 def cohort(parties: list[int] | None = None) -> Counting:
     """Three parties of a small graph, or some of them."""
-    parts = runner.prepare(small("local")).spread.parts
+    parts = runner.prepare(small("local")).party_data.parts
     chosen = parties if parties is not None else [0, 1, 2]
     return Counting(parts.select(chosen), None, None, 5, chosen)  # type: ignore[arg-type]
 
@@ -108,7 +108,7 @@ class Collecting(Cohort):
 
 def collecting() -> Collecting:
     """Three parties of a small graph."""
-    parts = runner.prepare(small("local")).spread.parts
+    parts = runner.prepare(small("local")).party_data.parts
     return Collecting(parts, None, None, 5, [0, 1, 2])  # type: ignore[arg-type]
 
 

@@ -392,7 +392,7 @@ def test_refusals() -> None:
 
 
 def test_fedgl_is_refused_where_nobody_says_who_holds_a_node() -> None:
-    """Rows are asked for, not totalled; and literal fusion divides by all parties' nodes."""
+    """Rows are asked for, not totaled; and literal fusion divides by all parties' nodes."""
     for values in ({"upload": "rows"}, {"fusion": "literal"}):
         with pytest.raises(AtollError, match="upload=sum and fusion=holders"):
             runner.rounds(runner.prepare(small("fedgl", robust="median", **values)))

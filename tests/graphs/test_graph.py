@@ -64,8 +64,8 @@ def test_propagation_is_symmetrically_normalized(directed: bool) -> None:
 
 
 @pytest.mark.parametrize("directed", [False, True])
-def test_mean_averages_the_neighbours(directed: bool) -> None:
-    """D⁻¹·A, zero rows for nodes without neighbours."""
+def test_mean_averages_the_neighbors(directed: bool) -> None:
+    """D⁻¹·A, zero rows for nodes without neighbors."""
     graph = make_graph(15, 1, directed=directed)
     matrix = adjacency(graph)
     expected = (matrix / matrix.sum(1, keepdim=True).clamp(min=1)).float()

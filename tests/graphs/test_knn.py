@@ -79,8 +79,8 @@ def test_projection_keeps_what_a_party_holds() -> None:
 
 
 @pytest.mark.parametrize("form", ["literal", "counts", "cosine"])
-def test_normalisation_by_hand(form: str) -> None:
-    """D̄ are row sums, or counts of neighbours; `cosine` is symmetric. A row without neighbours stays 0."""
+def test_normalization_by_hand(form: str) -> None:
+    """D̄ are row sums, or counts of neighbors; `cosine` is symmetric. A row without neighbors stays 0."""
     dense = np.array([[0.5, 0.3, 0.0], [0.0, 0.2, 0.0], [0.0, 0.0, 0.0]], dtype=np.float32)
     base = (dense + dense.T) / 2 if form == "cosine" else dense
     degree = (base > 0).sum(1) if form == "counts" else base.sum(1)
@@ -110,11 +110,11 @@ def test_complement_adds_the_pseudo_graph(form: str) -> None:
 
 
 def test_approximate_search_finds_most_of_the_nearest() -> None:
-    """faiss finds at least nine in ten of the true neighbours of clustered points."""
+    """faiss finds at least nine in ten of the true neighbors of clustered points."""
     pytest.importorskip("faiss", exc_type=ImportError)
     source = torch.Generator().manual_seed(0)
-    centres = 4 * torch.randn(20, 8, generator=source)
-    embeddings = torch.nn.functional.normalize(centres.repeat(100, 1) + torch.randn(2000, 8, generator=source), dim=1)
+    centers = 4 * torch.randn(20, 8, generator=source)
+    embeddings = torch.nn.functional.normalize(centers.repeat(100, 1) + torch.randn(2000, 8, generator=source), dim=1)
     _, exact = knn.exact_search(embeddings, 10)
     scores, found = knn.approximate_search(embeddings, 10)
     shared = [len(set(a) & set(b)) for a, b in zip(exact.tolist(), found.tolist(), strict=True)]

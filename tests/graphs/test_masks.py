@@ -8,13 +8,13 @@ import torch
 from atoll.graphs import masks
 from atoll.graphs.graph import Graph
 from atoll.random import Draws
-from labelled import SIZES, blocks, labelled_graph
+from labeled import SIZES, blocks, labeled_graph
 
 
 @pytest.fixture
 def graph() -> Graph:
     """Three parties; the last has no validation nodes; some nodes have no label."""
-    return labelled_graph()
+    return labeled_graph()
 
 
 def test_sums_by_party(graph: Graph) -> None:

@@ -18,7 +18,7 @@ from small import small
 @pytest.fixture(scope="module")
 def graph() -> Graph:
     """Three parties on the same 60 nodes."""
-    return runner.prepare(small("glasu", **{"data.degree": 8})).spread.parts
+    return runner.prepare(small("glasu", **{"data.degree": 8})).party_data.parts
 
 
 def top(graph: Graph, *nodes: int) -> Level:
@@ -31,28 +31,28 @@ def draws(parties: list[int]) -> list[torch.Generator]:
     return Draws(5, parties, "sample").generators
 
 
-def neighbours(graph: Graph, rows: set[int]) -> set[int]:
+def neighbors(graph: Graph, rows: set[int]) -> set[int]:
     """By a loop over the edges."""
     return {s for s, t in graph.edge_index.t().tolist() if t in rows}
 
 
-def test_a_level_is_the_one_above_and_a_sample_of_its_neighbours(graph: Graph) -> None:
+def test_a_level_is_the_one_above_and_a_sample_of_its_neighbors(graph: Graph) -> None:
     """Never more than the fan-out a node, never a stranger, the nodes themselves always; a party's level is in its own block."""
     upper = top(graph, 3, 17, 40)
     lower = below(graph, upper, 2, draws([0, 1, 2]))
     for party, (start, end) in enumerate(lower.blocks.ranges):
         own = set(upper.rows[3 * party : 3 * party + 3].tolist())
         found = set(lower.rows[start:end].tolist())
-        assert own <= found <= own | neighbours(graph, own)
-        assert len(found) == len(own) + min(6, len(neighbours(graph, own) - own))
+        assert own <= found <= own | neighbors(graph, own)
+        assert len(found) == len(own) + min(6, len(neighbors(graph, own) - own))
     assert (np.diff(lower.rows) > 0).all()
 
 
-def test_without_a_fan_out_all_neighbours_come(graph: Graph) -> None:
-    """Fan-out 0 is the whole neighbourhood."""
+def test_without_a_fan_out_all_neighbors_come(graph: Graph) -> None:
+    """Fan-out 0 is the whole neighborhood."""
     upper = top(graph, 5, 6)
     rows = set(upper.rows.tolist())
-    assert set(below(graph, upper, 0, draws([0, 1, 2])).rows.tolist()) == rows | neighbours(graph, rows)
+    assert set(below(graph, upper, 0, draws([0, 1, 2])).rows.tolist()) == rows | neighbors(graph, rows)
 
 
 def test_a_party_draws_the_same_alone(graph: Graph) -> None:
@@ -63,21 +63,21 @@ def test_a_party_draws_the_same_alone(graph: Graph) -> None:
     assert not torch.equal(below(alone, top(alone, 3, 17, 40), 2, draws([1])).nodes(alone)[0], together)
 
 
-def test_every_neighbour_is_as_likely_as_any_other(graph: Graph) -> None:
+def test_every_neighbor_is_as_likely_as_any_other(graph: Graph) -> None:
     """Over 400 draws each of the candidates comes about as often."""
     alone = graph.select([0])
     upper = top(alone, 3, 17, 40)
     counts = np.zeros(alone.num_nodes)
     for seed in range(400):
         counts[below(alone, upper, 1, Draws(seed, [0]).generators).rows] += 1
-    candidates = sorted(neighbours(alone, set(upper.rows.tolist())) - set(upper.rows.tolist()))
+    candidates = sorted(neighbors(alone, set(upper.rows.tolist())) - set(upper.rows.tolist()))
     expected = 400 * 3 / len(candidates)
     assert len(candidates) > 6
     assert np.abs(counts[candidates] - expected).max() < 5 * expected**0.5
 
 
 def test_the_matrix_between_levels_is_the_scaled_submatrix(graph: Graph) -> None:
-    """Â_ij·d_i / d_i[l] for sampled neighbours, Â_ii for the node itself: entry by entry."""
+    """Â_ij·d_i / d_i[l] for sampled neighbors, Â_ii for the node itself: entry by entry."""
     upper = top(graph, 3, 17, 40, 41)
     lower = below(graph, upper, 1, draws([0, 1, 2]))
     got = between(graph, upper, lower).forward.to_dense()
@@ -89,7 +89,7 @@ def test_the_matrix_between_levels_is_the_scaled_submatrix(graph: Graph) -> None
         assert got[a:b].count_nonzero() == got[a:b, c:d].count_nonzero()  # nothing outside the party's block
 
 
-def test_with_all_neighbours_the_matrix_is_exact(graph: Graph) -> None:
+def test_with_all_neighbors_the_matrix_is_exact(graph: Graph) -> None:
     """Â's own rows: a product with it is the whole graph's."""
     upper = top(graph, 3, 17)
     lower = below(graph, upper, 0, draws([0, 1, 2]))

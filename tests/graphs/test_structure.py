@@ -16,7 +16,7 @@ from small import small
 
 def parts(*, directed: bool = False) -> Graph:
     """Three parties' graphs; one node of the first has no neighbor."""
-    graph = runner.prepare(small("local")).spread.parts
+    graph = runner.prepare(small("local")).party_data.parts
     edges = graph.edge_index[:, (graph.edge_index != 0).all(0)]
     return replace(graph, edge_index=edges[:, ::2] if directed else edges)
 

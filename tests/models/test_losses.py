@@ -8,13 +8,13 @@ from torch import Tensor
 
 from atoll.graphs.graph import Graph
 from atoll.models import losses
-from labelled import SIZES, blocks, labelled_graph, random_logits
+from labeled import SIZES, blocks, labeled_graph, random_logits
 
 
 @pytest.fixture
 def graph() -> Graph:
     """Three parties; the last has no validation nodes; some nodes have no label."""
-    return labelled_graph()
+    return labeled_graph()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The optimisers against torch's own, and their party axis against separate optimisers."""
+"""The optimizers against torch's own, and their party axis against separate optimizers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_to_torch(kind: str) -> None:
-    """Ten steps end where torch's optimiser ends."""
+    """Ten steps end where torch's optimizer ends."""
     ours, theirs = make_params(), make_params()
     optimizer, reference = KINDS[kind][0](ours), KINDS[kind][1](theirs.values())
     for step in range(10):
@@ -49,8 +49,8 @@ def test_equal_to_torch(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("present", [[[0, 1, 2], [1], [0, 1], [2], [0, 1, 2]], [[0], [0, 1], [0, 1, 2], [0, 1, 2], [1, 2]]])
-def test_parties_out_of_step_equal_separate_optimisers(kind: str, present: list[list[int]]) -> None:
-    """Slicing some parties out, stepping and writing back equals one torch optimiser for each party."""
+def test_parties_out_of_step_equal_separate_optimizers(kind: str, present: list[list[int]]) -> None:
+    """Slicing some parties out, stepping and writing back equals one torch optimizer for each party."""
     whole = make_params()
     state = KINDS[kind][0](whole).state()
     separate = [[parameter[p].detach().clone().requires_grad_() for parameter in make_params().values()] for p in range(3)]
@@ -105,7 +105,7 @@ def test_restore_refuses_another_state() -> None:
 
 
 def test_descend_takes_the_gradient_of_its_own_parameters() -> None:
-    """One step down a loss changes the optimiser's parameters as SGD says and leaves no gradient behind."""
+    """One step down a loss changes the optimizer's parameters as SGD says and leaves no gradient behind."""
     layer, other = nn.Linear(4, 2), torch.ones(2, requires_grad=True)
     before = layer.weight.detach().clone()
     optimizer = optim.SGD({"weight": layer.weight, "idle": torch.ones(2, 1, requires_grad=True)}, 0.5)
@@ -117,8 +117,8 @@ def test_descend_takes_the_gradient_of_its_own_parameters() -> None:
     assert torch.equal(optimizer.params["idle"], torch.ones(2, 1))
 
 
-def test_descend_steps_several_optimisers_down_one_loss() -> None:
-    """Two optimisers on one loss step as they would on their own."""
+def test_descend_steps_several_optimizers_down_one_loss() -> None:
+    """Two optimizers on one loss step as they would on their own."""
     a, b = torch.ones(2, 1, requires_grad=True), torch.ones(2, 1, requires_grad=True)
     optim.descend([optim.SGD([a], 0.1), optim.SGD([b], 0.2)], (a * b * 3).sum())
     torch.testing.assert_close(a, torch.full((2, 1), 0.7))
@@ -126,7 +126,7 @@ def test_descend_steps_several_optimisers_down_one_loss() -> None:
 
 
 def test_make_by_name() -> None:
-    """Optimisers are found by name; a mistyped one is an error with a suggestion."""
+    """Optimizers are found by name; a mistyped one is an error with a suggestion."""
     made = optim.make("sgd", make_params(), 0.1, 0.2, momentum=0.3)
     assert isinstance(made, optim.SGD)
     assert (made.lr, made.weight_decay, made.momentum) == (0.1, 0.2, 0.3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import atoll
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph, stack
 from atoll.models.backbone import Backbone, ModelShape
@@ -125,6 +127,64 @@ def test_placement_does_not_matter() -> None:
     assert not torch.equal(together["conv1.lin.weight"][0], together["conv1.lin.weight"][1])
 
 
+class Projected(Net):
+    """Multiplies the hidden representation by a random buffer and a random attribute, neither of which is trained."""
+
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, _private: int = 1) -> None:
+        super().__init__(in_channels, hidden_channels, out_channels)
+        self.register_buffer("mask", torch.randn(hidden_channels))
+        self.scale = torch.randn(hidden_channels)
+
+    def embed(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """The hidden representation."""
+        return super().embed(x, edge_index) * self.mask * self.scale
+
+
+@pytest.mark.parametrize("options", [{"placement": "apart"}, {"amnesia": True}])
+def test_what_is_not_trained_is_the_same_wherever_a_party_lives(options: dict[str, Any]) -> None:
+    """Random buffers and attributes are those of every party, whichever parties share a process and whenever they are made."""
+
+    def losses(**more: Any) -> list[float]:
+        result = atoll.run("local", dataset="csbm", nodes=200, parties=3, rounds=2, hidden=8, model=Projected, **more)
+        return [row["loss"] for row in result.rows if "loss" in row]
+
+    assert losses() == losses(**options)
+    models = [
+        make(Projected, [0]),
+        make(Projected, [2, 1]),
+        plain_backbone(Projected, "P")(ModelShape(1, FEATURES, CLASSES, HIDDEN)),
+    ]
+    for model in models[1:]:
+        for name in ("mask", "scale"):
+            assert torch.equal(getattr(models[0].module, name), getattr(model.module, name))
+
+
+def test_private_arguments_are_not_settings() -> None:
+    """A folder's config.toml cannot hold a name that begins with an underscore: such an argument keeps its default."""
+    assert not hasattr(plain_backbone(Projected, "P").settings_type(), "_private")
+    with pytest.raises(AtollError, match="_private"):
+        atoll.run("local", dataset="csbm", model=Projected, rounds=1, **{"model._private": 2})
+
+
+def test_recurrent_layers_work() -> None:
+    """Torch's recurrent layers keep references to their weights, which change in a call."""
+
+    class Recurrent(nn.Module):
+        def __init__(self, in_channels: int, out_channels: int) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(in_channels, out_channels)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.lstm(x)[0]
+
+    model, graph = make(Recurrent, [0, 1, 2]), stack(GRAPHS)
+    logits = model(graph)
+    for party, part in enumerate(GRAPHS):
+        plain = Recurrent(FEATURES, CLASSES)
+        plain.load_state_dict({name: value[party] for name, value in get_parameters(model).items()})
+        torch.testing.assert_close(logits[graph.party == party], plain(part.x, part.edge_index))
+
+
 def test_dropout_is_a_function_of_the_draws() -> None:
     """The same draws give the same logits, later calls of the same draws others; torch's global generator is left alone."""
     model, graph = make(Net, [0], dropout=0.5), GRAPHS[0]
@@ -183,7 +243,43 @@ def test_shared_layers_stay_shared() -> None:
     for name, layer in zip(("first", "head"), layers, strict=True):
         layer.load_state_dict({key: get_parameters(model)[f"{name}.{key}"][1] for key in ("weight", "bias")})
     expected = layers[1](layers[0](layers[0](GRAPHS[1].x)))
-    torch.testing.assert_close(model(graph)[graph.party == 1], expected)
+    for _ in range(2):  # the first use leaves the parameters where they were
+        torch.testing.assert_close(model(graph)[graph.party == 1], expected)
+        assert get_parameters(model)["first.weight"].shape == (2, FEATURES, FEATURES)
+    model(graph).sum().backward()
+    gradients = {name: value.grad for name, value in model.named_parameters()}
+    layers[1](layers[0](layers[0](GRAPHS[1].x))).sum().backward()
+    assert gradients["first.weight"] is not None
+    torch.testing.assert_close(gradients["first.weight"][1], layers[0].weight.grad)
+
+
+class TiedWeight(nn.Module):
+    """Two layers with one weight, and one buffer in two places."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(in_channels, in_channels), nn.Linear(in_channels, in_channels)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(in_channels, out_channels)
+        self.register_buffer("shift", torch.ones(in_channels))
+        self.head.register_buffer("shift", self.shift)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Logits."""
+        assert self.head.shift is self.shift
+        return self.head(self.second(self.first(x + self.shift)))
+
+
+def test_a_weight_in_two_layers() -> None:
+    """It is one parameter, in both layers and at every use."""
+    model, graph = make(TiedWeight, [0, 1]), stack(GRAPHS[:2])
+    assert "second.weight" not in get_parameters(model)
+    alone = TiedWeight(FEATURES, CLASSES)
+    with torch.no_grad():
+        for name, value in alone.named_parameters():
+            value.copy_(get_parameters(model)[name][1])
+    for _ in range(2):
+        torch.testing.assert_close(model(graph)[graph.party == 1], alone(GRAPHS[1].x, GRAPHS[1].edge_index))
 
 
 class Wrong(nn.Module):
@@ -199,8 +295,12 @@ class Wrong(nn.Module):
         if how == "cached":
             self.conv = GCNConv(in_channels, out_channels, cached=True)
         self.norm = nn.BatchNorm1d(in_channels, affine=how != "empty") if how in ("norm", "empty") else None
+        self.register_buffer("mean", torch.zeros(in_channels))
+        self.calls, self.seen, self.scale = 0, [1], torch.ones(())
         if how == "broken":
             raise ValueError("no such luck")
+        if how == "leaves":
+            sys.exit(0)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Any:
         """Logits, or something else."""
@@ -210,6 +310,20 @@ class Wrong(nn.Module):
             return self.linear(x).mean(0, keepdim=True)
         if self.how == "raises":
             raise KeyError("edge_weight")
+        if self.how == "exits":
+            sys.exit(0)
+        if self.how == "replaces":
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        if self.how == "reparametrizes":
+            self.linear.weight = nn.Parameter(self.linear.weight.clamp(0, 1))
+        if self.how == "counts":
+            self.calls += 1
+        if self.how == "collects":
+            self.seen.append(len(x))
+        if self.how == "scales":
+            self.scale *= 0.9
+        if self.how == "adds":
+            self.last = x
         return self.linear(x if self.norm is None else self.norm(x))
 
 
@@ -225,6 +339,14 @@ class Wrong(nn.Module):
         ("broken", r"Wrong cannot be made \(ValueError: no such luck\)"),
         ("tuple", "Wrong gives a tuple for 20 nodes"),
         ("pooled", r"Wrong gives shape \(1, 3\) for 20 nodes"),
+        ("leaves", r"Wrong cannot be made \(SystemExit: 0\)"),
+        ("exits", r"Wrong fails on a graph of 20 nodes \(SystemExit: 0\)"),
+        ("replaces", "Wrong changes its buffer 'mean' in training"),
+        ("reparametrizes", "Wrong changes its parameter 'linear.weight' in training"),
+        ("counts", "Wrong changes its attribute 'calls' when it is called"),
+        ("collects", "Wrong changes its attribute 'seen' when it is called"),
+        ("scales", "Wrong changes its attribute 'scale' when it is called"),
+        ("adds", "Wrong changes its attribute 'last' when it is called"),
         ("raises", r"Wrong fails on a graph of 20 nodes \(KeyError: 'edge_weight'\)"),
     ],
 )

@@ -488,7 +488,7 @@ def test_embeddings_are_drawn_from_finished_runs(tmp_path: Path) -> None:
     assert -1 <= found.ours["silhouette"][0] <= 1
     assert (found.seeds, none.seeds) == (1, 0)
     (drawn,) = pictures.maps(exhibit, jobs, tmp_path)
-    graph = runner.prepare(jobs[exhibit.name, "FedGL"][0]).spread.whole
+    graph = runner.prepare(jobs[exhibit.name, "FedGL"][0]).party_data.whole
     assert drawn.title == "FedGL"
     assert [len(series.x) for series in drawn.series] == graph.y[graph.test].unique(return_counts=True)[1].tolist()
     picture = pictures.draw(exhibit, [], jobs, tmp_path)

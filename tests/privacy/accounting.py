@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.privacy.noise import NoiseSettings
+from atoll.privacy.noise_settings import NoiseSettings
 from atoll.privacy.releases import epsilon_of
 
 

@@ -18,8 +18,10 @@ from atoll.federation.cohort import Message
 from atoll.parties import Parties
 from atoll.privacy import sampling
 from atoll.privacy.discrete import SIGMA
-from atoll.privacy.noise import Noise, NoiseSettings
+from atoll.privacy.noise import Noise
+from atoll.privacy.noise_settings import NoiseSettings
 from atoll.random import Draws
+from atoll.tasks import TASKS, CountField
 from privacy.accounting import epsilon_after
 
 Fields = dict[str, Any]
@@ -31,7 +33,7 @@ def released(settings: NoiseSettings, fields: Fields, call: int = 1, verb: str =
     parties = len(next(iter(fields.values()))) if isinstance(next(iter(fields.values())), list) else len(first)
     message = Message(verb, 1, call, True, Parties(range(parties)), common, {})
     seeded = range(parties) if settings.noise_source == "seed" else []
-    return Noise(settings)(message, fields, Draws(0, seeded, "guard", call))
+    return Noise(settings, counts=TASKS.find("node-classification").fields)(message, fields, Draws(0, seeded, "guard", call))
 
 
 # How far a reply moves
@@ -67,7 +69,7 @@ def distance(one: Fields, other: Fields) -> float:
 def search(
     make: Callable[[np.random.Generator], tuple[Fields, Fields]], settings: NoiseSettings, seen: Callable[..., Fields]
 ) -> float:
-    """The largest distance of what is seen of two neighbours, over many of them and over opposite ones."""
+    """The largest distance of what is seen of two neighbors, over many of them and over opposite ones."""
     rng = np.random.default_rng(0)
     largest = 0.0
     for _ in range(150):
@@ -163,6 +165,31 @@ def test_counts_move_by_no_more_than_is_accounted_for() -> None:
     assert float(reply["test"][0, 1] / reply["test"][0, 0]) == pytest.approx(
         float(sample["test"][0, 1] / sample["test"][0, 0]), abs=1e-3
     )
+
+
+def test_counts_of_any_task_are_noised_by_their_declaration() -> None:
+    """Sums are limited by the items of their own field, of either sign; fields of whole numbers or of sums alone are clipped."""
+    declared = {
+        "errors": CountField((3,), ("sum", "items", "sum")),
+        "scores": CountField((2, 4), whole=True),
+        "values": CountField((2,), "sum"),
+        "unused": CountField((1,), ("items",)),
+    }
+    reply = {
+        "errors": torch.tensor([[-1e9, 2.0, 5.0]], dtype=torch.float64),
+        "scores": torch.ones(1, 2, 4, dtype=torch.int64),
+        "values": torch.tensor([[3.0, -4.0]], dtype=torch.float64),
+    }
+    message = Message("evaluate", 1, 1, False, Parties([0]), {}, {})
+    settings = NoiseSettings(evaluation_noise=2.0**-10, evaluation_clip=100.0)
+    sent = Noise(settings, counts=declared)(message, reply, Draws(0, [0], "guard"))
+    torch.testing.assert_close(sent["errors"], torch.tensor([[-6.0, 2.0, 5.0]], dtype=torch.float64), atol=1.0, rtol=0)
+    torch.testing.assert_close(sent["scores"], torch.ones(1, 2, 4, dtype=torch.float64), atol=1.0, rtol=0)
+    torch.testing.assert_close(sent["values"], reply["values"], atol=1.0, rtol=0)
+    assert sent["scores"].shape == (1, 2, 4)
+    assert not torch.equal(sent["scores"], sent["scores"].round())
+    undeclared = Noise(settings)(message, reply, Draws(0, [0], "guard"))
+    assert float(undeclared["errors"][0, 1].abs()) < 1.0  # the whole clip goes to the one sum
 
 
 # What an attacker makes of it

@@ -21,7 +21,8 @@ from atoll.engines.remote import RemoteEngine
 from atoll.errors import AtollError
 from atoll.federation.cohort import Message, Schema, first_model
 from atoll.parties import Parties
-from atoll.privacy.noise import Noise, NoiseSettings
+from atoll.privacy.noise import Noise
+from atoll.privacy.noise_settings import NoiseSettings
 from atoll.privacy.releases import RELEASES_FILE, Releases, epsilon_of
 from atoll.random import Draws
 from atoll.runs import runner

@@ -44,7 +44,7 @@ def listened(algorithm: str, *, parties: int | None = None, rounds: int = 1, **v
 
 def features(experiment: Experiment) -> Tensor:
     """(N, d) what the parties hold."""
-    x = experiment.spread.parts.x
+    x = experiment.party_data.parts.x
     return x if isinstance(x, Tensor) else torch.from_numpy(x.toarray())
 
 
@@ -112,7 +112,7 @@ def test_nfedgnn_tells_linear_facts_of_a_vector(first: str) -> None:
     """First weights follow from the seed, which all know: x̄ = x·W is solved for x where it has as many numbers as x."""
     experiment, heard = listened("nfedgnn", hidden=16, initial_weights=first)
     config, schema = experiment.config, experiment.federation.schema
-    cohort = experiment.algorithm.Cohort(experiment.spread.parts, config.settings, schema, config.seed, range(60))
+    cohort = experiment.algorithm.Cohort(experiment.party_data.parts, config.settings, schema, config.seed, range(60))
     assert isinstance(cohort, nfedgnn.Cohort)
     latent = next(told["latent"] for verb, _, told in heard if verb == "embed")
     weights = cohort.weights.rows.detach().view(60, 12, 16)  # every feature is there
@@ -134,7 +134,7 @@ def test_cnfgnn_tells_a_vector_after_some_rounds() -> None:
 def test_evaluation_at_node_level_tells_test_labels(algorithm: str) -> None:
     """The counts of a party with one test node are that node's label."""
     experiment, heard = listened(algorithm, **({"samples": 1} if algorithm == "mlps" else {}))
-    graph = experiment.spread.parts
+    graph = experiment.party_data.parts
     recorded = next((sent, told) for verb, sent, told in heard if verb == "evaluate")[1]["confusion"].sum(2)  # (P, C)
     found = recorded[recorded.sum(1) > 0].argmax(1)
     assert torch.equal(found, graph.y[graph.test])
@@ -147,7 +147,7 @@ def test_fedspray_tells_the_classes_of_a_partys_training_nodes() -> None:
     """Whoever looks at a single reply knows how many training nodes of each class the party has."""
     experiment, heard = listened("fedspray")
     told = next(told for verb, _, told in heard if verb == "update")
-    graph = experiment.spread.parts
+    graph = experiment.party_data.parts
     for party in range(3):
         own = graph.y[graph.train & (graph.party == party)]
         counts = (told["share"][party] * told["n"][party]).round().long()
@@ -160,7 +160,7 @@ def test_fedgl_tells_rows_of_nodes_that_one_party_holds_even_by_secure_sums() ->
     state = runner.rounds(experiment).state
     _, heard = listened("fedgl", upload="rows")
     told = next(told for verb, _, told in heard if verb == "fit")
-    ids = experiment.spread.parts.ids
+    ids = experiment.party_data.parts.ids
     alone = ids.bincount() == 1
     assert bool(alone.any())
     for own, predictions, embeddings in zip(told["ids"], told["predictions"], told["embeddings"], strict=True):
@@ -176,7 +176,7 @@ def test_glasus_label_holder_tells_labels_by_its_gradient() -> None:
     batch = next(told for verb, _, told in heard if verb == "draw")["nodes"][0].long().sort().values
     first = experiment.engine.engine.cohorts[0].model.classifier.weight.detach()[1]  # another party's: lr = 0, so as it began
     signs = torch.linalg.lstsq(first, told.t()).solution.t()  # (n, C) p − y
-    assert torch.equal(signs.argmin(1), experiment.spread.parts.y[batch])  # the holder's are the first rows
+    assert torch.equal(signs.argmin(1), experiment.party_data.parts.y[batch])  # the holder's are the first rows
     assert torch.equal((signs < 0).sum(1), torch.ones(len(batch), dtype=torch.int64))
 
 

@@ -15,7 +15,8 @@ from atoll.errors import AtollError
 from atoll.federation.cohort import Message
 from atoll.federation.federation import Answer
 from atoll.parties import Parties
-from atoll.privacy.noise import Noise, NoiseSettings
+from atoll.privacy.noise import Noise
+from atoll.privacy.noise_settings import NoiseSettings
 from atoll.privacy.releases import epsilon_of
 from atoll.privacy.sampling import system_normal
 from atoll.random import Draws
@@ -203,7 +204,7 @@ def test_a_planted_feature_is_found_without_noise_and_not_with_it() -> None:
         n = answer.fields["n"][:, None, None]
         update = answer.fields["model"]["layers.0.weight"] / n - message.common["model"]["layers.0.weight"]
         seen = update[:, 0].abs().amax(1) > 1e-4
-        parts = experiment.spread.parts
+        parts = experiment.party_data.parts
         x = parts.x if isinstance(parts.x, torch.Tensor) else torch.from_numpy(parts.x.toarray())
         held = [bool((x[parts.party == party, 0] != 0).any()) for party in range(3)]
         return list(zip(seen.tolist(), held, strict=True))
@@ -217,11 +218,11 @@ def test_a_planted_feature_is_found_without_noise_and_not_with_it() -> None:
 
 def planted(chosen: config.Config) -> Any:
     """The small graph with a feature that only the first party's nodes have."""
-    spread = runner.prepare(chosen).spread
-    graph = spread.source
+    data = runner.prepare(chosen).party_data
+    graph = data.source
     x = graph.x.clone() if isinstance(graph.x, torch.Tensor) else torch.from_numpy(graph.x.toarray())
     x[:, 0] = 0.0
-    x[spread.parts.ids[spread.parts.party == 0], 0] = 1.0
+    x[data.parts.ids[data.parts.party == 0], 0] = 1.0
     return replace(graph, x=x)
 
 

@@ -23,7 +23,7 @@ from atoll.federation.cohort import Message, Schema
 from atoll.federation.federation import Answer, Failure
 from atoll.parties import Parties
 from atoll.privacy import noise, sampling
-from atoll.privacy.noise import NoiseSettings
+from atoll.privacy.noise_settings import NoiseSettings, cost_of
 from atoll.privacy.releases import RELEASES_FILE, Budget, Releases, epsilon_of
 from atoll.runs import runner
 from atoll.runs.config import Config
@@ -41,7 +41,7 @@ class BrokenError(Exception):
 
 
 def test_costs_add_up_by_party_and_run(tmp_path: Path) -> None:
-    """In memory as in a file; another run's count towards the budget, not towards this run's ε."""
+    """In memory as in a file; another run's count toward the budget, not toward this run's ε."""
     path = tmp_path / "runs" / RELEASES_FILE
     for releases in (Releases(), Releases(path, "a")):
         releases.spend(Parties([0, 1, 2, 5]), 0.5)
@@ -252,7 +252,7 @@ def test_fields_in_clear_beside_noised_ones_are_refused() -> None:
 
 def test_a_site_stops_at_its_epsilon_over_all_runs(tmp_path: Path) -> None:
     """It answers as long as its ε allows, and not in the next run with the same kit either."""
-    each = NoiseSettings(noise=4.0).cost + noise._cost(50.0)
+    each = NoiseSettings(noise=4.0).cost + cost_of(50.0)
     policy = SitePolicy(dp_epsilon=epsilon_of(3.5 * each, 1e-6), dp_delta=1e-6)
     config = small("fedavg", rounds=10, **ENOUGH)
     with pytest.raises(AtollError, match=r"Round 4: no party answered 'fit' .*site-0 refused: this site insists on ε ≤"):

@@ -28,7 +28,7 @@ class Giving(Cohort):
 
     @verb(apart=("extra",))
     def give(self, base: torch.Tensor, extra: torch.Tensor) -> dict[str, Any]:
-        """Replies with a recognisable value."""
+        """Replies with a recognizable value."""
         own = torch.tensor([float(party) for party in self.parties])
         return {
             "model": {"w": base + own[:, None] * 1.25, "b": -own.double()},

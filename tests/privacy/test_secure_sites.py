@@ -205,7 +205,7 @@ def test_a_total_that_was_opened_with_a_party_is_not_without_it(tmp_path: Path) 
     """One sentence says who must come back; the parties would refuse whatever the server says."""
     config = config_of(4)
     folder = crashed(tmp_path, config, None)
-    with pytest.raises(AtollError, match=r"Round 2: 'fit' was totalled with party 3 before the run was resumed.*when it is back"):
+    with pytest.raises(AtollError, match=r"Round 2: 'fit' was totaled with party 3 before the run was resumed.*when it is back"):
         over(config, Crashing(tmp_path / "sites", silent=3), folder, folder.load())
     assert over(config, Crashing(tmp_path / "sites"), folder, folder.load()).rounds == 3
 
@@ -258,5 +258,5 @@ def test_no_secret_of_a_session_is_saved(tmp_path: Path) -> None:
     assert not [name for name in names if "secret" in name or "session" in name]
     checkpoint = folder.load()
     assert checkpoint is not None
-    assert set(checkpoint["memory"]) == {"run", "round"}
+    assert set(checkpoint["memory"]) == {"run", "round", "best"}
     assert not [name for name, _ in wire.leaves(runner.run(small("fedspray", secure=True)).memory) if "secret" in name]

@@ -98,7 +98,7 @@ def test_sites_with_different_configurations_have_no_total(tmp_path: Path) -> No
         over(config_of(4), Sly(tmp_path / "sites"))
 
 
-def test_the_steps_of_a_total_are_not_totalled() -> None:
+def test_the_steps_of_a_total_are_not_totaled() -> None:
     """A session whose masked reply would be another step of it."""
     world, talk = World(4), Talk(Call(1, 1, "secure_confirm"))
     world.keys_of(talk, range(4))

@@ -21,7 +21,7 @@ def test_every_test_node_has_a_point(algorithm: str) -> None:
     experiment = runner.prepare(small(algorithm, rounds=1))
     result = runner.rounds(experiment)
     embeddings, classes = embed(result)
-    whole = experiment.spread.whole
+    whole = experiment.party_data.whole
     assert embeddings.shape == (int(whole.test.sum()), 3)
     assert classes.tolist() == whole.y[whole.test].tolist()
     picture = tsne(result)

@@ -62,7 +62,7 @@ def test_runs_that_differ_only_in_seed_are_one_row(runs: Path) -> None:
     assert [run.path for run in gather([runs])] == [run.path for row in rows for run in row.runs]
 
 
-def test_rows_are_labelled_by_what_tells_them_apart(runs: Path, tmp_path: Path) -> None:
+def test_rows_are_labeled_by_what_tells_them_apart(runs: Path, tmp_path: Path) -> None:
     """The algorithm alone where that is enough; else the model and the settings that differ."""
     for name, values in {"a": {"lr": 0.1}, "b": {"lr": 0.2}, "c": {"lr": 0.1, "model": "mlp"}}.items():
         runner.run(small("local", rounds=1, **values), out=tmp_path / name)
@@ -103,7 +103,7 @@ def test_majority_accuracy_is_that_of_the_nodes(tmp_path: Path) -> None:
     config = small("fedavg", rounds=1)
     result = runner.run(config, out=tmp_path / "run")
     experiment = runner.prepare(config)
-    graph = experiment.spread.parts
+    graph = experiment.party_data.parts
     model = backbone(config.settings, experiment.federation.schema, graph.parties, None)
     set_parameters(model, result.state["model"])
     right = model(graph).argmax(1) == graph.y
@@ -118,7 +118,7 @@ def test_edges_flow_between_parties_as_counted_one_by_one() -> None:
     config = small("local")
     told = recompute.partition_of(config)
     assert isinstance(told, recompute.Partition)
-    data = runner.prepare(config).spread
+    data = runner.prepare(config).party_data
     owner = dict(zip(data.parts.ids.tolist(), data.parts.party.tolist(), strict=True))
     expected = np.zeros((3, 4))
     for a, b in data.source.edge_index.t().tolist():
@@ -140,7 +140,7 @@ def test_embeddings_are_those_of_the_checkpoints_model(algorithm: str, placement
     assert checkpoint is not None
     found = recompute._hidden(config, checkpoint)
     assert found is not None
-    graph = runner.prepare(config).spread.parts
+    graph = runner.prepare(config).party_data.parts
     model = backbone(config.settings, runner.prepare(config).federation.schema, 3, None)
     memory = result.memory.values()
     own = (
@@ -170,7 +170,7 @@ def test_every_algorithm_has_embeddings(algorithm: str, tmp_path: Path) -> None:
         assert checkpoint is not None
         found = recompute._hidden(result.config, checkpoint)
         assert found is not None
-        graph = runner.prepare(result.config).spread.whole
+        graph = runner.prepare(result.config).party_data.whole
         val, test = int(graph.val.sum()), int(graph.test.sum())
         expected = (val * result.last["val_accuracy"] + test * result.last["accuracy"]) / (val + test)
         assert float((found.values.argmax(1) == found.label).mean()) == pytest.approx(expected)
@@ -260,8 +260,7 @@ def test_following_ends_with_the_run(runs: Path, going: Path, tmp_path: Path, mo
 
     def meanwhile(_: float) -> None:
         looks.append("http-equiv=refresh" in (tmp_path / "report.html").read_text())
-        for item in (runs / "fedavg-0").iterdir():
-            shutil.copy(item, going)
+        shutil.copytree(runs / "fedavg-0", going, dirs_exist_ok=True)
 
     monkeypatch.setattr(reports.time, "sleep", meanwhile)
     assert reports.follow([going], tmp_path / "report.html", embeddings="none").done

@@ -17,7 +17,8 @@ from atoll.papers import exhibits, recorded
 from atoll.papers.execute import folder_of, jobs_of
 from atoll.runs import absence, runner
 from atoll.runs.folder import Folder
-from atoll.runs.runner import Progress, Result
+from atoll.runs.progress import Progress, Selection
+from atoll.runs.runner import Result
 from small import Absent, small
 
 ROUNDS = 6
@@ -119,7 +120,7 @@ def test_the_first_complete_round_takes_the_place_of_a_partial_one() -> None:
     book = Progress()
     for round, (loss, partial) in enumerate([(0.1, True), (0.9, False), (0.2, True), (0.8, False)], start=1):
         book.round = round
-        book.update({"val_loss": loss}, "loss", partial=partial)
+        book.update({"val_loss": loss}, Selection(), partial=partial)
         assert book.best_round == {1: 1, 2: 2, 3: 2, 4: 4}[round]
         assert book.partial == (round == 1)
 
@@ -134,7 +135,7 @@ def test_patience_counts_only_rounds_that_can_be_compared(partials: set[int]) ->
     book = Progress()
     while not book.finished(len(losses), patience):
         book.round += 1
-        book.update({"val_loss": losses[book.round - 1]}, "loss", partial=book.round in partials)
+        book.update({"val_loss": losses[book.round - 1]}, Selection(), partial=book.round in partials)
     comparable = [round for round in range(1, 7) if round not in partials] or list(range(1, 7))
     worse = [round for round in comparable if round > comparable[0]]
     assert book.round == worse[patience - 1]
@@ -146,7 +147,7 @@ def test_patience_with_rare_evaluations() -> None:
     for round in range(1, 31):
         book.round = round
         if round % 5 == 0:
-            book.update({"val_loss": 1.0}, "loss", partial=round in (10, 15))
+            book.update({"val_loss": 1.0}, Selection(), partial=round in (10, 15))
         assert book.finished(99, 10) == (round >= 25)
 
 
@@ -154,7 +155,7 @@ def test_a_target_is_not_reached_without_a_party() -> None:
     """The accuracy of those who are left does not end a run."""
     for partial, ends in ((False, True), (True, False)):
         book = Progress(round=1)
-        book.update({"val_accuracy": 0.9}, "accuracy", partial=partial)
+        book.update({"val_accuracy": 0.9}, Selection("accuracy", higher_is_better=True), partial=partial)
         assert book.finished(9, 0, 0.8) is ends
 
 

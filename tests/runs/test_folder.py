@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import atoll
 from atoll import storage, wire
 from atoll.cli import main
 from atoll.errors import AtollError, AtollWarning
-from atoll.runs import api, runner
+from atoll.runs import api, config, runner
 from atoll.runs.folder import Folder
 from small import small
 
@@ -123,12 +124,12 @@ def test_both_damaged_is_one_sentence(whole: Path, tmp_path: Path, monkeypatch: 
     shutil.copytree(whole, run)
     for name in ("checkpoint.safetensors", "checkpoint.previous.safetensors"):
         flip(run / name, 500)
-    before = {path: path.read_bytes() for path in run.iterdir()}
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert command(monkeypatch, "resume", str(run), "--quiet") == 2
     told = capsys.readouterr().err
     assert told.startswith(f"atoll: Both checkpoints of {run} are damaged")
     assert told.count("\n") == 1
-    assert {path: path.read_bytes() for path in run.iterdir()} == before
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
 def test_a_flipped_bit_in_the_history_does_not_pass(whole: Path, tmp_path: Path) -> None:
@@ -219,7 +220,7 @@ def test_a_run_in_use_is_neither_resumed_nor_begun(
     shutil.copytree(whole, run)
     (run / "result.json").unlink()
     fresh.mkdir()
-    before = {path: path.read_bytes() for path in run.iterdir()}
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with holding(run) as child, holding(fresh) as other:
         assert command(monkeypatch, "resume", str(run), "--quiet") == 2
         assert capsys.readouterr().err.startswith(f"atoll: The run {run} is in use by process {child.pid} on ")
@@ -228,7 +229,7 @@ def test_a_run_in_use_is_neither_resumed_nor_begun(
         assert not (fresh / "config.toml").exists()
         assert command(monkeypatch, "report", str(run), "--html", str(tmp_path / "page.html"), "--embeddings", "none") == 0
     (run / storage.LOCK).unlink()
-    assert {path: path.read_bytes() for path in run.iterdir()} == before
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     runner.resume(run)
     assert_same(run, whole)
 
@@ -288,7 +289,7 @@ def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_remains(
 
     document = tmp_path / "config.toml"
     shutil.copy(whole / "config.toml", document)
-    full = sum(path.stat().st_size for path in whole.iterdir())
+    full = sum(path.stat().st_size for path in whole.rglob("*") if path.is_file())
     size = (whole / "checkpoint.safetensors").stat().st_size
     for number, bytes_left in enumerate((10, 1800, 3000, size + 2000, 2 * size, 3 * size + 2000, 5 * size, full * 3)):
         run = tmp_path / f"run-{number}"
@@ -387,3 +388,45 @@ def test_a_builtin_algorithm_is_not_replaced_by_name(whole: Path, tmp_path: Path
     with pytest.raises(AtollError, match=r"is a run of fedavg, not of .*own\.py; leave --algorithm out"):
         runner.resume(tmp_path / "run", algorithm=tmp_path / "own.py")
     runner.resume(tmp_path / "run", algorithm="fedavg")
+
+
+MODEL_TABLES = [  # where a configuration might name a model; only what the caller says may be imported
+    '[settings]\nmodel = "{evil}"\n',
+    '[settings]\nmodel = "{evil}:Net"\n',
+    '[settings_settings]\nmodel = "{evil}"\n',
+    '[settings_settings]\nmodel = "{evil}:Net"\n',
+    '[settings_settings_settings]\nmodel = "{evil}"\n',
+    '[fedavg]\nmodel = "{evil}"\n',
+    '[run_settings]\nmodel = "{evil}"\n',
+    '[model]\nmodel = "{evil}"\n',
+]
+
+
+@pytest.mark.parametrize("table", MODEL_TABLES)
+@pytest.mark.parametrize("through", ["read", "report", "resume", "run"])
+def test_a_model_file_that_a_folder_names_is_not_imported(
+    table: str, through: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever table of config.toml names it, and whatever is done with the folder."""
+    evil = tmp_path / "evil.py"
+    evil.write_text(f"from pathlib import Path\nPath({str(tmp_path / 'trace')!r}).write_text('was here')\n")
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    source = folder / "config.toml"
+    lines = [line for line in source.read_text().splitlines() if not line.startswith("model = ")]
+    added = table.format(evil=evil)
+    if added.startswith("[settings]"):
+        lines.insert(lines.index("[settings]") + 1, added.splitlines()[1])
+    else:
+        lines += added.splitlines()
+    source.write_text("\n".join(lines) + "\n")
+    with contextlib.suppress(AtollError):
+        if through == "read":
+            atoll.read(folder)
+        elif through == "report":
+            assert command(monkeypatch, "report", str(folder), "--html", str(tmp_path / "page.html")) in (0, 2)
+        elif through == "resume":
+            atoll.resume(folder)
+        else:
+            config.from_dict(tomllib.loads(source.read_text()), str(source))
+    assert not (tmp_path / "trace").exists()

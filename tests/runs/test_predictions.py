@@ -17,7 +17,7 @@ def test_predictions_reproduce_the_metrics(algorithm: str, placement: str) -> No
     """The share of test nodes predicted right is the reported accuracy of the last round; nothing is added to the bill."""
     experiment = runner.prepare(small(algorithm, rounds=2, placement=placement))
     result = runner.rounds(experiment)
-    engine, graph, before = experiment.engine, experiment.spread.parts, experiment.federation.ledger.total()
+    engine, graph, before = experiment.engine, experiment.party_data.parts, experiment.federation.ledger.total()
     output = predict(experiment, result.state)
     tested = graph.test & (graph.y >= 0)
     assert float((output.argmax(1) == graph.y)[tested].double().mean()) == pytest.approx(result.last["accuracy"], abs=1e-12)

@@ -27,7 +27,7 @@ FIELDS = [
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
-    """A run on a modelled network, where the papers' tables look for it, and its result."""
+    """A run on a modeled network, where the papers' tables look for it, and its result."""
     config = small("fedavg", rounds=3, latency=0.1, bandwidth=8.0)
     folder = execute.folder_of(config, tmp_path_factory.mktemp("runs"))
     return folder, runner.run(config, out=folder)

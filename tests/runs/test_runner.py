@@ -24,7 +24,8 @@ from atoll.errors import AtollError
 from atoll.runs import loop, runner
 from atoll.runs.config import Config
 from atoll.runs.folder import Folder
-from atoll.runs.runner import Progress
+from atoll.runs.progress import Progress, Selection
+from atoll.runs.run_settings import RunSettings
 from small import small
 
 
@@ -41,6 +42,7 @@ def test_a_folder_holds_everything(tmp_path: Path) -> None:
         "config.toml",
         "history.jsonl",
         "checkpoint.safetensors",
+        "model",
         "result.json",
     }
     written = json.loads((tmp_path / "run" / "result.json").read_text())
@@ -69,11 +71,11 @@ def test_a_folder_holds_everything(tmp_path: Path) -> None:
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     """It gives the result again and writes nothing."""
     first = runner.run(small("fedavg"), out=tmp_path / "run")
-    before = {item.name: item.read_bytes() for item in (tmp_path / "run").iterdir()}
+    before = {item.name: item.read_bytes() for item in (tmp_path / "run").rglob("*") if item.is_file()}
     again = runner.resume(tmp_path / "run")
     assert again.metrics == first.metrics
     assert again.rows == first.rows
-    assert {item.name: item.read_bytes() for item in (tmp_path / "run").iterdir()} == before
+    assert {item.name: item.read_bytes() for item in (tmp_path / "run").rglob("*") if item.is_file()} == before
 
 
 def live(config: Config, folder: Path) -> int:
@@ -279,12 +281,12 @@ def test_resuming_mends_a_damaged_result(tmp_path: Path) -> None:
 
 def judged(select: str, scores: list[dict[str, float]], patience: int = 0) -> Progress:
     """A book after rounds with these metrics."""
-    book = Progress()
+    book, selection = Progress(), Selection.of(RunSettings(select_by=select))
     for metrics in scores:
         if book.finished(len(scores), patience):
             break
         book.round += 1
-        book.update(metrics, select)
+        book.update(metrics, selection)
     return book
 
 

@@ -54,10 +54,10 @@ def edit(path: Path, before: str, after: str) -> None:
 def test_another_configuration_is_not_resumed(run: Path, before: str, after: str, sentence: str) -> None:
     """Neither half a run nor one that is over goes on under settings that it did not begin with; nothing is touched."""
     edit(run / "config.toml", before, after)
-    there = {path: path.read_bytes() for path in run.iterdir()}
+    there = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with pytest.raises(AtollError, match=sentence):
         runner.resume(run)
-    assert {path: path.read_bytes() for path in run.iterdir()} == there
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == there
 
 
 def test_noise_that_is_switched_on_is_another_configuration(run: Path) -> None:

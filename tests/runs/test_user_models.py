@@ -236,6 +236,38 @@ def test_a_comparison_of_models(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "local-net-0" / "result.json").exists()
 
 
+def test_a_comparison_has_a_row_for_every_model(tmp_path: Path) -> None:
+    """Two classes of one name, or two files of one name, are refused instead of sharing a row; the same one twice is one row."""
+
+    def make(width: int) -> type[nn.Module]:
+        class Net(nn.Module):
+            def __init__(self, in_channels: int, out_channels: int) -> None:
+                super().__init__()
+                self.layers = nn.Sequential(nn.Linear(in_channels, width), nn.Linear(width, out_channels))
+
+            def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+                return self.layers(x)
+
+        return Net
+
+    values = {name: value for name, value in SMALL.items() if name != "dataset"}
+    with pytest.raises(
+        AtollError, match=r"models holds two different objects called test_.*Net; give one of them another __qualname__"
+    ):
+        atoll.compare("local", dataset="csbm", models=[make(2), make(64)], seeds=1, **values)
+    net = make(2)
+    assert len(atoll.compare("local", dataset="csbm", models=[net, net], seeds=1, **values).results) == 1
+    files = [tmp_path / folder / "net.py" for folder in "ab"]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(FILE)
+    with pytest.raises(
+        AtollError, match=rf"The models {files[0]} and {files[1]} would both be the row 'net'; rename one of them"
+    ):
+        atoll.compare("local", dataset="csbm", models=files, seeds=1, out=tmp_path / "out", **values)
+    assert not (tmp_path / "out").exists()
+
+
 def test_settings_of_a_model() -> None:
     """They are set as model.NAME, kept in a table of their own only where they differ, and checked."""
     usual, other = (small("fedavg", model="gat", **values) for values in ({}, {"model.heads": "4"}))

@@ -57,7 +57,7 @@ def normalized(adjacency: Tensor) -> Tensor:
 def prepare(config: Config) -> tuple[Experiment, list[Party]]:
     """An experiment and its parties' graphs, dense."""
     experiment = runner.prepare(config)
-    return experiment, parties(experiment.spread.parts)
+    return experiment, parties(experiment.party_data.parts)
 
 
 def parties(parts: Graph) -> list[Party]:

@@ -65,6 +65,11 @@ class Wrapper:
         """Forward."""
         self.engine.restore(memory)
 
+    def snapshot(self, into: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Forward."""
+        snapshot: dict[str, Any] = self.engine.snapshot(into)  # type: ignore[attr-defined]
+        return snapshot
+
 
 class Absent(Wrapper):
     """Some parties do not answer in some rounds: they are not reached, or (`late`) their answers come too late."""

@@ -14,14 +14,14 @@ from atoll.errors import AtollError
 from atoll.graphs.graph import Graph, majority_class
 from atoll.runs import runner
 from atoll.tasks.node_classification import TASK, evaluated_rows
-from labelled import blocks, labelled_graph, random_logits
+from labeled import blocks, labeled_graph, random_logits
 from small import small
 
 
 @pytest.fixture
 def graph() -> Graph:
     """Three parties; the last has no validation nodes; some nodes have no label."""
-    return labelled_graph()
+    return labeled_graph()
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def logits() -> Tensor:
 @pytest.fixture
 def parts() -> Graph:
     """Three parties of a run."""
-    return runner.prepare(small("local")).spread.parts
+    return runner.prepare(small("local")).party_data.parts
 
 
 def naive_cross_entropy(logits: Tensor, graph: Graph, mask: Tensor, balance: bool = False) -> Tensor:
@@ -51,7 +51,7 @@ def naive_cross_entropy(logits: Tensor, graph: Graph, mask: Tensor, balance: boo
 @pytest.mark.parametrize("form", ["name", "own", "other"])
 @pytest.mark.parametrize("balance", [False, True])
 def test_cross_entropy_is_a_sum_of_means(graph: Graph, logits: Tensor, mask: str, form: str, balance: bool) -> None:
-    """Each party's mean over its labelled masked nodes, or over its classes, summed; a mask by name, the graph's own or another.
+    """Each party's mean over its labeled masked nodes, or over its classes, summed; a mask by name, the graph's own or another.
 
     One form of the loss does not remember for the other.
     """
@@ -134,8 +134,8 @@ def test_counts_add_up_to_the_definitions(parts: Graph) -> None:
 
 def test_the_union_keeps_every_nodes_own_minority() -> None:
     """On the union of the parties a node is a minority node where it was one in its party: comparisons stay fair."""
-    spread = runner.prepare(small("local")).spread
-    parts, whole = spread.parts, spread.whole
+    data = runner.prepare(small("local")).party_data
+    parts, whole = data.parts, data.whole
     own = dict(zip(parts.ids.tolist(), (parts.y != majority_class(parts)).tolist(), strict=True))
     assert [own[i] for i in whole.ids.tolist()] == (whole.y != majority_class(whole)).tolist()
     for name in ("train", "val", "test"):

@@ -1,4 +1,4 @@
-"""APFL: Deng et al., 2020, Algorithm 1. A personal model mixed with the shared one, v̄ = α·v + (1−α)·w, α learnt by each party.
+"""APFL: Deng et al., 2020, Algorithm 1. A personal model mixed with the shared one, v̄ = α·v + (1−α)·w, α learned by each party.
 
 Payload bytes per round and party, w parameters: down 4·w, up 4·w + 8 (the number of training nodes).
 The server sees the sum of the parties' versions of the shared model, weighted by their training nodes, and the sum of the nodes.
@@ -33,8 +33,8 @@ __all__ = ["SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 class Settings(Training):
     """The shared training settings and the mixture's."""
 
-    mixture: float = setting(0.5, "Share α of the personal model at the beginning; 0 is FedAvg, 1 is Local.", low=0, high=1)
-    mixture_lr: float = setting(0.003, "Learning rate of the mixture α; 0 keeps it where it began.", low=0)
+    mixture: float = setting(0.5, "Initial share α of the personal model; 0 is FedAvg, 1 is Local.", low=0, high=1)
+    mixture_lr: float = setting(0.003, "Learning rate of the mixture α; 0 keeps it fixed.", low=0)
     keep_optimizer: bool = setting(True, "Keep the parties' optimizer state from round to round instead of resetting it.")
 
 

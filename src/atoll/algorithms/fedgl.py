@@ -3,11 +3,11 @@
 FedAvg over overlapping parties; the server fuses what they predict for each node into pseudo labels and what they embed into a
 pseudo graph, and sends both back. Without either (α = β = 0) it is FedAvg.
 
-Payload bytes a round and party (w parameters, N nodes in all, C classes, s neighbours; α, β > 0, from the second round on):
+Payload bytes a round and party (w parameters, N nodes in all, C classes, s neighbors; α, β > 0, from the second round on):
 down 4·w + 2·N + 8·N·s; up 4·w + 8 + 8·N·C + 4·N with `upload=sum`; up 4·w + 8 + N_k·(8·C + 4) with `upload=rows`.
 The server sees, with `upload=sum`, sums over the parties: of their models and, for each node, of predictions, embeddings and
 weights; with `upload=rows` each party's model, nodes, predictions and embeddings. The parties see every node's pseudo label and
-pseudo neighbours.
+pseudo neighbors.
 """
 
 from __future__ import annotations
@@ -40,25 +40,23 @@ TASKS = ("node-classification",)
 class Settings(fedavg.Settings):
     """FedAvg's settings and those of the global self-supervision."""
 
-    pseudo_label_weight: float = setting(
-        0.2, "α, the weight of the loss on pseudo labels; 0 goes without them.", low=0, was="alpha"
-    )
-    pseudo_graph_weight: float = setting(1.0, "β, the weight of the pseudo graph; 0 goes without it.", low=0, was="beta")
+    pseudo_label_weight: float = setting(0.2, "α, the weight of the loss on pseudo labels; 0 turns them off.", low=0, was="alpha")
+    pseudo_graph_weight: float = setting(1.0, "β, the weight of the pseudo graph; 0 turns it off.", low=0, was="beta")
     balance_classes: bool = setting(
         False,
-        "Whether every class of pseudo labels weighs the same; in the paper every pseudo label does. For few labels a class.",
+        "Weight all classes of pseudo labels equally instead of all pseudo labels (the paper); for few labels per class.",
         was="balance",
     )
     pseudo_label_threshold: float = setting(
         0.5, "λ, the confidence above which a fused prediction becomes a pseudo label.", low=0, high=1, was="threshold"
     )
     neighbors: int = setting(
-        10, "s, the neighbours of a node in the pseudo graph; the paper has 100.", low=1, high=10**5, was="neighbours"
+        10, "s, neighbors per node in the pseudo graph; the paper uses 100.", low=1, high=10**5, was="neighbours"
     )
     pseudo_graph: str = setting("joint", "How the pseudo graph is weighted.", choices=knn.FORMS)
     fusion: str = setting(
         "holders",
-        "What a node's predictions and embeddings are divided by: the nodes of the parties that hold it, or of all parties.",
+        "How a node's predictions and embeddings are averaged: over the parties that hold it, or divided by all parties' nodes.",
         choices=("holders", "literal"),
     )
     upload: str = setting(
@@ -66,17 +64,17 @@ class Settings(fedavg.Settings):
     )
     neighbor_search: str = setting(
         "exact",
-        "How neighbours are found: all pairs, block by block, or by faiss.",
+        "How neighbors are found: exactly, by comparing all pairs block by block, or approximately, with faiss.",
         choices=("exact", "approximate"),
         was="search",
     )
 
 
 def message(case: Case) -> Forms:
-    """What `fit` takes: N, and of each node its pseudo label and its pseudo neighbours."""
+    """What `fit` takes: N, and of each node its pseudo label and its pseudo neighbors."""
     count = case.argument("nodes")
-    neighbours = min(case.settings.neighbors, count)
-    graph = {"columns": nodes(count, neighbours, below=count), "weights": share(count, neighbours)}
+    neighbors = min(case.settings.neighbors, count)
+    graph = {"columns": nodes(count, neighbors, below=count), "weights": share(count, neighbors)}
     labels = whole(count, low=-1, high=lambda case: case.schema.classes - 1, dtype=torch.int16)
     number = Scalar(0, "max_nodes", optional=True)
     return {"model": MODEL, "nodes": number, "labels": optional(labels), "graph": optional(graph)}

@@ -6,7 +6,7 @@ representations of their ends; parties' types, and with them the channels, are a
 Payload bytes per round and party, K types, w parameters per channel, r numbers per center (2·hidden; SGC 2·classes):
 down 4·K·(w + r), up 4·K·(w + r) + 8·K (links of each type) + 8 (training nodes). Once, before the first round: down 4·K·w,
 up 4·K·r + 8·K.
-The server sees *each party's* channels, centres of its link types, number of links of each type and number of training nodes:
+The server sees *each party's* channels, centers of its link types, number of links of each type and number of training nodes:
 it cannot align sums, which is why its verbs cannot be asked under secure aggregation.
 """
 
@@ -42,11 +42,11 @@ class Settings(Training):
     """The shared training settings and the link types."""
 
     link_types: int = setting(
-        2, "Number of latent link types, each with a channel of its own (K); 1 is FedAvg.", low=1, high=1000, was="types"
+        2, "Number of latent link types, each with its own channel (K); 1 is FedAvg.", low=1, high=1000, was="types"
     )
-    em_steps: int = setting(1, "E and M steps of the link types a round.", low=1, high=10**5, was="iterations")
+    em_steps: int = setting(1, "E and M steps on the link types per round.", low=1, high=10**5, was="iterations")
     initial_em_steps: int = setting(
-        10, "E and M steps by which every party finds its first link types.", low=0, high=10**5, was="first_iterations"
+        10, "E and M steps with which each party finds its initial link types.", low=0, high=10**5, was="first_iterations"
     )
     keep_optimizer: bool = setting(True, "Keep the parties' optimizer state from round to round instead of resetting it.")
 
@@ -129,7 +129,7 @@ class Cohort(LocalTraining):
 
 
 def start(federation: Federation, settings: Settings) -> State:
-    """First channels, and centres from the parties' own first types, aligned with those of the first party."""
+    """First channels, and centers from the parties' own first types, aligned with those of the first party."""
     schema, seed = federation.schema, federation.seed
     channels = [first_model(settings, schema, seed)]
     for channel in range(1, settings.link_types):
@@ -137,17 +137,17 @@ def start(federation: Federation, settings: Settings) -> State:
         channels.append({name: value[0] for name, value in get_parameters(drawn).items()})
     model = {name: torch.stack([channel[name] for channel in channels]) for name in channels[0]}  # (K, …)
     replies = federation.ask("cluster", model=model)
-    centres, links = replies.stack("centres"), replies.stack("links")
-    return {"model": model, "centres": merge(centres, links, align(centres, centres[0]), centres[0])}
+    centers, links = replies.stack("centres"), replies.stack("links")
+    return {"model": model, "centres": merge(centers, links, align(centers, centers[0]), centers[0])}
 
 
 def step(federation: Federation, state: State, settings: Settings) -> State:
-    """Align every party's types with the server's; then the mean of each type's channels and centres."""
+    """Align every party's types with the server's; then the mean of each type's channels and centers."""
     replies = federation.ask("fit", model=state["model"], centres=state["centres"])
-    centres, links, n = replies.stack("centres"), replies.stack("links"), replies.stack("nodes")
-    order = align(centres, state["centres"])
+    centers, links, n = replies.stack("centres"), replies.stack("links"), replies.stack("nodes")
+    order = align(centers, state["centres"])
     model = average(replies.stack("model"), links, n, order)
-    return {"model": model, "centres": merge(centres, links, order, state["centres"])}
+    return {"model": model, "centres": merge(centers, links, order, state["centres"])}
 
 
 def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, object]:
@@ -155,9 +155,9 @@ def evaluate(federation: Federation, state: State, settings: Settings) -> dict[s
     return metrics.evaluate(federation, model=state["model"], centres=state["centres"])
 
 
-def align(centres: Tensor, reference: Tensor) -> Tensor:
+def align(centers: Tensor, reference: Tensor) -> Tensor:
     """(P, K): which of a party's types stands at each place of the server's: the matching with the greatest sum of cosines."""
-    cosines = F.normalize(reference, dim=1) @ F.normalize(centres, dim=2).transpose(1, 2)  # (P, K server, K party)
+    cosines = F.normalize(reference, dim=1) @ F.normalize(centers, dim=2).transpose(1, 2)  # (P, K server, K party)
     return best_matching(cosines)
 
 
@@ -178,8 +178,8 @@ def average(channels: Parameters, links: Tensor, n: Tensor, order: Tensor) -> Pa
     return mean
 
 
-def merge(centres: Tensor, links: Tensor, order: Tensor, before: Tensor) -> Tensor:
-    """(K, r): the mean of the parties' centres by their links; a type that nobody has keeps its centre."""
+def merge(centers: Tensor, links: Tensor, order: Tensor, before: Tensor) -> Tensor:
+    """(K, r): the mean of the parties' centers by their links; a type that nobody has keeps its center."""
     links = reorder(links, order)[:, :, None]
-    sums = (reorder(centres, order) * links).sum(0)
+    sums = (reorder(centers, order) * links).sum(0)
     return torch.where(links.sum(0) > 0, sums / links.sum(0).clamp(min=1), before)

@@ -47,39 +47,39 @@ class Settings(Training):
     belief_weight: float = setting(1.0, "Weight of a GNN's beliefs in the encoder's loss.", low=0, was="lambda2")  # λ₂
     proxy_dim: int = setting(64, "Width of the feature embeddings and of the structure proxies.", low=1, high=10**6)  # d_s
     proxy_lr: float = setting(0.02, "Learning rate of the structure proxies.", low=0)
-    proxies: bool = setting(True, "Learn structure proxies; without, they are zero throughout (S = 0).")
+    proxies: bool = setting(True, "Learn structure proxies; if false, they stay zero (S = 0).")
     variant: str = setting(
         "default",
-        "Which recipe: Algorithm 1 to the letter, the authors' code, or the most accurate on validation nodes, all and minority.",
+        "Which recipe: the most accurate on all and minority validation nodes, Algorithm 1 to the letter, or the authors' code.",
         choices=("default", "paper", "authors"),
     )
     confidence: float | None = setting(
         None,
-        "Distil on unlabelled nodes whose projected class has more than this probability (else as the variant).",
+        "Distill on unlabeled nodes whose projected class has a higher probability than this (default: the variant's).",
         low=0,
         high=1,
     )
     refresh_proxies: bool | None = setting(
-        None, "Labelled nodes take the server's proxies every round instead of keeping their own (else as the variant)."
+        None, "Labeled nodes take the server's proxies every round instead of keeping their own (default: the variant's)."
     )
     tie_projector: bool | None = setting(
-        None, "Start the projector of every round's second phase from the classifier (else as the variant)."
+        None, "Start the projector of every round's second phase from the classifier (default: the variant's)."
     )
     initial_proxies: str | None = setting(
         None,
-        "The server's first proxies: zero, or 0.01 times the class (else as the variant).",
+        "The server's initial proxies: zero, or 0.01 times the class index (default: the variant's).",
         choices=("zero", "class"),
         was="first_proxies",
     )
     initial_proxy_value: float | None = setting(
-        None, "First value of proxies that labelled nodes keep (else as the variant).", was="proxy_start"
+        None, "Initial value of the proxies that labeled nodes keep (default: the variant's).", was="proxy_start"
     )
     encoder_init: str | None = setting(
         None,
-        "First encoder weights up to 1/√inputs, as torch's linear layers, or 1/√outputs (else as the variant).",
+        "Bound of the initial encoder weights: 1/√inputs, as in torch's linear layers, or 1/√outputs (default: the variant's).",
         choices=("inputs", "outputs"),
     )
-    uniform_weights: bool | None = setting(None, "Draw a GNN's first weights from U(0, 1) (else as the variant).")
+    uniform_weights: bool | None = setting(None, "Draw a GNN's initial weights from U(0, 1) (default: the variant's).")
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,9 @@ class Cohort(atoll.federation.cohort.Cohort):
     settings: Settings
 
     def setup(self) -> None:
-        """θ⁽ᵏ⁾, a place for ω, a proxy s_i for every labelled node, and their optimisers."""
+        """θ⁽ᵏ⁾, a place for ω, a proxy s_i for every labeled node, and their optimizers."""
         s, parties = self.settings, self.graph.parties
-        if bool((self.labelled.y < 0).any()):
+        if bool((self.labeled.y < 0).any()):
             raise AtollError(
                 "A training node has no label, but FedSpray needs its class; label it or take it out of the training nodes."
             )
@@ -162,21 +162,21 @@ class Cohort(atoll.federation.cohort.Cohort):
         if self.recipe.uniform_weights and (draws := self.first_draws("uniform")):
             set_parameters(self.gnn, {name: draws.uniform(*value.shape[1:]) for name, value in get_parameters(self.gnn).items()})
         self.encoder = Encoder(s, self.schema, parties, None)
-        first = torch.full((self.labelled.num_nodes, s.proxy_dim), self.recipe.initial_proxy_value)
+        first = torch.full((self.labeled.num_nodes, s.proxy_dim), self.recipe.initial_proxy_value)
         self.proxies = nn.ParameterDict({"own": first})  # s_i, i ∈ V_L
         self.gnn_optimizer = optim.make(s.optimizer, self.gnn, s.lr, s.weight_decay)
         self.encoder_optimizer = optim.make(s.optimizer, self.encoder, s.lr, s.weight_decay)
         self.proxy_optimizer = optim.make(s.optimizer, self.proxies, s.proxy_lr if s.proxies else 0.0)
 
     @cached_property
-    def labelled(self) -> Graph:
-        """The labelled nodes V_L alone, party by party."""
+    def labeled(self) -> Graph:
+        """The labeled nodes V_L alone, party by party."""
         ends = self.graph.num_train.cumsum(0)
         return replace(self.graph.rows(self.rows), ptr=torch.cat([ends.new_zeros(1), ends]))
 
     @cached_property
     def rows(self) -> Tensor:
-        """Where the labelled nodes stand among all."""
+        """Where the labeled nodes stand among all."""
         return self.graph.train.nonzero()[:, 0]
 
     @verb(takes={"encoder": ENCODER, "proxies": PROXIES}, gives=REPORT, averaged={"encoder": "n", "proxies": "share"})
@@ -184,14 +184,14 @@ class Cohort(atoll.federation.cohort.Cohort):
         """LocalUpdate(ω, S)."""
         set_parameters(self.encoder, encoder)
         if self.recipe.refresh_proxies:
-            set_parameters(self.proxies, {"own": proxies[self.labelled.y]})  # line 4, for V_L
+            set_parameters(self.proxies, {"own": proxies[self.labeled.y]})  # line 4, for V_L
         self.train_gnn(*self.soft_targets(proxies))
         self.train_encoder(self.gnn(self.graph).softmax(1).detach()[self.rows])
         return self.report()
 
     @torch.no_grad()
     def soft_targets(self, proxies: Tensor) -> tuple[Tensor, Tensor]:
-        """Lines 2-5: p for all nodes; and which of them count: labelled ones and those the projector is sure of."""
+        """Lines 2-5: p for all nodes; and which of them count: labeled ones and those the projector is sure of."""
         graph = self.graph
         embedded = self.encoder.embed(graph.features, graph.blocks)  # e
         projected = self.encoder.projector(embedded, graph.blocks).softmax(1)  # q, Eq. 10
@@ -211,27 +211,27 @@ class Cohort(atoll.federation.cohort.Cohort):
             optim.descend(self.gnn_optimizer, loss)
 
     def train_encoder(self, beliefs: Tensor) -> None:
-        """Phase 2, lines 15-22, with the GNN's beliefs ŷ of the labelled nodes."""
-        labelled, blocks, own = self.labelled, self.labelled.blocks, self.proxies["own"]
+        """Phase 2, lines 15-22, with the GNN's beliefs ŷ of the labeled nodes."""
+        labeled, blocks, own = self.labeled, self.labeled.blocks, self.proxies["own"]
         if self.recipe.tie_projector:
             self.encoder.tie()
         for _ in range(self.settings.epochs):
-            embedded = self.encoder.embed(labelled.features, blocks)
-            loss = self.task.loss(self.encoder.projector(embedded, blocks), labelled)  # Eq. 12
+            embedded = self.encoder.embed(labeled.features, blocks)
+            loss = self.task.loss(self.encoder.projector(embedded, blocks), labeled)  # Eq. 12
             fused = self.encoder.classifier(embedded + own, blocks)
-            loss = loss + self.settings.belief_weight * kl(beliefs, fused, labelled)  # Eqs. 11, 13
+            loss = loss + self.settings.belief_weight * kl(beliefs, fused, labeled)  # Eqs. 11, 13
             optim.descend([self.encoder_optimizer, self.proxy_optimizer], loss)
 
     def report(self) -> Fields:
         """What the server adds up: n_k·ω⁽ᵏ⁾ and n_k; π_j·s_j and π_j for every class j, s_j the mean of its s_i (line 23)."""
-        labelled, classes = self.labelled, self.schema.classes
-        of_class = nn.functional.one_hot(labelled.y, classes).float()  # (n, C)
-        shares = labelled.blocks.sum(of_class) / labelled.num_train[:, None]  # π_j⁽ᵏ⁾
-        sums = labelled.blocks.gram(of_class, self.proxies["own"].detach())  # (P, C, d_s)
+        labeled, classes = self.labeled, self.schema.classes
+        of_class = nn.functional.one_hot(labeled.y, classes).float()  # (n, C)
+        shares = labeled.blocks.sum(of_class) / labeled.num_train[:, None]  # π_j⁽ᵏ⁾
+        sums = labeled.blocks.gram(of_class, self.proxies["own"].detach())  # (P, C, d_s)
         return {
-            "encoder": weighted(self.encoder, labelled.num_train),
-            "n": labelled.num_train,
-            "proxies": sums / labelled.num_train[:, None, None],
+            "encoder": weighted(self.encoder, labeled.num_train),
+            "n": labeled.num_train,
+            "proxies": sums / labeled.num_train[:, None, None],
             "share": shares,
         }
 

@@ -41,11 +41,9 @@ class Settings(Training):
     """The shared training settings and the structure embeddings."""
 
     walk_steps: int = setting(
-        16, "Random walk embedding: return probabilities after 1 to so many steps (k₁).", low=0, high=10**4, was="walks"
+        16, "Random walk embedding: return probabilities after 1 to N steps (k₁).", low=0, high=10**4, was="walks"
     )
-    max_degree: int = setting(
-        16, "Degree embedding: one-hot degrees from 1 to so many and more (k₂).", low=0, high=10**5, was="degrees"
-    )
+    max_degree: int = setting(16, "Degree embedding: one-hot degrees 1, 2, …, N or more (k₂).", low=0, high=10**5, was="degrees")
     keep_optimizer: bool = setting(True, "Keep the parties' optimizer state from round to round instead of resetting it.")
 
 

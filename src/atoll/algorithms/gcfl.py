@@ -30,14 +30,18 @@ class Settings(fedavg.Settings):
     """FedAvg's settings and when clusters are cut."""
 
     mean_update_threshold: float = setting(
-        0.3, "A cluster may be cut once its mean update is shorter than this; 0 never cuts.", low=0, was="epsilon1"
+        0.3, "A cluster may be split once the norm of its mean update is below this; 0 never splits.", low=0, was="epsilon1"
     )
     longest_update_threshold: float = setting(
-        0.5, "A cluster is cut only if some member's update is longer than this.", low=0, was="epsilon2"
+        0.5, "A cluster is split only if the norm of some member's update is above this.", low=0, was="epsilon2"
     )
-    relative_thresholds: bool = setting(True, "Measure both in units of the longest update of the first round.", was="relative")
-    rounds_before_split: int = setting(20, "Rounds before the first cut.", low=0, high=10**9, was="wait")
-    use_sequences: bool = setting(False, "GCFL+: cut by dynamic time warping of the sequences of update norms.", was="sequences")
+    relative_thresholds: bool = setting(
+        True, "Measure both thresholds in units of the largest update norm of the first round.", was="relative"
+    )
+    rounds_before_split: int = setting(20, "Rounds before the first split.", low=0, high=10**9, was="wait")
+    use_sequences: bool = setting(
+        False, "GCFL+: split by dynamic time warping of the sequences of update norms.", was="sequences"
+    )
     sequence_length: int = setting(10, "GCFL+: length of the sequences.", low=1, high=10**5, was="length")
     standardize_sequences: bool = setting(
         False, "GCFL+: divide every sequence by its standard deviation, so that only its shape counts.", was="standardize"

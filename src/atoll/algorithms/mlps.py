@@ -19,8 +19,8 @@ __all__ = ["SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 class Settings(local.Settings):
     """Local's settings, with steps in the place of epochs."""
 
-    model: str = setting("mlp", "Model of the parties; an MLP has no use for edges.", choices=("mlp",))
+    model: str = setting("mlp", "Model of the parties; an MLP does not use the edges.", choices=("mlp",))
     bias: bool = setting(False, "Whether the layers have biases.")
     optimizer: str = setting("sgd", "Optimizer of the parties.", choices=("adam", "sgd"))
-    local_steps: int = setting(1, "Steps per round; `epochs` does nothing here.", low=1, high=10**5)
-    batch_size: int = setting(0, "Training vectors per step, drawn again for each; 0 takes all of a party's.", low=0, high=10**9)
+    local_steps: int = setting(1, "Steps per round; `epochs` has no effect here.", low=1, high=10**5)
+    batch_size: int = setting(0, "Training vectors per step, redrawn at every step; 0 uses all of a party's.", low=0, high=10**9)

@@ -2,7 +2,7 @@
 
 Every user is one node with one feature vector x_i and weights W_i of its own. The first layer is split: users send
 x̄_i = x_i·W_i; the server, who knows the edges and the labels of the training nodes, does the rest and sends back ∂L/∂x̄_i. A
-Laplacian term in the loss keeps neighbors' x̄ together: without it labelled users fit their one vector and nobody else learns.
+Laplacian term in the loss keeps neighbors' x̄ together: without it labeled users fit their one vector and nobody else learns.
 
 Payload bytes per round and user, h = hidden (gat: heads·hidden): up 4·h, down 4·h. The paper's Table 1 is the sum of `up`.
 The server sees every user's x̄_i in every round; users see the gradient of their own and nothing of each other.
@@ -42,9 +42,9 @@ class Split:
     """A network split between users and server: Section 4.1."""
 
     model: str = setting("gcn", "The network that is split between users and server.", choices=("gcn", "gat"))
-    hidden: int = setting(16, "Length of a user's latent vector, for each head.", low=1, high=10**6)
-    heads: int = setting(8, "Attention heads of gat, each with weights of its own at every user.", low=1, high=1000)
-    dropout: float = setting(0.5, "Share dropped between the layers and, with gat, of the attention.", low=0, high=0.99)
+    hidden: int = setting(16, "Length of a user's latent vector, per head.", low=1, high=10**6)
+    heads: int = setting(8, "Attention heads of gat; every user has separate weights for each.", low=1, high=1000)
+    dropout: float = setting(0.5, "Dropout rate between the layers and, with gat, on the attention.", low=0, high=0.99)
     lr: float = setting(0.1, "Learning rate, on both sides.", low=0)
     weight_decay: float = setting(5e-4, "L2 penalty on the weights, on both sides.", low=0)
 
@@ -59,10 +59,10 @@ class Settings(Split):
     """The split network's, Eq. 7's λ, and how users start."""
 
     regularization: float = setting(
-        100.0, "λ, how strongly the latent vectors of neighbours are held together.", low=0, was="regularisation"
+        100.0, "λ, how strongly the latent vectors of neighbors are pulled together.", low=0, was="regularisation"
     )
     initial_weights: str = setting(
-        "shared", "Whether users start with the same weights or draw their own.", choices=("shared", "own"), was="first"
+        "shared", "Whether all users start with the same weights or each draws its own.", choices=("shared", "own"), was="first"
     )
 
 

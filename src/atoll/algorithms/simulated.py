@@ -19,7 +19,9 @@ from atoll.settings import setting
 class Settings(SplitTraining):
     """GLASU's, with everything shared."""
 
-    backward: str = setting("server", "Exact gradients through the server, or Algorithm 4's.", choices=("local", "server"))
+    backward: str = setting(
+        "server", "Exact gradients through the server, or the local ones of Algorithm 4.", choices=("local", "server")
+    )
     local_steps: ClassVar[int] = 1
     aggregation: ClassVar[str] = "mean"
     label_holder: ClassVar[int] = -1

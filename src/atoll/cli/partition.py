@@ -37,10 +37,12 @@ def partition(
     data = federate(chosen, None, SCENARIOS)
     console.print(partition_table(partition_statistics(data.parts, data.source), names=data.names))
     if out is not None:
+        from atoll.data.datasets import encoded_alone
         from atoll.data.files import save
 
-        for party in range(data.parts.parties):
-            save(data.parts.select([party]), out / f"party-{party}")
+        parts = encoded_alone(data.parts)
+        for party in range(parts.parties):
+            save(parts.select([party]), out / f"party-{party}")
         console.print(f"Written to {out}")
 
 
@@ -74,7 +76,7 @@ def _caption(found: PartitionStatistics) -> str:
     if found.edges_lost is None or found.nodes_lost is None:
         return f"{nodes}, {edges}"
     lost = f"{nodes} kept, {found.nodes_lost:,} lost; {edges}, {found.edges_lost:,} lost"
-    meaning = "main: the most frequent class; homophily: the share of neighbours of a node's own class, main/other nodes"
+    meaning = "main: the most frequent class; homophily: the share of neighbors of a node's own class, main/other nodes"
     return f"{lost}\n{meaning}"
 
 

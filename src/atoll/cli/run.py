@@ -75,6 +75,11 @@ def _config(what: str, given: dict[str, Any], values: dict[str, Any]) -> Config:
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder that --out named.")],
+    rounds: Annotated[int | None, typer.Option(help="Another number of rounds: a finished run is extended.")] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="patience or target_accuracy, of a run that stopped early."),
+    ] = None,
     algorithm: Annotated[
         Path | None, typer.Option(help="The file of an algorithm of your own: a folder alone never makes atoll run one.")
     ] = None,
@@ -85,10 +90,11 @@ def resume(
     threads: Threads = None,
     quiet: Quiet = False,
 ) -> None:
-    """Continue a run from its last checkpoint."""
+    """Continue a run from its last checkpoint, or with more rounds."""
     prepare_torch(threads)
     from atoll.runs import runner
 
+    ending = read_values(sets, rounds=rounds)
     with open_loggers(str(folder), quiet=quiet, log=log, folder=folder) as watch:
-        result = runner.resume(folder, algorithm=algorithm, model=model, watch=watch)
+        result = runner.resume(folder, algorithm=algorithm, model=model, watch=watch, ending=ending)
     print_result(result, folder)

@@ -36,7 +36,13 @@ class DataSettings:
 
     normalize_features: bool = setting(False, "Divide each node's features by their sum.")
     directed: bool = setting(
-        False, "Keep the directions of the edges where the dataset has any (Chameleon, Squirrel, Wiki, own graphs)."
+        False, "Keep the directions of the edges where the dataset has any (Chameleon, Squirrel, Wiki, your own graphs)."
+    )
+    encode: str = setting(
+        "auto",
+        "Own tables: auto encodes columns that are not plain numbers or that features.toml describes, always all of them.",
+        choices=("auto", "always", "never"),
+        since="0.2",
     )
 
 

@@ -29,7 +29,7 @@ class CsbmSettings:
     classes: int = setting(5, "The number of classes; the papers' cSBM has 2.", low=2, high=10**5)
     samples: int = setting(1, "Feature vectors per node, in consecutive rows.", low=1, high=10**6)
     flip_probability: float = setting(
-        0.0, "The chance that a sample has another class than its node (GFL-APPNP's SC: 0.3).", low=0, high=1, was="flip"
+        0.0, "Probability that a sample's class differs from its node's (GFL-APPNP's SC: 0.3).", low=0, high=1, was="flip"
     )
     communities: int = setting(10, "Communities, each with a main class; 0 gives the papers' cSBM.", low=0, high=10**6)
     mixing: float = setting(0.1, "The share of the edges that leave their community.", low=0, high=1)
@@ -37,12 +37,12 @@ class CsbmSettings:
         0.3, "The share of a community's nodes that are not of its main class.", low=0, high=1, was="minority"
     )
     graph_seed: int = setting(0, "Seed of classes and edges.")
-    feature_seed: int = setting(-1, "Seed of the features alone, to redraw them on the same graph; negative takes graph_seed.")
+    feature_seed: int = setting(-1, "Seed of the features alone, to redraw them on the same graph; negative uses graph_seed.")
     redraw: str = setting("nothing", "What a run's seed redraws: nothing, or the features.", choices=("nothing", "features"))
     connected: bool = setting(False, "Draw the graph until it is connected.")
     connected_train_share: float = setting(
         0.0,
-        "Share of nodes in a connected training set with as many of each class; as many validate, the rest tests; 0: no split.",
+        "Share of the nodes in a connected, class-balanced training set; as many validate and the rest test; 0 makes no split.",
         low=0,
         high=0.5,
         was="labelled",
@@ -73,7 +73,7 @@ def csbm(
 
 
 def generate(settings: CsbmSettings, seed: int = 0) -> Graph:
-    """One whole graph (P = 1), every node labelled; `seed` is the run's.
+    """One whole graph (P = 1), every node labeled; `seed` is the run's.
 
     Two classes: v = ±1 with equal chance; nodes i, j are joined with probability c/N, c = d + λ√d where v_i = v_j, else d − λ√d;
     x_i = √(μ/N)·v_i·u + z_i/√p with u ~ N(0, I/p), z_i ~ N(0, I). More classes: c = d + (C − 1)·λ√d inside a class, so that the

@@ -45,7 +45,16 @@ def load(
     common = {"directed": directed, "normalize_features": normalize_features}
     settings = settings_of(name)(**options, **{key: value for key, value in common.items() if key in accepted})
     graph = read_dataset(name, settings, seed=seed, fold=fold)
+    if graph.table is not None:
+        return encoded_alone(graph, normalize=normalize_features)
     return row_normalize(graph) if normalize_features and "normalize_features" not in accepted else graph
+
+
+def encoded_alone(graph: Graph, *, normalize: bool = False) -> Graph:
+    """A graph with its table encoded by its own rows alone; as it is where it has no table."""
+    from atoll.data.encoding_fit import fit_locally
+
+    return graph if graph.table is None else fit_locally(graph.table).encode(graph, normalize=normalize)
 
 
 def read_dataset(name: str, settings: Any, *, seed: int, fold: int) -> Graph:
@@ -55,7 +64,7 @@ def read_dataset(name: str, settings: Any, *, seed: int, fold: int) -> Graph:
         return dataset.load(settings, seed=seed, fold=fold)
     if not (os.sep in name or name.endswith(".npz") or Path(name).exists()):
         raise AtollError(f"There is no dataset, folder or .npz file {name!r}{suggest(name.lower(), DATASETS.names())}")
-    graph = files.read(Path(name), directed=settings.directed)
+    graph = files.read(Path(name), directed=settings.directed, encode=settings.encode)
     check_fold(fold, 1, name)
     return row_normalize(graph) if settings.normalize_features else graph
 

@@ -10,10 +10,12 @@ from typing import Any, Protocol
 
 import torch
 
-from atoll.data.builder import row_normalize
+from atoll.data.builder import check_fold, row_normalize
 from atoll.data.catalog import DataSettings
-from atoll.data.datasets import read_dataset
+from atoll.data.datasets import encoded_alone, read_dataset
+from atoll.data.encoding import Encoding
 from atoll.data.partition import SCENARIO_OF, PartitionSettings, partition, scenario_of
+from atoll.data.party_graphs import parts_of, pooled, read_folders, scenario_of_parties
 from atoll.data.registry import lookup
 from atoll.data.splits import SplitSettings, replaces_split, split
 from atoll.errors import AtollError, AtollWarning
@@ -76,6 +78,7 @@ class FederatedData:
     source: Graph  # the original graph, including nodes that no party holds
     public: Mapping[str, Any] = field(default_factory=dict)  # what the server may see in this scenario
     names: tuple[str, ...] = ()  # of the parties, where they have names
+    encoding: Encoding | None = None  # of the columns, where they had to be encoded
 
 
 def federate(config: DataConfig, graph: Graph | None, scenarios: Sequence[str]) -> FederatedData:
@@ -83,11 +86,7 @@ def federate(config: DataConfig, graph: Graph | None, scenarios: Sequence[str]) 
     if scenarios != ("whole",):
         _check_scenario(config, SCENARIO_OF.get(config.partition), scenarios)
     if config.partition == "files":
-        if graph is not None or not isinstance(config.data, DataSettings):
-            raise AtollError(
-                f"--partition files takes a folder with one folder per party, but the dataset is {config.dataset!r}."
-            )
-        return _own_parties(config, scenarios)
+        return _own_parties(config, graph, scenarios)
     if graph is None:
         graph = read_dataset(config.dataset, config.data, seed=config.seed, fold=config.split.fold)
         if lookup(config.dataset) is None:
@@ -96,6 +95,8 @@ def federate(config: DataConfig, graph: Graph | None, scenarios: Sequence[str]) 
         _warn_replaced_split(graph, config)
         if getattr(config.data, "normalize_features", False):
             graph = row_normalize(graph)
+    if config.partition == "vertical" and graph.table is not None:
+        graph = encoded_alone(graph, normalize=config.data.normalize_features)
     seed = config.partition_settings.partition_seed
     parts = partition(graph, config.partition, config.parties, config.partition_settings, config.seed if seed < 0 else seed)
     parts = split(parts, config.split, config.seed)
@@ -116,30 +117,39 @@ def federate(config: DataConfig, graph: Graph | None, scenarios: Sequence[str]) 
     return FederatedData(scenario, parts, whole, graph, public)
 
 
-def _own_parties(config: DataConfig, scenarios: Sequence[str]) -> FederatedData:
-    """Vertical data as its owners have it: one folder per party."""
-    from atoll.data.vertical_files import joined, party_folders, read_parties  # pandas takes a while to import
+def _own_parties(config: DataConfig, graph: Graph | None, scenarios: Sequence[str]) -> FederatedData:
+    """Data as its owners have it: one graph per party."""
+    from atoll.data import vertical_files  # pandas takes a while to import
 
-    parts = read_parties(Path(config.dataset), directed=config.data.directed)
-    if scenarios != ("whole",):
-        _check_scenario(config, "vertical", scenarios)
-    _warn_replaced_split(parts, config)
-    if config.parties not in (None, parts.parties):
-        raise AtollError(f"{config.dataset} holds {parts.parties} parties, not {config.parties}; leave --parties out.")
-    parts = split(row_normalize(parts) if config.data.normalize_features else parts, config.split, config.seed)
-    _check_training(parts, "vertical", config.split)
-    whole = joined(parts)
+    if graph is not None or not isinstance(config.data, DataSettings):
+        raise AtollError(f"--partition files takes a folder with one folder per party, but the dataset is {config.dataset!r}.")
+    parties = read_folders(Path(config.dataset), directed=config.data.directed)
+    scenario = scenario_of_parties(parties, config.algorithm, scenarios, config.partition_settings.scenario)
+    if config.parties not in (None, len(parties)):
+        raise AtollError(f"{config.dataset} holds {len(parties)} parties, not {config.parties}; leave --parties out.")
+    check_fold(config.split.fold, 1, config.dataset)
+    names = tuple(party.name for party in parties)
+    for party in parties:
+        _warn_replaced_split(party.graph, config, party.where)
+    normalize = config.data.normalize_features
+    if scenario == "vertical":
+        parts = vertical_files.match(parties)
+        parts = split(row_normalize(parts) if normalize else parts, config.split, config.seed)
+        whole = source = vertical_files.joined(parts)
+    else:
+        parts = parts_of(parties, scenario, config.split, config.seed, normalize=normalize)
+        source = pooled(parts)
+        whole = union(parts, source, merged=True)
+    _check_training(parts, scenario, config.split, names)
     if scenarios == ("whole",):
-        return FederatedData("whole", whole, whole, whole)
-    return FederatedData(
-        "vertical", parts, whole, whole, names=tuple(folder.name for folder in party_folders(Path(config.dataset)))
-    )
+        return FederatedData("whole", whole, whole, source)
+    return FederatedData(scenario, parts, whole, source, names=names)
 
 
-def _warn_replaced_split(graph: Graph, config: DataConfig) -> None:
+def _warn_replaced_split(graph: Graph, config: DataConfig, where: str = "") -> None:
     """Warn when the data's own split is replaced."""
     if replaces_split(graph, config.split):
-        name = "The graph" if config.dataset == "given" else config.dataset
+        name = where or ("The graph" if config.dataset == "given" else config.dataset)
         sentence = f"{name} has a split of its own, which split={config.split.split!r} replaces; to use it, set split=auto."
         warnings.warn(sentence, AtollWarning, stacklevel=3)
 
@@ -172,7 +182,7 @@ def _check_scenario(config: DataConfig, scenario: str | None, scenarios: Sequenc
         )
 
 
-def _check_training(parts: Graph, scenario: str, settings: SplitSettings) -> None:
+def _check_training(parts: Graph, scenario: str, settings: SplitSettings, names: Sequence[str] = ()) -> None:
     """Refuse data without training nodes, or with a party without any where each party trains."""
     if not bool(parts.train.any()):
         labeled = int((parts.y >= 0).sum())
@@ -183,6 +193,6 @@ def _check_training(parts: Graph, scenario: str, settings: SplitSettings) -> Non
     if scenario in ("horizontal", "overlapping") and int(parts.num_train.min()) == 0:
         party = int(parts.num_train.argmin())
         raise AtollError(
-            f"Party {party} has {parts.sizes[party]} nodes but no training nodes; "
-            "use fewer parties, another partition or another split."
+            f"Party {names[party] if names else party} has {parts.sizes[party]} nodes but no training nodes; "
+            f"{'label some there' if names else 'use fewer parties, another partition'} or another split."
         )

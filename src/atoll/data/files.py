@@ -25,15 +25,18 @@ from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 
 
-def read(path: Path, *, directed: bool = False) -> Graph:
-    """The whole graph (P = 1) of a folder or an `.npz`."""
+def read(path: Path, *, directed: bool = False, encode: str = "auto") -> Graph:
+    """The whole graph (P = 1) of a folder or an `.npz`.
+
+    Columns of tables that need an encoding are in its `table`, not in x (see `tables.read_tables`).
+    """
     path = path.expanduser()
     if path.is_dir():
         if (path / "graph.npz").is_file():
             return _read_npz(path / "graph.npz", directed)
         from atoll.data.tables import read_tables  # pandas takes a while to import
 
-        return read_tables(path, directed)
+        return read_tables(path, directed, encode)
     if not path.exists():
         raise AtollError(f"There is no folder or file {path}; check the path.")
     if path.suffix in (".csv", ".parquet", ".txt"):

@@ -61,20 +61,20 @@ def leaks_label(column: NDArray[Any], labels: Ints, sizes: Ints, columns: int) -
     nodes, classes, largest = len(labels), len(sizes), int(sizes.max())
     allowed = _allowed(nodes, largest)
     values, inverse = np.unique(column, return_inverse=True)
-    tries, labellings = math.log(columns), _log_multinomial(sizes)
+    tries, labelings = math.log(columns), _log_multinomial(sizes)
     if len(values) < 2:
         return False
     if len(values) <= nodes // 2:
         table = np.bincount(inverse * classes + labels, minlength=len(values) * classes).reshape(-1, classes)
         wrong = nodes - int(table.max(1).sum())
         fitting = len(values) * math.log(classes) + _log_choose(nodes, wrong) + wrong * math.log(classes)
-        if wrong <= allowed and tries + fitting - labellings < MAX_LOG_CHANCE:
+        if wrong <= allowed and tries + fitting - labelings < MAX_LOG_CHANCE:
             return True
         if len(values) == 2 and _indicates_class(table, sizes, allowed, tries):
             return True
     in_order = labels[np.argsort(column, kind="stable")]
     separated = int((np.diff(in_order) != 0).sum()) == classes - 1 and not _shared(column, labels)
-    return separated and tries + math.lgamma(classes + 1) + _log_choose(nodes - 1, classes - 1) - labellings < MAX_LOG_CHANCE
+    return separated and tries + math.lgamma(classes + 1) + _log_choose(nodes - 1, classes - 1) - labelings < MAX_LOG_CHANCE
 
 
 def _indicates_class(table: Ints, sizes: Ints, allowed: float, tries: float) -> bool:

@@ -7,15 +7,17 @@ Nothing is changed and nothing is sent: a site sees only its own warnings.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from atoll.data.builder import MAX_FEATURE
 from atoll.data.leaks import label_leaks
 from atoll.errors import AtollWarning
+from atoll.graphs.table import Table
 
 MAX_EXACT = 2**24  # float32 represents every integer up to here
 MIN_ROWS = 20  # in fewer rows a feature may count 0, 1, 2, … by chance
@@ -23,6 +25,10 @@ MAX_LISTED = 3  # columns that a sentence names
 LABEL_NAMES = {
     *("label", "labels", "y", "y_true", "target", "targets", "class", "classes"),
     *("class_label", "ground_truth", "groundtruth", "true_label"),
+}
+EDGE_COLUMNS = {
+    ("weight", "weights", "edge_weight", "w"): "edges have no weights here, each counts the same",
+    ("type", "edge_type", "kind", "relation", "rel"): "edges have no types here, all are of one kind",
 }
 
 Values = Any  # scipy sparse or numpy, (N, d)
@@ -34,9 +40,14 @@ def _warn(sentence: str) -> None:
     warnings.warn(sentence, AtollWarning, stacklevel=4)
 
 
-def warn_about_features(x: Values, y: Ints, names: Sequence[str] | None, where: str) -> None:
-    """Warn about columns that lose digits, number the rows or reveal the label; x before its conversion to float32."""
-    if len(large := losing_digits(x)):
+def warn_about_features(
+    x: Values, y: Ints, names: Sequence[str] | None, where: str, unscaled: Collection[int] | None = None
+) -> None:
+    """Warn about columns that lose digits, number the rows or reveal the label; x before its conversion to float32.
+
+    Only `unscaled` columns, by default all, become float32 as they are and so may lose digits.
+    """
+    if large := [column for column in losing_digits(x) if unscaled is None or column in unscaled]:
         value = _first_lost(x, large[0])
         _warn(
             f"{where}: {_listed(large, names)} has whole numbers above {MAX_EXACT:,} that lose digits as float32 "
@@ -59,6 +70,16 @@ def warn_about_features(x: Values, y: Ints, names: Sequence[str] | None, where: 
         _warn(f"{where}: {_listed(numbered, names)} numbers the rows; leave it out, it says nothing about the nodes.")
 
 
+def comparable(table: Table) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+    """Numbers that tell a table's values apart, to look for leaks: its values, and which are missing."""
+    absent = np.isnan(table.values)
+    lowest = np.min(np.where(absent, np.inf, table.values), axis=0, initial=0.0)
+    partly: NDArray[np.bool_] = np.any(absent, axis=0) & ~np.all(absent, axis=0)
+    x = np.concatenate([np.where(absent, lowest - 1, table.values), absent[:, partly].astype(np.float64)], 1)
+    missing = [f"{name}=missing" for name, some in zip(table.column_names, partly.tolist(), strict=True) if some]
+    return np.clip(x, -MAX_FEATURE, MAX_FEATURE), (*table.column_names, *missing)
+
+
 def warn_about_edges(edges: Ints, where: str, ignored: Sequence[str] = ()) -> None:
     """Warn about self-loops and repeats that are dropped and weights that are `ignored`; (2, E) edges as they were read."""
     if ignored:
@@ -72,6 +93,14 @@ def warn_about_edges(edges: Ints, where: str, ignored: Sequence[str] = ()) -> No
     codes.sort()
     if repeats := int((codes[1:] == codes[:-1]).sum()):
         _warn(f"{where}: {_counted(repeats, 'repeated edge')} {'is' if repeats == 1 else 'are'} dropped; each edge counts once.")
+
+
+def warn_about_edge_columns(names: Sequence[str], where: str) -> None:
+    """Warn about each further column of an edge table; no model uses it."""
+    for name in names:
+        plain = name.strip().lower().replace(" ", "_")
+        reason = next((reason for words, reason in EDGE_COLUMNS.items() if plain in words), "edges have no features here")
+        _warn(f"{where}: column `{name}` is not used: {reason}.")
 
 
 def losing_digits(x: Values) -> list[int]:

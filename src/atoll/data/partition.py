@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from atoll.data.balanced import PROGRAMS, FillRule, louvain_balanced
 from atoll.data.builder import Ints
 from atoll.data.node_lists import dirichlet, louvain, metis, overlap, read_node_lists
 from atoll.data.subgraphs import induced_subgraphs, vertical
@@ -23,6 +24,7 @@ from atoll.settings import setting
 
 SCENARIO_OF = {  # of each kind of partition
     "louvain": "horizontal",
+    "louvain_balanced": "horizontal",
     "metis": "horizontal",
     "dirichlet": "horizontal",
     "random": "horizontal",
@@ -37,8 +39,12 @@ SCENARIO_OF = {  # of each kind of partition
 class PartitionSettings:
     """How the graph is cut."""
 
-    partition_seed: int = setting(-1, "Seed of the partition alone; negative takes the run's seed.")
+    partition_seed: int = setting(-1, "Seed of the partition alone; negative uses the run's seed.")
     resolution: float = setting(1.0, "Louvain: higher gives more and smaller communities.", low=0)
+    slack: int = setting(20, "Balanced Louvain: how many nodes a party may differ from the mean.", low=0, high=10**9, since="0.2")
+    louvain_program: str = setting(
+        "python-louvain", "Balanced Louvain: the program that finds the communities.", choices=PROGRAMS, since="0.2"
+    )
     concentration: float = setting(1.0, "Dirichlet: lower gives parties with fewer classes.", low=0)
     proportions: str = setting(
         "0.3,0.4,0.5,0.5,0.6,0.7", "Overlap: the share of all nodes that each party holds, or one for all."
@@ -47,7 +53,15 @@ class PartitionSettings:
         -1.0, "Overlap: the exact share of nodes that every party holds; negative draws the parties' nodes independently.", high=1
     )
     edge_fraction: float = setting(0.8, "Vertical: the share of the undirected edges that each party keeps.", low=0, high=1)
-    min_nodes: int = setting(1, "The fewest nodes a party may have; Dirichlet draws again until it holds.", low=0, high=10**9)
+    scenario: str = setting(
+        "auto",
+        "Files: how the parties' nodes are related; auto goes by the algorithm and the nodes' ids.",
+        choices=("auto", "horizontal", "overlapping", "vertical"),
+        since="0.2",
+    )
+    min_nodes: int = setting(
+        1, "Minimum number of nodes per party; Dirichlet redraws until every party has them.", low=0, high=10**9
+    )
 
 
 def scenario_of(kind: str, graph: Graph | None = None) -> str:
@@ -86,6 +100,8 @@ def partition(graph: Graph, kind: str, parties: int | None, settings: PartitionS
         lists = [np.sort(part) for part in np.array_split(_rng(seed, kind).permutation(graph.num_nodes), parties)]
     elif kind == "louvain":
         lists = louvain(graph, parties, settings.resolution, seed_of(seed, kind))
+    elif kind == "louvain_balanced":
+        lists = louvain_balanced(graph, parties, seed, FillRule(settings.slack, settings.slack), settings.louvain_program)
     elif kind == "metis":
         lists = metis(graph, parties, seed_of(seed, kind))
     else:

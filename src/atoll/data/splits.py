@@ -23,16 +23,16 @@ class SplitSettings:
 
     split: str = setting(
         "auto",
-        "auto is the dataset's own split, else random; random splits within each party; the others split all nodes together.",
+        "auto: the dataset's own split, or else random; random splits within each party; the others split all nodes together.",
         choices=KINDS,
     )
-    train: float = setting(0.4, "Share of the labeled nodes that train (random, stratified).", low=0, high=1)
-    val: float = setting(0.3, "Share of the labeled nodes that validate (random, stratified).", low=0, high=1)
-    test: float = setting(0.3, "Share of the labeled nodes that test (random, stratified).", low=0, high=1)
-    per_class: int = setting(20, "Training nodes of each class (per_class).", low=1, high=10**9)
-    val_count: int = setting(500, "Validation nodes in all (per_class).", low=0, high=10**9)
-    test_count: int = setting(1000, "Test nodes in all (per_class).", low=0, high=10**9)
-    fold: int = setting(0, "Which of the dataset's own splits, where it has several (geom-gcn: 0 to 9).", low=0, high=10**6)
+    train: float = setting(0.4, "Share of the labeled nodes used for training (random, stratified).", low=0, high=1)
+    val: float = setting(0.3, "Share of the labeled nodes used for validation (random, stratified).", low=0, high=1)
+    test: float = setting(0.3, "Share of the labeled nodes used for testing (random, stratified).", low=0, high=1)
+    per_class: int = setting(20, "Training nodes per class (per_class).", low=1, high=10**9)
+    val_count: int = setting(500, "Validation nodes in total (per_class).", low=0, high=10**9)
+    test_count: int = setting(1000, "Test nodes in total (per_class).", low=0, high=10**9)
+    fold: int = setting(0, "Index of the dataset's own split, if it has several (geom-gcn: 0 to 9).", low=0, high=10**6)
 
 
 def split(graph: Graph, settings: SplitSettings, seed: int, parties: Sequence[int] | None = None) -> Graph:

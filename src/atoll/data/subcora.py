@@ -33,7 +33,7 @@ PAIRS = (  # the authors' seeds, and the rank by size of the component of that s
 class SubcoraSettings:
     """Which piece of Cora."""
 
-    repetition: int = setting(-1, "Which of the 20 pieces; negative takes the run's seed.", high=len(PAIRS) - 1)
+    repetition: int = setting(-1, "Index of the subgraph, 0 to 19; negative uses the run's seed.", high=len(PAIRS) - 1)
 
 
 def subcora(cora: Graph, repetition: int) -> Graph:

@@ -86,6 +86,7 @@ def take_rows(graph: Graph, rows: Ints, edges: Ints, ptr: Ints) -> Graph:
         test=graph.test[index],
         ids=graph.ids[index],
         ptr=torch.from_numpy(ptr.astype(np.int64)),
+        table=None if graph.table is None else graph.table.rows(rows),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import warnings
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ class TableFile:
 
     frame: pd.DataFrame
     path: Path
+    separator: str = ","
 
     def location(self, row: int) -> str:
         """`line 7 of nodes.csv` as an editor counts, `row 5 of nodes.parquet` from 0."""
@@ -39,8 +41,17 @@ class TableFile:
         return np.asarray(texts, dtype=object)
 
 
-def read_table(folder: Path, name: str, needed: tuple[str, ...]) -> TableFile:
-    """The table of that name in a folder, if it has the needed columns."""
+def read_table(
+    folder: Path,
+    name: str,
+    needed: tuple[str, ...],
+    texts: Collection[str] = (),
+    renamed: Mapping[str, str] | None = None,
+) -> TableFile:
+    """The table of that name in a folder, if it has the needed columns after some are `renamed`.
+
+    Of a CSV, the columns `texts` are read as text whatever they hold: 007 stays 007.
+    """
     paths = [folder / f"{name}.{suffix}" for suffix in ("parquet", "csv")]
     existing = [path for path in paths if path.is_file()]
     if not existing:
@@ -48,12 +59,13 @@ def read_table(folder: Path, name: str, needed: tuple[str, ...]) -> TableFile:
     if len(existing) == 2:
         raise AtollError(f"{folder} has both {name}.parquet and {name}.csv; keep one of them.")
     path = existing[0]
-    frame = _read_csv(path) if path.suffix == ".csv" else _read_parquet(path)
+    frame, separator = _read_csv(path, {*texts, *(renamed or {})}) if path.suffix == ".csv" else (_read_parquet(path), ",")
+    frame = frame.rename(columns=dict(renamed or {}))
     for column in needed:
         if column not in frame.columns:
             listed = ", ".join(map(str, frame.columns[:8]))
             raise AtollError(f"{path} has no column `{column}` (it has {listed}); add or rename it.")
-    return TableFile(frame, path)
+    return TableFile(frame, path, separator)
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
@@ -61,14 +73,23 @@ def _read_parquet(path: Path) -> pd.DataFrame:
         frame = pd.read_parquet(path)
     except Exception as error:  # pyarrow raises many kinds
         raise AtollError(f"{path} cannot be read as parquet ({str(error).splitlines()[0]}); write it again.") from error
+    frame.columns = [str(column) for column in frame.columns]
     return frame.reset_index(drop=True)
 
 
-def _read_csv(path: Path) -> pd.DataFrame:
-    """The table with text ids, labels and splits; empty lines are skipped but counted."""
+def _separator(header: str) -> str:
+    """A comma, or what spreadsheets write instead: a semicolon or a tab, where the header has no comma."""
+    return next((mark for mark in (",", ";", "\t") if mark in header), ",")
+
+
+def _read_csv(path: Path, texts: Collection[str] = ()) -> tuple[pd.DataFrame, str]:
+    """The table with text ids, labels and splits, and what separates its fields; empty lines are skipped but counted."""
+    separator = ","
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            names = [name.strip() for name in next(csv.reader(file), [])]
+            separator = _separator(file.readline())
+            file.seek(0)
+            names = [name.strip() for name in next(csv.reader(file, delimiter=separator), [])]
         if not names:
             raise AtollError(f"{path} is empty; give a line of column names and one line per row.")
         if len(set(names)) < len(names):
@@ -78,10 +99,11 @@ def _read_csv(path: Path) -> pd.DataFrame:
             warnings.simplefilter("error", pd.errors.ParserWarning)
             frame = pd.read_csv(
                 path,
+                sep=separator,
                 encoding="utf-8-sig",
                 header=0,
                 names=names,
-                dtype={name: str for name in names if name in (*RESERVED, "source", "target")},
+                dtype={name: str for name in names if name in (*RESERVED, *texts, "source", "target")},
                 index_col=False,
                 skip_blank_lines=False,
                 skipinitialspace=True,
@@ -90,19 +112,19 @@ def _read_csv(path: Path) -> pd.DataFrame:
                 low_memory=False,
             )
     except (pd.errors.ParserError, pd.errors.ParserWarning):
-        _refuse_ragged(path)
+        _refuse_ragged(path, separator)
         raise AtollError(f"{path} cannot be read as CSV; check its quotes and commas.") from None
     except (UnicodeDecodeError, OSError, ValueError, csv.Error) as error:
         raise AtollError(f"{path} cannot be read as CSV ({str(error).splitlines()[0]}); save it as UTF-8 text.") from error
     if frame[names[-1]].isna().any():
-        _refuse_ragged(path)  # a line that is too short looks like one with empty fields at its end
-    return frame[~frame.isna().all(axis=1)]
+        _refuse_ragged(path, separator)  # a line that is too short looks like one with empty fields at its end
+    return frame[~frame.isna().all(axis=1)], separator
 
 
-def _refuse_ragged(path: Path) -> None:
+def _refuse_ragged(path: Path, separator: str) -> None:
     """Name the first line that has more or fewer fields than the header."""
     with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.reader(file)
+        rows = csv.reader(file, delimiter=separator)
         width = len(next(rows))
         for row in rows:
             if len(row) != width and any(field.strip() for field in row):

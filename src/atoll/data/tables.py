@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -13,23 +16,51 @@ from numpy.typing import NDArray
 
 from atoll import storage
 from atoll.data.builder import MAX_CLASSES, MAX_FEATURE, Ints, Masks, build_graph
-from atoll.data.lint import warn_about_edges, warn_about_features
+from atoll.data.columns import FEATURES_FILE, ROLES, ColumnChoice, choose, read_features, typed_table
+from atoll.data.lint import comparable, warn_about_edge_columns, warn_about_edges, warn_about_features
 from atoll.data.table_files import RESERVED, TableFile, read_table
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.graph import Graph
 
+MAX_NAMED = 12  # columns that one sentence names
 SPLITS = {"train": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}
 
 
-def read_tables(folder: Path, directed: bool) -> Graph:
-    """The whole graph (P = 1) of a folder's `nodes` and `edges` tables."""
-    nodes = read_table(folder, "nodes", ("id",))
+class FolderTables(NamedTuple):
+    """What a folder's tables hold: the graph, and what the columns are unless they are used as they are."""
+
+    graph: Graph
+    nodes: TableFile
+    choices: list[ColumnChoice] | None
+
+
+def read_tables(folder: Path, directed: bool, encode: str = "auto") -> Graph:
+    """The whole graph (P = 1) of a folder's `nodes` and `edges` tables.
+
+    Columns that are not all plain numbers, or that a features.toml describes, are not encoded yet: they are in the graph's
+    `table`, and x is empty. `encode` is auto, always (also plain numbers) or never (then they are refused).
+    """
+    graph, nodes, choices = parse_tables(folder, directed, encode)
+    if choices is not None:
+        _warn_inferred(nodes, choices)
+    return graph
+
+
+def parse_tables(folder: Path, directed: bool, encode: str = "auto") -> FolderTables:
+    """As `read_tables`, without the sentences on what was inferred."""
+    said = None if encode == "never" else read_features(folder)
+    nodes = read_nodes(folder, said)
     edges = read_table(folder, "edges", ("source", "target"))
     if len(nodes.frame) == 0:
         raise AtollError(f"{nodes.path} has no nodes; give at least one row.")
     ids = _ids(nodes)
     y, num_classes, names = _labels(nodes, folder)
-    columns, x = _features(nodes)
+    table, choices, columns, unscaled, x = None, None, None, None, np.zeros((len(y), 1))
+    if encode != "never" and (said is not None or encode == "always" or not _plain(nodes)):
+        choices = choose(nodes, said)
+        table = typed_table(nodes, choices)
+    else:
+        columns, x = _features(nodes)
     ends = _edges(edges, ids, nodes.path)
     graph = build_graph(
         x.astype(np.float32),
@@ -43,18 +74,53 @@ def read_tables(folder: Path, directed: bool) -> Graph:
         ids=_index(nodes),
         feature_names=columns,
     )
-    extra = [str(column) for column in edges.frame.columns if column not in ("source", "target")]
-    if extra:
-        sentence = f"{edges.path}: only source and target are used; {', '.join(extra)} is ignored, edges have no weights here."
-        warnings.warn(sentence, AtollWarning, stacklevel=3)
-    warn_about_features(x, y, columns, str(nodes.path))
+    if table is not None:
+        graph = replace(graph, x=torch.empty(len(y), 0), table=table)
+        x, columns = comparable(table)
+        unscaled = [place for place, column in enumerate(table.columns) if column.numeric and not column.standardize]
+    warn_about_features(x, y, columns, str(nodes.path), unscaled)
+    warn_about_edge_columns([str(name) for name in edges.frame.columns if name not in ("source", "target")], str(edges.path))
     warn_about_edges(ends, str(edges.path))
-    return graph
+    return FolderTables(graph, nodes, choices)
+
+
+def read_nodes(folder: Path, said: Mapping[str, ColumnChoice] | None) -> TableFile:
+    """The table of nodes, with the columns that features.toml calls id, label and split under these names."""
+    renamed = {name: each.kind for name, each in (said or {}).items() if each.kind in ROLES and name != each.kind}
+    for kind in ROLES:
+        if len(twice := [name for name, role in renamed.items() if role == kind]) > 1:
+            raise AtollError(f"{folder / FEATURES_FILE} names two columns as {kind}, {twice[0]} and {twice[1]}; keep one.")
+    texts = [name for name, each in (said or {}).items() if each.kind in ("category", "boolean", "date", "text")]
+    return read_table(folder, "nodes", ("id",), texts, renamed)
+
+
+def _plain(nodes: TableFile) -> bool:
+    """Whether every feature is a number at every node, which needs no encoding."""
+    columns = [column for column in nodes.frame.columns if column not in RESERVED]
+    numbers = nodes.frame[columns].apply(_numbers).to_numpy(np.float64) if columns else np.zeros((0, 0))
+    return bool((np.abs(numbers) <= MAX_FEATURE).all())
+
+
+def _warn_inferred(nodes: TableFile, choices: Sequence[ColumnChoice]) -> None:
+    """One sentence on what was inferred, one for each column that is ignored."""
+    inferred = [each for each in choices if each.inferred]
+    kinds = [f"{each.name} ({each.kind})" for each in inferred if each.column is not None]
+    if kinds:
+        listed = ", ".join(kinds[:MAX_NAMED]) + (f" and {len(kinds) - MAX_NAMED} more" if len(kinds) > MAX_NAMED else "")
+        warnings.warn(
+            f"{nodes.path}: the columns are encoded as inferred: {listed}; to choose, write a {FEATURES_FILE} beside it.",
+            AtollWarning,
+            stacklevel=4,
+        )
+    for each in choices:
+        if each.inferred and each.column is None:
+            sentence = f"{nodes.path}: column `{each.name}` is ignored: {each.why}."
+            warnings.warn(sentence, AtollWarning, stacklevel=4)
 
 
 def node_names(folder: Path) -> NDArray[np.object_]:
     """The nodes' ids as text, in the order of the rows of `read_tables`."""
-    return np.asarray(_ids(read_table(folder, "nodes", ("id",))), dtype=object)
+    return np.asarray(_ids(read_nodes(folder, read_features(folder))), dtype=object)
 
 
 def write_tables(graph: Graph, folder: Path, form: str) -> None:

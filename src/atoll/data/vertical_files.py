@@ -10,7 +10,6 @@ a node, they must agree.
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,24 +22,31 @@ import torch
 from torch import Tensor
 
 from atoll.data.builder import Ints
-from atoll.data.files import read
-from atoll.data.tables import node_names
+from atoll.data.datasets import encoded_alone
+from atoll.data.party_graphs import PartyGraph, read_folders
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.graph import Graph, stack
 
 
 def read_parties(folder: Path, *, directed: bool = False) -> Graph:
+    """The graph of `match`, of the folders in a folder."""
+    return match(read_folders(folder, directed=directed))
+
+
+def match(parties: Sequence[PartyGraph]) -> Graph:
     """The parties' graphs, block-diagonal, row i of every block the same node; x padded with zero columns to the widest."""
-    folders = party_folders(folder)
-    graphs = [read(path, directed=directed) for path in folders]
-    names = [pd.Index(_names(path, graph)) for path, graph in zip(folders, graphs, strict=True)]
+    where, graphs = [party.where for party in parties], [encoded_alone(party.graph) for party in parties]
+    names = [pd.Index(node_ids) for node_ids in _names(parties)]
     common = names[0][np.logical_and.reduce([names[0].isin(other) for other in names])]
     if len(common) == 0:
-        raise AtollError(f"The parties in {folder} hold no node in common; their ids must be the same for the same nodes.")
-    _warn_left_out(folders, names, common)
+        raise AtollError(
+            f"{', '.join(where[:3])}{', …' if len(where) > 3 else ''} hold no node in common; "
+            "their ids must be the same for the same nodes."
+        )
+    _warn_left_out(where, names, common)
     graphs = [_matched(graph, ids.get_indexer(common)) for graph, ids in zip(graphs, names, strict=True)]
-    classes, class_names = _classes(folders, graphs)
-    _check_agreement(folders, graphs, common)
+    classes, class_names = _classes(where, graphs)
+    _check_agreement(where, graphs, common)
     widest = max(graph.num_features for graph in graphs)
     sparse = all(not isinstance(graph.x, Tensor) for graph in graphs)
     blocks = [
@@ -62,39 +68,25 @@ def joined(parts: Graph) -> Graph:
     return replace(blocks[0], x=x, edge_index=edges, y=y, widths=None, train=train, val=val, test=test)
 
 
-def party_folders(folder: Path) -> list[Path]:
-    """The folders in it, sorted by name; digits in a name sort as numbers."""
-    folder = folder.expanduser()
-    if not folder.is_dir():
-        raise AtollError(f"There is no folder {folder}; --partition files takes a folder with one folder per party.")
-    folders = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    if not folders:
-        raise AtollError(f"{folder} holds no folders; --partition files takes a folder with one folder per party.")
-    return sorted(
-        folders, key=lambda path: [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in _parts(path)]
-    )
+def _names(parties: Sequence[PartyGraph]) -> list[Sequence[str]]:
+    """By what nodes are matched: their ids or, where no party has any, their rows."""
+    sizes = [party.graph.num_nodes for party in parties]
+    if all(party.node_ids is None for party in parties) and len(set(sizes)) > 1:
+        raise AtollError(
+            f"{parties[0].where} has {sizes[0]} nodes and another party {next(n for n in sizes if n != sizes[0])}; vertical "
+            "parties hold the same nodes: give ids by which they can be matched."
+        )
+    rows = [list(map(str, range(size))) for size in sizes]
+    return [own if party.node_ids is None else party.node_ids for party, own in zip(parties, rows, strict=True)]
 
 
-def _parts(path: Path) -> list[str]:
-    return [part for part in re.split(r"(\d+)", path.name) if part]
-
-
-def _names(folder: Path, graph: Graph) -> Sequence[str]:
-    if not (folder / "graph.npz").is_file():
-        return list(node_names(folder))
-    names = [str(number) for number in graph.ids.tolist()]
-    if len(set(names)) < len(names):
-        raise AtollError(f"`ids` in {folder / 'graph.npz'} names a node twice; make ids unique.")
-    return names
-
-
-def _warn_left_out(folders: Sequence[Path], names: Sequence[pd.Index], common: pd.Index) -> None:
+def _warn_left_out(where: Sequence[str], names: Sequence[pd.Index], common: pd.Index) -> None:
     """Warn about the nodes that are left out."""
-    for folder, ids in zip(folders, names, strict=True):
+    for path, ids in zip(where, names, strict=True):
         left = ids[~ids.isin(common)]
         if len(left):
             listed = ", ".join(left[:3]) + (", …" if len(left) > 3 else "")
-            sentence = f"{folder}: {len(left)} of {len(ids)} nodes are not held by every party and left out ({listed})."
+            sentence = f"{path}: {len(left)} of {len(ids)} nodes are not held by every party and left out ({listed})."
             warnings.warn(sentence, AtollWarning, stacklevel=3)
 
 
@@ -103,12 +95,12 @@ def _matched(graph: Graph, rows: Ints) -> Graph:
     return replace(graph.rows(torch.from_numpy(rows.astype(np.int64))), ids=torch.arange(len(rows)))
 
 
-def _classes(folders: Sequence[Path], graphs: Sequence[Graph]) -> tuple[int, tuple[str, ...] | None]:
+def _classes(where: Sequence[str], graphs: Sequence[Graph]) -> tuple[int, tuple[str, ...] | None]:
     """The number of classes and their names: those of the parties that have labels, which must agree."""
-    holders = [(path, graph) for path, graph in zip(folders, graphs, strict=True) if bool((graph.y >= 0).any())]
+    holders = [(path, graph) for path, graph in zip(where, graphs, strict=True) if bool((graph.y >= 0).any())]
     if not holders:
         raise AtollError(
-            f"No party in {folders[0].parent} has a label of a node that all of them hold; label some nodes at one of them."
+            f"None of {', '.join(where[:3])} has a label of a node that all of them hold; label some nodes at one of them."
         )
     first, reference = holders[0]
     for path, graph in holders[1:]:
@@ -117,11 +109,11 @@ def _classes(folders: Sequence[Path], graphs: Sequence[Graph]) -> tuple[int, tup
     return max(graph.num_classes for _, graph in holders), reference.class_names
 
 
-def _check_agreement(folders: Sequence[Path], graphs: Sequence[Graph], common: pd.Index) -> None:
+def _check_agreement(where: Sequence[str], graphs: Sequence[Graph], common: pd.Index) -> None:
     """Refuse two parties that give one node different labels or splits."""
     label = torch.full((len(common),), -1)
     role = torch.full((len(common),), -1)
-    for path, graph in zip(folders, graphs, strict=True):
+    for path, graph in zip(where, graphs, strict=True):
         for what, known, given in (("label", label, graph.y), ("split", role, _roles(graph))):
             different = ((known >= 0) & (given >= 0) & (known != given)).nonzero()
             if len(different):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from atoll.data.alignment import with_classes, with_columns
 from atoll.deploy.kit import NAMES_KEY
 from atoll.errors import AtollError
 from atoll.federation.cohort import Fields
@@ -98,13 +98,13 @@ def reorder(graph: Graph, order: Fields, key: bytes, notify: Callable[[str], Non
         if permutation is None:
             log_differences(graph, "columns", columns, "the federation", key, notify)
             raise AtollError("its columns are not those of the federation; its log lists them.")
-        graph = _with_columns(graph, permutation)
+        graph = with_columns(graph, permutation)
     if graph.class_names is not None and len(names):
         permutation = _permutation(digests(graph.class_names, "class", key), names)
         if permutation is None:
             log_differences(graph, "names", names, "the federation", key, notify)
             raise AtollError("its classes are not those of the federation; its log lists them.")
-        graph = _with_classes(graph, permutation)
+        graph = with_classes(graph, permutation)
     return graph
 
 
@@ -133,23 +133,3 @@ def _permutation(local: Tensor, wanted: Tensor) -> Tensor | None:
     if not torch.equal(sorted_local, sorted_wanted) or bool((sorted_local[1:] == sorted_local[:-1]).any()):
         return None
     return torch.empty_like(index).scatter_(0, order, index)
-
-
-def _with_columns(graph: Graph, permutation: Tensor) -> Graph:
-    if torch.equal(permutation, torch.arange(len(permutation))):
-        return graph
-    names = tuple((graph.feature_names or ())[index] for index in permutation.tolist())
-    if isinstance(graph.x, Tensor):
-        return replace(graph, x=graph.x.index_select(1, permutation), feature_names=names)
-    target = torch.empty_like(permutation).scatter_(0, permutation, torch.arange(len(permutation))).numpy()
-    indices = target[graph.x.indices].astype(graph.x.indices.dtype)
-    x = sp.csr_array((graph.x.data, indices, graph.x.indptr), shape=graph.x.shape, copy=True)
-    x.sort_indices()
-    return replace(graph, x=x, feature_names=names)
-
-
-def _with_classes(graph: Graph, permutation: Tensor) -> Graph:
-    names = tuple((graph.class_names or ())[index] for index in permutation.tolist())
-    target = torch.empty_like(permutation).scatter_(0, permutation, torch.arange(len(permutation)))
-    y = torch.where(graph.y >= 0, target[graph.y.clamp(min=0)], graph.y)
-    return replace(graph, y=y, class_names=names)

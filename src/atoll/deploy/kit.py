@@ -34,6 +34,7 @@ SERVER_IDENTITY = "atoll-server"  # the name in the server's certificate
 DEFAULT_PORT = 8102
 LOOPBACK = ("localhost", "127.0.0.1")
 ROOT_CERTIFICATE = "rootCA.pem"  # the certificate of the federation's authority
+KIT_FILE = "atoll.toml"  # the sites, the server's address, and whose kit this is
 NAMES_KEY = "names.secret"  # at every site: names of columns, classes and nodes are sent as digests under this key
 
 
@@ -52,15 +53,10 @@ class Kit:
         """Open the kit in a folder; refuse a site's kit where the server's is expected, and the other way round."""
         folder = Path(path).expanduser().resolve()
         try:
-            document = tomllib.loads((folder / "atoll.toml").read_text())
-            sites = document["sites"]
-            if not isinstance(sites, list) or not sites or not all(isinstance(name, str) for name in sites):
-                raise ValueError("sites")
-            kit = cls(folder, document.get("site"), tuple(sites), str(document["host"]), int(document["port"]))
+            document = _document(folder)
+            kit = cls(folder, document.get("site"), tuple(document["sites"]), str(document["host"]), int(document["port"]))
         except (OSError, KeyError, ValueError, TypeError) as error:
-            raise AtollError(
-                f"{path} is not a kit: it holds no readable atoll.toml; give a folder that `atoll provision` made."
-            ) from error
+            raise _not_a_kit(path) from error
         if server and kit.site is not None:
             raise AtollError(
                 f"{path} is the kit of the site {kit.site!r}; start it with `atoll join`, and the server's with `atoll serve`."
@@ -72,6 +68,26 @@ class Kit:
             if not (folder / name).exists():
                 raise AtollError(f"{path} is not a complete kit: {name} is missing; copy the kit again from where it was made.")
         return kit
+
+
+def participants(path: Path) -> tuple[str, ...]:
+    """The names of all sites in a kit's folder, in party order."""
+    try:
+        return tuple(_document(path)["sites"])
+    except (OSError, KeyError, ValueError) as error:
+        raise _not_a_kit(path) from error
+
+
+def _document(folder: Path) -> dict[str, Any]:
+    document = tomllib.loads((folder / KIT_FILE).read_text())
+    sites = document["sites"]
+    if not isinstance(sites, list) or not sites or not all(isinstance(name, str) for name in sites):
+        raise ValueError("sites")
+    return document
+
+
+def _not_a_kit(path: str | Path) -> AtollError:
+    return AtollError(f"{path} is not a kit: it holds no readable {KIT_FILE}; give a folder that `atoll provision` made.")
 
 
 def require_nvflare() -> None:
@@ -174,7 +190,7 @@ def _reduce_workspace(folder: Path, site: str | None, sites: Sequence[str], host
     document: dict[str, Any] = {"atoll": __version__, "host": host, "port": port, "sites": list(sites)}
     if site is not None:
         document["site"] = site
-    storage.write_whole(folder / "atoll.toml", tomli_w.dumps(document).encode())
+    storage.write_whole(folder / KIT_FILE, tomli_w.dumps(document).encode())
     for path in folder.rglob("*.key"):
         path.chmod(0o600)
     folder.chmod(0o700)

@@ -52,6 +52,10 @@ def launch(
     if user.is_user_model(model) and user.file_of(model) is None:
         raise AtollError("The engine nvflare cannot take a model as an object; write it to a file and name that.")
     data = federate(config, None, algorithms.find(config.algorithm).SCENARIOS)  # bad data is refused before anything starts
+    if data.parts.table is not None:
+        raise AtollError(
+            f"The columns of {config.dataset} need an encoding, which --engine nvflare does not fit yet; leave --engine out."
+        )
     parties = data.parts.parties
     with tempfile.TemporaryDirectory(prefix="atoll-") as scratch:
         target = Path(scratch) / "run" if out is None else Path(out)

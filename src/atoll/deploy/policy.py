@@ -10,7 +10,7 @@ from typing import Any
 from atoll import algorithms
 from atoll.errors import AtollError
 from atoll.models import user
-from atoll.privacy.noise import NoiseSettings
+from atoll.privacy.noise_settings import NoiseSettings
 from atoll.privacy.releases import Budget
 from atoll.runs.config import GIVEN, Config
 

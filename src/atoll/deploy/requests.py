@@ -46,6 +46,11 @@ def table(request: Mapping[str, Any], name: str) -> dict[str, Any]:
     return value
 
 
+def best_round(request: Mapping[str, Any], name: str) -> int:
+    """The best round that a request names; 0 if it names none."""
+    return integer(request, name) if name in request else 0
+
+
 def parties(request: Mapping[str, Any]) -> Parties:
     """The parties that a request addresses."""
     numbers = request.get("parties")

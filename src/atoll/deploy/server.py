@@ -100,7 +100,8 @@ class ServerRun:
 
     def __init__(self, carrier: NVFlareCarrier, command: Mapping[str, Any]) -> None:
         self.carrier = carrier
-        self.config = config.from_dict(command["config"], "The configuration")
+        document = command["config"]  # from the parent process, which is its user's own
+        self.config = config.from_dict(document, "The configuration", config.user_model(document))
         self.roster = {site: Parties(range(first, end)) for site, (first, end) in command["roster"].items()}
         self.simulated = bool(command["simulated"])
         self.patience = float(command["patience"])  # seconds to wait for sites

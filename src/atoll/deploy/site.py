@@ -27,15 +27,16 @@ from atoll.data.splits import replaces_split, split
 from atoll.deferred import dense
 from atoll.deploy import description, requests
 from atoll.deploy.journal import JOURNAL_FILE, Journal, RecordingGuard
+from atoll.deploy.kit import participants
 from atoll.deploy.policy import SitePolicy
 from atoll.deploy.signing import Signing
 from atoll.deploy.site_checkpoints import SiteCheckpoints
 from atoll.deploy.site_metrics import SiteMetrics
+from atoll.deploy.site_model import SiteModel, personal_models
 from atoll.engines.remote import MAX_MESSAGE_BYTES, MISSING_SAVE
 from atoll.errors import AtollError, PartyFailure, short
 from atoll.federation.cohort import Cohort, Fields, Guard, Schema
 from atoll.graphs.graph import Graph
-from atoll.models.parameters import get_parameters
 from atoll.parties import Parties
 from atoll.privacy import releases
 from atoll.privacy.identities import simulated_identities
@@ -51,6 +52,10 @@ from atoll.version import __version__
 
 TOTALS_FILE = "totals.jsonl"  # in a run's folder: which secure totals were opened, and over which parties
 MAX_REASON_CHARS = 1000  # of a refusal that is sent to the server
+NEEDS_ENCODING = (
+    "its columns need an encoding (categories, dates, missing values or a features.toml), which sites do not fit yet; "
+    "give numbers without missing values."
+)
 log = logging.getLogger("atoll.site")
 
 
@@ -79,6 +84,7 @@ class Site:
         self.kit = kit
         self.run = ""
         self.cohort: Cohort | None = None
+        self.model: SiteModel | None = None  # of the run that the cohort is of
         self.releases: Releases | None = None  # of a run with noise
         self.lock = threading.Lock()
 
@@ -139,21 +145,24 @@ class Site:
             return self._begin(request)
         if request.get("run") != self.run or self.cohort is None:
             raise PartyFailure("does not know the run")
+        assert self.model is not None
+        self.model.keep(requests.best_round(request, "keep"), self.cohort)
         if kind == "ask":
-            return self._ask(request, self.cohort)
+            return self._ask(request, self.cohort, self.model)
         if kind == "save":
-            return self._save(requests.integer(request, "round"), self.cohort)
+            return self._save(requests.integer(request, "round"), self.cohort, self.model)
         if kind == "finish":
-            return self._finish(self.cohort)
+            return self._finish(request, self.cohort, self.model)
         raise AtollError(f"there is no message {short(kind, 50)!r}.")
 
-    def _ask(self, request: Fields, cohort: Cohort) -> Fields:
+    def _ask(self, request: Fields, cohort: Cohort, model: SiteModel) -> Fields:
         message = requests.message(request)
         if not np.isin(message.parties.numbers, cohort.parties.numbers).all():
             raise AtollError("the message is for parties that do not live here.")
         if cohort.limits is not None:
             cohort.limits.arguments(message, MAX_MESSAGE_BYTES)
         fields: Fields = dense(cohort.answer(message))
+        model.heard(message, cohort)
         return fields
 
     def _describe(self, config: Config) -> Fields:
@@ -180,22 +189,26 @@ class Site:
             raise AtollError("the run's name has other characters than letters, digits, - and _.")
         self.cohort, self.run, self.releases = None, str(request["run"]), None
         if self.data is None:
-            graph = federate(config, None, algorithm.SCENARIOS).parts.select(parties)
+            data = federate(config, None, algorithm.SCENARIOS)
+            graph, scenario = data.parts.select(parties), data.scenario
             requests.check_schema(schema, graph, config, parties)
         else:
             graph = self._load_graph(config, requests.table(request, "order"))
             requests.check_schema(schema, graph, config, parties)
-            graph = self._as_party(graph, config, schema, parties)
+            graph, scenario = self._as_party(graph, config, schema, parties), config.partition
         checkpoints = SiteCheckpoints(self._run_folder(), self.notify)
         digest = run_digest(self.run, request["config"][0], schema.numbers)
         secrets = self._secrets(config, schema, parties, digest, checkpoints.known()) if config.run.secure else None
         checkpoints.check_data(graph.digest, str(self.data or config.dataset))
         saved = checkpoints.read(token, exact) if token >= 0 else None
-        cohort = build_cohort(
-            config, graph, schema, parties, blank=saved is not None, secrets=secrets, guards=self._guards(config)
-        )
+        metrics = SiteMetrics(self._run_folder() / "metrics.jsonl", TASKS.find(config.run.task))
+        guards = [metrics, *self._noise(config)]
+        cohort = build_cohort(config, graph, schema, parties, blank=saved is not None, secrets=secrets, guards=guards)
+        names = participants(self.kit) if self.kit is not None and self.data is not None else ()
+        self.model = SiteModel(config, schema, scenario, names, metrics, self.releases)
         if saved is not None:
             cohort.restore(saved[1])
+            self.model.restore(saved[2], saved[0], cohort)
         self.cohort = cohort
         restored = saved[0] if saved is not None else -1
         if restored < token:
@@ -219,19 +232,19 @@ class Site:
             identities, run=digest, min_parties=least, opened=OpenedTotals(self._run_folder() / TOTALS_FILE, known=known)
         )
 
-    def _guards(self, config: Config) -> list[Guard]:
-        """What a reply passes before it leaves: the site's own metrics are written, then noise is added and counted."""
-        guards: list[Guard] = [SiteMetrics(self._run_folder() / "metrics.jsonl", TASKS.find(config.run.task))]
-        if config.dp.active:
-            self.releases = Releases(self.folder / releases.RELEASES_FILE, self.run, self.policy.budget, delta=config.dp.delta)
-            guards += [RecordingGuard(guard) for guard in noise(config, self.releases, strict=self.policy.budget is not None)]
-        return guards
+    def _noise(self, config: Config) -> list[Guard]:
+        """The guard that adds noise to a reply and counts it, after the site's own metrics were written."""
+        if not config.dp.active:
+            return []
+        self.releases = Releases(self.folder / releases.RELEASES_FILE, self.run, self.policy.budget, delta=config.dp.delta)
+        return [RecordingGuard(guard) for guard in noise(config, self.releases, strict=self.policy.budget is not None)]
 
     def _config(self, request: Fields) -> Config:
         given = request.get("config")
         document: Any = given[0] if isinstance(given, list) and len(given) == 1 else None
         self.policy.check_document(document, own_data=self.data is not None)  # before anything it names is looked up
-        config = configuration.from_dict(document, "The server's configuration")
+        over = configuration.user_model(document)  # the policy admits only files that the site's own user gave
+        config = configuration.from_dict(document, "The server's configuration", over)
         self.policy.check(config)
         if self.data is not None and config.dp.active and config.dp.noise_source == "seed":
             raise AtollError("noise from the run's seed is not secret from the server; set dp.noise_source to system.")
@@ -245,6 +258,8 @@ class Site:
         except AtollError as error:  # its text may hold data of the site
             self.notify(str(error))
             raise AtollError("its graph could not be read; its log says why.") from error
+        if graph.table is not None:
+            raise AtollError(NEEDS_ENCODING)
         if order:
             graph = description.reorder(graph, order, description.digest_key(self.kit), self.notify)
         return row_normalize(graph) if config.data.normalize_features else graph
@@ -269,27 +284,21 @@ class Site:
             raise AtollError("it has no training nodes; label some, or choose another split.")
         return graph
 
-    def _save(self, round: int, cohort: Cohort) -> Fields:
-        SiteCheckpoints(self._run_folder(), self.notify).write(round, cohort.state())
+    def _save(self, round: int, cohort: Cohort, model: SiteModel) -> Fields:
+        SiteCheckpoints(self._run_folder(), self.notify).write(round, cohort.state(), model.document(round))
         return {}
 
     def _run_folder(self) -> Path:
         return self.folder / self.run
 
-    def _finish(self, cohort: Cohort) -> Fields:
-        """Write the parties' personal models and numbers, if the algorithm has any; only the last checkpoint is kept."""
-        values = {name: getattr(cohort, name) for name in cohort.memory}
-        models = {
-            name: _without_party_axis(get_parameters(value)) for name, value in values.items() if isinstance(value, nn.Module)
-        }
-        numbers = _without_party_axis({name: value for name, value in values.items() if isinstance(value, Tensor)})  # APFL's α
-        SiteCheckpoints(self._run_folder(), self.notify).finish(models | numbers if models else {})
+    def _finish(self, request: Fields, cohort: Cohort, model: SiteModel) -> Fields:
+        """Write the model of the best round, if there is one, and the last round's personal models and numbers, if the
+        algorithm has any; only the last checkpoint is kept."""
+        checkpoints = SiteCheckpoints(self._run_folder(), self.notify)
+        checkpoints.finish(personal_models(cohort))
+        if best := requests.best_round(request, "best"):
+            checkpoints.write_model(model.files(cohort, best, requests.integer(request, "round", best)))
         return {}
-
-
-def _without_party_axis(model: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A single party's model without the party axis."""
-    return {name: value[0] if len(value) == 1 else value for name, value in model.items()}
 
 
 def _pad_features(x: Any, columns: int) -> Any:

@@ -11,6 +11,8 @@ from atoll import storage
 from atoll.engines.remote import MISSING_SAVE
 from atoll.errors import AtollError
 from atoll.federation.cohort import Fields
+from atoll.runs.model_card import card
+from atoll.runs.model_files import FOLDER, ModelFiles
 
 MAX_KEPT = 3  # checkpoints: the server's may be one behind, and it also keeps the one before that
 DATA_FILE = "data.json"
@@ -41,21 +43,23 @@ class SiteCheckpoints:
             self.notify(f"{where} is not the data that the run {self.folder.name} began with; join with the original data")
             raise AtollError("its data has changed since the run began; join again with the original data.")
 
-    def write(self, round: int, memory: Fields) -> None:
-        """Save the memory after a round; the last `MAX_KEPT` checkpoints are kept."""
+    def write(self, round: int, memory: Fields, best: Fields | None = None) -> None:
+        """Save the memory after a round, and what is kept of the best round; the last `MAX_KEPT` checkpoints are kept."""
         path = self._path(round)
-        self._write(path, lambda: storage.write_document(path, {"memory": memory}))
+        self._write(path, lambda: storage.write_document(path, {"memory": memory, **({"best": best} if best else {})}))
         rounds = self.rounds()
         for old in [other for other in rounds if other > round] + [other for other in rounds if other <= round][:-MAX_KEPT]:
             self._path(old).unlink()
 
-    def read(self, round: int, exact: bool) -> tuple[int, dict[str, Any]] | None:
-        """The memory after this round or, unless `exact`, after the latest undamaged one before it; None if there is none."""
+    def read(self, round: int, exact: bool) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
+        """A save: its round, the memory and what is kept of the best round. It is that of this round or, unless `exact`, the
+        latest undamaged one before it; None if there is none."""
         for other in reversed([each for each in self.rounds() if each <= round]):
             if other < round and exact:
                 break
             try:
-                return other, dict(storage.read_document(self._path(other)).get("memory", {}))
+                document = storage.read_document(self._path(other))
+                return other, dict(document.get("memory", {})), dict(document.get("best", {}))
             except storage.DamagedError as error:
                 self.notify(str(error))
                 if exact:
@@ -72,6 +76,12 @@ class SiteCheckpoints:
             self.notify(f"personal models: {path}")
         for old in self.rounds()[:-1]:
             self._path(old).unlink()
+
+    def write_model(self, files: ModelFiles) -> None:
+        """Write the model of the best round."""
+        path = self.folder / FOLDER
+        self._write(path, lambda: files.write(self.folder, card(files.description)))
+        self.notify(f"model of round {files.description['best_round']}: {path}")
 
     def rounds(self) -> list[int]:
         """The rounds that have a checkpoint."""

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.federation.cohort import Message
-from atoll.privacy.noise import EVALUATE
+from atoll.federation.fields import sum_over_parties
+from atoll.privacy.noise_settings import EVALUATE
 from atoll.random import Draws
 from atoll.runs.folder import finite
 from atoll.tasks import Task
@@ -21,11 +22,13 @@ class SiteMetrics:
 
     def __init__(self, path: Path, task: Task) -> None:
         self.path, self.task = path, task
+        self.last: tuple[int, dict[str, Any]] = (0, {})  # the round of the last evaluation, and its metrics over the parties here
 
     def __call__(self, message: Message, fields: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the fields unchanged."""
         if message.verb == EVALUATE and self.task.fields.keys() <= fields.keys():
             lines = []
+            self.last = message.round, self.task.metrics({name: sum_over_parties(fields[name]) for name in self.task.fields})
             for index, party in enumerate(message.parties):
                 counts = {name: fields[name][index] for name in self.task.fields}
                 lines.append(json.dumps(finite({"round": message.round, "party": party, **self.task.metrics(counts)})) + "\n")
@@ -33,3 +36,7 @@ class SiteMetrics:
             with self.path.open("a", encoding="utf-8") as file:
                 file.writelines(lines)
         return fields
+
+    def of_round(self, round: int) -> dict[str, Any]:
+        """The metrics of a round over the parties here; none if it was not the last to be evaluated."""
+        return self.last[1] if self.last[0] == round else {}

@@ -12,6 +12,7 @@ from atoll import wire
 from atoll.errors import PartyFailure
 from atoll.federation.cohort import Cohort, Fields, Message
 from atoll.federation.federation import Answer, Failure
+from atoll.federation.fields import concatenate, copied
 from atoll.parties import Parties
 
 MakeCohort = Callable[[Sequence[int], bool], Cohort]  # (parties, blank) → their cohort
@@ -66,6 +67,10 @@ class InProcessEngine:
         """Restore the memory of every site."""
         for index, cohort in enumerate(self.cohorts):
             cohort.restore(memory.get(str(index), {}))
+
+    def snapshot(self, into: Fields | None = None) -> Fields:
+        """A copy of what the parties' predictions need of their memory, in party order."""
+        return copied(concatenate([cohort.trained() for cohort in self.cohorts]), into)  # type: ignore[no-any-return]
 
 
 class PlacementSettings(Protocol):

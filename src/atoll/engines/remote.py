@@ -77,6 +77,8 @@ class RemoteEngine:
         self.run = f"{Path(config['algorithm']).stem}-{uuid.uuid4().hex[:12]}"
         self.token = -1  # the round of the last checkpoint; −1 before the first
         self.round = 0
+        self.best = 0  # the best round, whose model every site keeps; 0 before the first
+        self.unheard: set[str] = set()  # sites that have not heard yet which round is the best
         self.begun: set[str] = set()
         self.spent = 0.0  # the largest ρ that a party has spent, as reported by the sites
         self.lost: dict[str, str] = {}  # sites that did not answer but may come back, and why
@@ -119,13 +121,14 @@ class RemoteEngine:
             self._warn(f"From the checkpoint of round {self.round} on, {failed}.")
         self.unsaved = failed
         self.token = self.round
-        return {"run": self.run, "round": self.round, **({"order": self.order} if self.order else {})}
+        return {"run": self.run, "round": self.round, "best": self.best, **({"order": self.order} if self.order else {})}
 
     def restore(self, memory: Mapping[str, Any]) -> None:
         """Have every site restore what it saved."""
         if not memory:
             return
         self.run, self.token = str(memory["run"]), int(memory["round"])
+        self.round, self.best, self.unheard = self.token, int(memory.get("best", 0)), set()
         self.order = dict(
             memory.get("order", self.order)
         )  # the model's columns keep their order, whichever sites are present now
@@ -133,9 +136,16 @@ class RemoteEngine:
         if failed and self.exact:
             raise AtollError(f"The run cannot be resumed exactly ({failed}).")
 
+    def snapshot(self, into: Fields | None = None) -> Fields:
+        """Nothing: the parties' memory is at their sites, each of which is told with its next message to keep this round."""
+        self.best, self.unheard = self.round, set(self.roster)
+        return {}
+
     def finish(self) -> None:
-        """Have every site write its personal models."""
-        self._failures(self._request({site: {"kind": "finish"} for site in self.begun}), "write its models")
+        """Have every site write its models: that of the best round and, where there are any, personal ones."""
+        request = {"kind": "finish", **({"best": self.best, "round": self.round} if self.best else {})}
+        if failed := self._failures(self._request(dict.fromkeys(sorted(self.begun), request)), "write its models"):
+            self.warn(f"Not every site has the model now: {failed}.")
 
     def _request(self, requests: Mapping[str, Fields]) -> dict[str, Fields | str]:
         """Send requests to the sites; one that does not know the run (yet, or after a restart) is sent `begin` first."""
@@ -178,7 +188,10 @@ class RemoteEngine:
         if not requests:
             return {}
         envelope = {"atoll": __version__, "run": self.run}
-        data = {site: wire.encode(envelope | request) for site, request in requests.items()}
+        keep = {
+            site: {"keep": self.best} for site, request in requests.items() if site in self.unheard and request["kind"] != "begin"
+        }
+        data = {site: wire.encode(envelope | request | keep.get(site, {})) for site, request in requests.items()}
         raw = self.carrier.send(data, self.timeout)
         replies: dict[str, Fields | str] = {}
         for site in requests:
@@ -186,6 +199,8 @@ class RemoteEngine:
             reply = answer if isinstance(answer, str) else read_answer(answer, self._count)
             if isinstance(reply, str) and reply.startswith(LOST_REASONS):
                 self.lost[site] = reply
+            if site in keep and not isinstance(reply, str):
+                self.unheard.discard(site)
             replies[site] = reply
         return replies
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,24 +10,30 @@ import torch
 from torch import Tensor
 
 from atoll import deferred
-from atoll.errors import AtollError, AtollWarning, PartyFailure, short
+from atoll.errors import AtollError
+from atoll.federation import secure_steps
 from atoll.federation.bounds import Limits
-from atoll.federation.declarations import Model as ModelForm
-from atoll.federation.declarations import flag, secret
 from atoll.federation.fields import Fields, pick, put, take
-from atoll.federation.memory import AXES, NODE, PARTY, STORED_FEATURE, TRAIN_ITEM, restore_attributes, rows_of, state_of
+from atoll.federation.first_model import MODEL, backbone, first_model
+from atoll.federation.memory import (
+    AXES,
+    NODE,
+    PARTY,
+    PHASE,
+    STORED_FEATURE,
+    TRAIN_ITEM,
+    declared_memory,
+    restore_attributes,
+    rows_of,
+    state_of,
+)
 from atoll.federation.messages import Guard, Message, Schema, verb
 from atoll.graphs.graph import Graph
-from atoll.models.backbone import Backbone
-from atoll.models.parameters import get_parameters
-from atoll.models.registry import build
+from atoll.models.optim import Optimizer
 from atoll.parties import Parties
-from atoll.privacy import masking
-from atoll.privacy.identities import SIGNATURE_BYTES
-from atoll.privacy.masking import ADVERT_PARTS, SECURE_STEPS, SEED_BYTES, SHARE_BYTES, Call
-from atoll.privacy.secrets import Secrets, Session
-from atoll.random import SERVER, Draws, Word
-from atoll.settings import Training
+from atoll.privacy.masking import SECURE_STEPS
+from atoll.privacy.secrets import Secrets
+from atoll.random import Draws, Word
 from atoll.tasks import DEFAULT_TASK, TASKS, Task
 
 __all__ = [
@@ -49,9 +54,7 @@ __all__ = [
     "pick",
     "verb",
 ]
-PHASE = "phase"  # the name in a cohort's state of what its round memory belongs to
 MAX_SUBGRAPHS = 4  # graphs of some of a cohort's parties that are kept for the next message to the same ones
-SIGNATURE = secret(SIGNATURE_BYTES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,18 +127,7 @@ class Cohort:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        declared: Any = cls.memory
-        if isinstance(declared, tuple):  # as it was before 0.2
-            warnings.warn(
-                f"{cls.__module__}: memory is a mapping now: {{{', '.join(f'{name!r}: PARTY' for name in declared)}}}.",
-                AtollWarning,
-                stacklevel=2,
-            )
-            cls.memory = dict.fromkeys(declared, PARTY)
-        if unknown := {*cls.memory.values(), *cls.round_memory.values()} - set(AXES):
-            raise AtollError(f"{cls.__module__}: memory has an unknown axis {min(unknown)!r}; there is {', '.join(AXES)}.")
-        if twice := (cls.memory.keys() & cls.round_memory.keys()) | ({*cls.memory, *cls.round_memory} & {PHASE}):
-            raise AtollError(f"{cls.__module__}: {min(twice)!r} cannot be memory; rename it, or declare it once.")
+        cls.memory = declared_memory(cls.__module__, cls.memory, cls.round_memory)
 
     def setup(self) -> None:
         """Make the things named in `memory`."""
@@ -174,7 +166,7 @@ class Cohort:
         if message.parties != self.parties and message.verb not in SECURE_STEPS:
             return self._answer_for_some(message)
         self._receive(message)
-        sessions = self._enter_sessions(message, message.secure) if message.secure is not None else []
+        sessions = secure_steps.enter_sessions(self, message, message.secure) if message.secure is not None else []
         with torch.set_grad_enabled(message.training):
             fields = method(self, **message.common, **message.each) or {}
         for guard in self.guards:
@@ -183,7 +175,7 @@ class Cohort:
             fields = deferred.dense(fields)
             if self.limits is not None:
                 self.limits.check_own(message, fields, len(self.parties))
-            return self._secrets().mask(fields, message.parties, sessions)
+            return secure_steps.secrets_of(self).mask(fields, message.parties, sessions)
         if self.secrets is not None and fields and self.verbs()[message.verb] == "private":
             raise AtollError(
                 f"Secure aggregation is on and {message.verb!r} is private: its reply does not leave the party unmasked."
@@ -209,53 +201,11 @@ class Cohort:
             restore_attributes(self, {name: put(cleared[name], rows[name], take(kept[name], rows[name])) for name in kept})
         self.phase = torch.full_like(self.phase, phase)
 
-    def _enter_sessions(self, message: Message, agreed: Mapping[str, Any]) -> list[Session]:
-        """The sessions of a masked reply; refused unless all parties were sent the same arguments."""
-        secrets, method = self._secrets(), self.verb_named(message.verb)
-        if message.verb in SECURE_STEPS:
-            raise PartyFailure("refuses a total of the steps of secure totals")
-        if odd := sorted(set(message.each) - set(getattr(method, "apart", ()))):
-            raise PartyFailure(f"refuses {short(odd[0])!r} sent to it apart: in a secure total all parties must be sent the same")
-        arguments = masking.arguments_digest(message.common, message.training, message.each)
-        return secrets.enter(message.parties, self._call(message.verb), arguments, **agreed)
-
-    @verb(public=True, gives={"keys": secret(ADVERT_PARTS, 32), "signature": SIGNATURE, "settled": flag("parties")})
-    def secure_keys(self, session: Tensor, total: str) -> Fields:
-        """The first step of a secure total of the verb `total`; the fourth is the verb itself, masked."""
-        return self._secrets().keys(self._addressed(), self._call(total), session)
-
-    @verb(public=True, gives=lambda case: {"shares": secret(case.length("users"), SHARE_BYTES)})
-    def secure_shares(self, session: Tensor, users: Tensor, keys: Tensor, signatures: Tensor) -> Fields:
-        """The second step: shares of the secrets, one for each party."""
-        return self._secrets().shares(self._addressed(), self._call(), session, users, keys, signatures)
-
-    @verb(public=True, gives=lambda case: {"opened": flag(case.length("dealers"))})
-    def secure_open(self, session: Tensor, dealers: Tensor, shares: Tensor) -> Fields:
-        """The third step: take the others' shares."""
-        return self._secrets().open(self._addressed(), self._call(), session, dealers, shares)
-
-    @verb(public=True, gives={"signature": SIGNATURE})
-    def secure_confirm(self, session: Tensor, answered: Tensor) -> Fields:
-        """The fifth step: sign who answered."""
-        return self._secrets().confirm(self._addressed(), self._call(), session, answered)
-
-    @verb(public=True, gives=lambda case: {"shares": secret(case.length("answered"), SEED_BYTES)})
-    def secure_reveal(self, session: Tensor, answered: Tensor, signatures: Tensor) -> Fields:
-        """The last step: one share of each party's secrets."""
-        return self._secrets().reveal(self._addressed(), self._call(), session, answered, signatures)
-
-    def _secrets(self) -> Secrets:
-        if self.secrets is None:
-            raise AtollError("The server asks for a secure total, but this party was started without secure aggregation.")
-        return self.secrets
-
-    def _addressed(self) -> Parties:
-        return self.message.parties if self.message is not None else self.parties
-
-    def _call(self, total: str = "") -> Call:
-        """Where in the run we are; the verb that is totalled is named in the first and in the fourth step only."""
-        assert self.message is not None
-        return Call(self.message.round, self.message.call, str(total))
+    secure_keys = secure_steps.secure_keys
+    secure_shares = secure_steps.secure_shares
+    secure_open = secure_steps.secure_open
+    secure_confirm = secure_steps.secure_confirm
+    secure_reveal = secure_steps.secure_reveal
 
     def _answer_for_some(self, message: Message) -> Fields:
         """Build a cohort of the addressed parties alone, let it answer, and take its memory back."""
@@ -322,49 +272,13 @@ class Cohort:
         state = {name: state_of(getattr(self, name)) for name in (*self.memory, *self.round_memory)}
         return state | {PHASE: self.phase} if self.round_memory else state
 
+    def trained(self) -> Fields:
+        """What of the memory makes predictions, as live tensors: all but the round's and that of optimizers."""
+        return {name: state_of(value) for name in self.memory if not isinstance(value := getattr(self, name), Optimizer)}
+
     def restore(self, memory: Mapping[str, Any]) -> None:
         """Return to what `state` gave."""
         declared = {*self.memory, *self.round_memory, *([PHASE] if self.round_memory else [])}
         if unknown := sorted(memory.keys() - declared):
             raise AtollError(f"{type(self).__module__}: the saved memory holds {unknown[0]!r}, which is not declared.")
         restore_attributes(self, memory)
-
-
-def backbone(settings: Training, schema: Schema, parties: int, draws: Draws | None) -> Backbone:
-    """The graph neural network that the settings name; its first values are drawn, or zero without draws."""
-    return build(
-        settings.model,
-        parties=parties,
-        features=schema.features,
-        classes=schema.outputs or schema.classes,
-        hidden=settings.hidden,
-        layers=settings.layers,
-        dropout=settings.dropout,
-        input_dropout=settings.input_dropout,
-        bias=settings.bias,
-        settings=settings.architecture,
-        draws=draws,
-    )
-
-
-MODEL = ModelForm(lambda settings, schema: backbone(settings, schema, 1, None))  # the backbone's parameters, for declarations
-
-
-def first_model(settings: Training, schema: Schema, seed: int) -> dict[str, Tensor]:
-    """The model the server starts with, without a party axis.
-
-    Parameters:
-        settings: The algorithm's settings, which name the backbone and its size.
-        schema: The numbers of features, classes and parties (`federation.schema`).
-        seed: The run's seed (`federation.seed`).
-
-    Examples:
-        >>> import atoll
-        >>> from atoll.federation.cohort import Schema
-        >>> model = atoll.first_model(atoll.Training(hidden=8), Schema(features=5, classes=3, parties=2), seed=0)
-        >>> sorted(tuple(value.shape) for value in model.values())
-        [(3,), (5, 8), (8,), (8, 3)]
-    """
-    return {
-        name: value[0] for name, value in get_parameters(backbone(settings, schema, 1, Draws(seed, [SERVER], "model"))).items()
-    }

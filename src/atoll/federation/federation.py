@@ -16,12 +16,12 @@ from atoll import deferred
 from atoll.errors import AtollError
 from atoll.federation import secure
 from atoll.federation.bounds import Limits
-from atoll.federation.declarations import Free, Leaf
+from atoll.federation.declarations import Leaf
 from atoll.federation.fields import Fields, concatenate, pick
 from atoll.federation.ledger import Ledger, message_sizes
 from atoll.federation.messages import Answer, Engine, Failure, Message, Schema
 from atoll.federation.network import NetworkModel
-from atoll.federation.replies import Replies, agreeing, not_finite
+from atoll.federation.replies import Replies, advice, fitting, outliers
 from atoll.federation.robust import Robust
 from atoll.graphs.graph import Graph
 from atoll.parties import Parties
@@ -233,10 +233,10 @@ class Federation:
         failed = {result.party: result.reason for result in results if isinstance(result, Failure)}
         answers = [result for result in results if isinstance(result, Answer)]
         declared = self.limits.reply(message) if self.limits is not None else None
-        answers, odd = self._fitting(answers, declared)
+        answers, odd = fitting(self.limits, answers, declared)
         parties = Parties(np.concatenate([np.empty(0, np.int64), *(answer.parties.numbers for answer in answers)]))
         fields = concatenate([answer.fields for answer in answers])
-        odd |= {parties[index]: reason for index, reason in self._outliers(fields, len(parties), declared).items()}
+        odd |= {parties[index]: reason for index, reason in outliers(self.limits, fields, len(parties), declared).items()}
         failed |= odd
         self._refuse(message, odd)
         kept = Parties(np.sort(parties.without(failed).numbers))
@@ -245,30 +245,9 @@ class Federation:
         self.note(message.verb, failed)
         if not kept:
             raise AtollError(
-                f"Round {self.round}: no party answered {message.verb!r} ({self.reasons(self.missing)}){_advice(failed)}."
+                f"Round {self.round}: no party answered {message.verb!r} ({self.reasons(self.missing)}){advice(failed)}."
             )
         return Replies(kept, self._weighed(kept, fields, declared))
-
-    def _fitting(self, answers: list[Answer], declared: Mapping[str, Leaf] | None) -> tuple[list[Answer], dict[int, str]]:
-        """Answers with the names, types and shapes declared, and what is wrong with the others."""
-        odd: dict[int, str] = {}
-        if declared is None or self.limits is None:
-            return agreeing(answers) if len(answers) > 1 else (answers, odd)
-        kept = []
-        for answer in answers:
-            reason = self.limits.misfit(declared, answer.fields, len(answer.parties))
-            odd |= dict.fromkeys(answer.parties, reason) if reason else {}
-            kept += [] if reason else [answer]
-        if len(kept) > 1 and any(isinstance(part, Free) and not leaf.ragged for leaf in declared.values() for part in leaf.shape):
-            kept, others = agreeing(kept)  # a number of rows that the declaration leaves open
-            odd |= others
-        return kept, odd
-
-    def _outliers(self, fields: Fields, parties: int, declared: Mapping[str, Leaf] | None) -> dict[int, str]:
-        """Rows of the parties whose numbers are out of range, or not finite where nothing is declared."""
-        if declared is None or self.limits is None or not parties:
-            return not_finite(fields, parties)
-        return self.limits.outliers(declared, fields, parties)
 
     def _refuse(self, message: Message, odd: Mapping[int, str]) -> None:
         self.refused |= odd.keys()
@@ -306,9 +285,3 @@ class Federation:
 
     def _record(self, parties: Sequence[int], verb: str, **bytes: int | np.ndarray) -> None:
         self.ledger.record(self.round, verb, self.training, parties, **bytes)
-
-
-def _advice(failed: Mapping[int, str]) -> str:
-    """What to do where every party's numbers went out of bounds at once: the training diverges."""
-    diverged = bool(failed) and all("is not finite" in reason or ", beyond " in reason for reason in failed.values())
-    return ": the training diverges; lower lr, or scale the features" if diverged else ""

@@ -51,6 +51,22 @@ def put(value: Any, index: Tensor, new: Any) -> Any:
     return value
 
 
+def copied(value: Any, into: Any = None) -> Any:
+    """A copy that later changes in place do not reach; in the memory of an earlier copy `into` where its shapes fit."""
+    if isinstance(value, Mapping):
+        kept = into if isinstance(into, Mapping) else {}
+        return {name: copied(item, kept.get(name)) for name, item in value.items()}
+    if isinstance(value, list):
+        return [copied(item) for item in value]
+    if not isinstance(value, Tensor):
+        return value
+    if rows_are_shared(value):
+        return value[:1].detach().clone().expand_as(value)
+    if isinstance(into, Tensor) and (into.shape, into.dtype) == (value.shape, value.dtype) and not rows_are_shared(into):
+        return into.copy_(value.detach())
+    return value.detach().clone(memory_format=torch.contiguous_format)
+
+
 def row(value: Any, index: int) -> Any:
     """One party's row of a field, without the party axis."""
     if isinstance(value, Mapping):

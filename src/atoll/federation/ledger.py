@@ -45,7 +45,7 @@ class Ledger:
                 table[0, column] += int(np.sum(count)) if np.ndim(count) else len(parties) * int(count)
 
     def wait(self, round: int, seconds: float) -> None:
-        """Add what an exchange would take on the modelled network."""
+        """Add what an exchange would take on the modeled network."""
         self.seconds[round] = self.seconds.get(round, 0.0) + seconds
 
     def total(self, *, round: int | None = None, verb: str | None = None, training: bool = True) -> dict[str, int]:

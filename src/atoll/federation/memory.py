@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.graph import Graph, spans
 from atoll.models.parameters import get_parameters, set_parameters
 
@@ -22,6 +24,7 @@ TRAIN_ITEM = "train_item"
 STORED_FEATURE = "stored_feature"
 """First axis of a piece of memory: one row per non-zero feature."""
 AXES = (PARTY, NODE, TRAIN_ITEM, STORED_FEATURE)
+PHASE = "phase"  # the name in a cohort's state of what its round memory belongs to
 
 
 @runtime_checkable
@@ -35,6 +38,20 @@ class Stateful(Protocol):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Return to an earlier state."""
         ...
+
+
+def declared_memory(module: str, memory: Any, round_memory: Mapping[str, str]) -> Mapping[str, str]:
+    """The memory that a cohort's class declares, checked; a tuple of names, as before 0.2, is accepted with a warning."""
+    if isinstance(memory, tuple):
+        mapping = ", ".join(f"{name!r}: PARTY" for name in memory)
+        warnings.warn(f"{module}: memory is a mapping now: {{{mapping}}}.", AtollWarning, stacklevel=3)
+        memory = dict.fromkeys(memory, PARTY)
+    if unknown := {*memory.values(), *round_memory.values()} - set(AXES):
+        raise AtollError(f"{module}: memory has an unknown axis {min(unknown)!r}; there is {', '.join(AXES)}.")
+    if twice := (memory.keys() & round_memory.keys()) | ({*memory, *round_memory} & {PHASE}):
+        raise AtollError(f"{module}: {min(twice)!r} cannot be memory; rename it, or declare it once.")
+    declared: Mapping[str, str] = memory
+    return declared
 
 
 def state_of(value: Any) -> Any:

@@ -77,7 +77,9 @@ class Engine(Protocol):
     """What carries messages to the parties and their answers back.
 
     A module or object in the registry `ENGINES` has a function `connect(make, parties, settings)` that returns one, or a
-    function `launch` that runs the whole federation elsewhere.
+    function `launch` that runs the whole federation elsewhere. One with a method `snapshot(into)` lets a run keep its best round:
+    it gives a copy of what the parties' predictions need of their memory (`Cohort.trained`), the parties' rows in party order;
+    `into` is an earlier copy, which may be overwritten.
 
     Examples:
         >>> import atoll

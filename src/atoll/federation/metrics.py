@@ -9,6 +9,7 @@ import torch
 
 from atoll.federation.cohort import Fields, backbone
 from atoll.federation.federation import Federation
+from atoll.federation.fields import sum_over_parties
 from atoll.models.parameters import set_parameters
 from atoll.settings import Training
 
@@ -26,7 +27,7 @@ def evaluate(
         return _goal(federation, federation.task.metrics(federation.total(verb, each=each, **common)))
     replies = federation.ask(verb, each=each, **common)
     counts = {name: replies.stack(name) for name in federation.task.fields}
-    metrics = federation.task.metrics({name: value.sum(0) for name, value in counts.items()})
+    metrics = federation.task.metrics({name: sum_over_parties(value) for name, value in counts.items()})
     return _goal(federation, metrics) | by_party(federation, replies.parties, counts)
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from atoll import wire
 from atoll.deferred import Deferred
+from atoll.federation.bounds import Limits
+from atoll.federation.declarations import Free, Leaf
 from atoll.federation.fields import Fields, row, sum_over_parties
 from atoll.federation.messages import Answer
 from atoll.parties import Parties
@@ -89,6 +91,31 @@ def agreeing(answers: list[Answer]) -> tuple[list[Answer], dict[int, str]]:
     return kept, odd
 
 
+def fitting(
+    limits: Limits | None, answers: list[Answer], declared: Mapping[str, Leaf] | None
+) -> tuple[list[Answer], dict[int, str]]:
+    """Answers with the names, types and shapes declared, and what is wrong with the others."""
+    odd: dict[int, str] = {}
+    if declared is None or limits is None:
+        return agreeing(answers) if len(answers) > 1 else (answers, odd)
+    kept = []
+    for answer in answers:
+        reason = limits.misfit(declared, answer.fields, len(answer.parties))
+        odd |= dict.fromkeys(answer.parties, reason) if reason else {}
+        kept += [] if reason else [answer]
+    if len(kept) > 1 and any(isinstance(part, Free) and not leaf.ragged for leaf in declared.values() for part in leaf.shape):
+        kept, others = agreeing(kept)  # a number of rows that the declaration leaves open
+        odd |= others
+    return kept, odd
+
+
+def outliers(limits: Limits | None, fields: Fields, parties: int, declared: Mapping[str, Leaf] | None) -> dict[int, str]:
+    """Rows of the parties whose numbers are out of range, or not finite where nothing is declared."""
+    if declared is None or limits is None or not parties:
+        return not_finite(fields, parties)
+    return limits.outliers(declared, fields, parties)
+
+
 def _form(fields: Fields) -> tuple[Any, ...]:
     """Names, types and shapes of a reply without its party axis."""
     described: dict[str, Any] = {}
@@ -115,3 +142,9 @@ def not_finite(fields: Fields, parties: int) -> dict[int, str]:
             for index in (~torch.isfinite(value).reshape(parties, -1).all(1)).nonzero()[:, 0].tolist():
                 found.setdefault(index, f"field {name!r} is not finite")
     return found
+
+
+def advice(failed: Mapping[int, str]) -> str:
+    """What to do where every party's numbers went out of bounds at once: the training diverges."""
+    diverged = bool(failed) and all("is not finite" in reason or ", beyond " in reason for reason in failed.values())
+    return ": the training diverges; lower lr, or scale the features" if diverged else ""

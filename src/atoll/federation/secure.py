@@ -184,7 +184,7 @@ class SecureTotal:
             if not fits:
                 raise AtollError(
                     f"{self.where}: {self._named(user)} dealt shares that do not fit together, so that {self.verb!r} "
-                    "cannot be totalled; go on without that party."
+                    "cannot be totaled; go on without that party."
                 )
             seeds[user] = seed
         return seeds
@@ -256,7 +256,7 @@ class SecureTotal:
             names = ", ".join(self._named(party) for party in lost)
             back = "it is" if len(lost) == 1 else "all are"
             raise AtollError(
-                f"{self.where}: {self.verb!r} was totalled with {names} before the run was resumed, and "
+                f"{self.where}: {self.verb!r} was totaled with {names} before the run was resumed, and "
                 f"cannot be without: the difference would be single replies; resume when {back} back."
             )
 

@@ -17,6 +17,7 @@ from atoll.graphs.attention import Attention
 from atoll.graphs.blocks import Blocks
 from atoll.graphs.features import Features
 from atoll.graphs.sparse import SparseMatrix
+from atoll.graphs.table import Table, stack_tables
 
 TRAIN_DEPENDENT = ("derived", "num_train", "merged", "_fitted")  # what `Graph.fitting` must not share
 
@@ -57,6 +58,7 @@ class Graph:
     class_names: tuple[str, ...] | None = None  # where the classes have names
     majority: Tensor | None = None  # (N,) int64: the majority class where each node comes from, if not the block itself
     feature_names: tuple[str, ...] | None = None  # where the columns have names
+    table: Table | None = None  # columns that have to be encoded before there is an x, which is (N, 0) until then
 
     @property
     def num_nodes(self) -> int:
@@ -227,6 +229,7 @@ class Graph:
             class_names=self.class_names,
             majority=None if self.majority is None else self.majority[rows],
             feature_names=self.feature_names,
+            table=None if self.table is None else self.table.rows(rows.numpy()),
         )
 
 
@@ -260,7 +263,13 @@ def stack(graphs: Sequence[Graph]) -> Graph:
         else tuple(w for graph in graphs for w in graph.widths or ()),
         class_names=graphs[0].class_names,
         feature_names=graphs[0].feature_names if len({graph.feature_names for graph in graphs}) == 1 else None,
+        table=_stacked_tables(graphs),
     )
+
+
+def _stacked_tables(graphs: Sequence[Graph]) -> Table | None:
+    tables = [graph.table for graph in graphs if graph.table is not None]
+    return stack_tables(tables) if len(tables) == len(graphs) else None
 
 
 def majority_class(graph: Graph) -> Tensor:

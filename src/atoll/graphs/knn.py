@@ -87,7 +87,9 @@ def _faiss() -> Any:
             warnings.simplefilter("ignore", DeprecationWarning)
             import faiss
     except ImportError:
-        raise AtollError("search=approximate needs the package faiss-cpu; install it, or set search=exact.") from None
+        raise AtollError(
+            "neighbor_search=approximate needs the package faiss-cpu; install it, or set neighbor_search=exact."
+        ) from None
     return faiss
 
 

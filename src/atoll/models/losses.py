@@ -24,7 +24,7 @@ def kl(targets: Tensor, logits: Tensor, graph: Graph, mask: Mask | None = None) 
 
 
 def smoothness(rows: Tensor, graph: Graph) -> Tensor:
-    """Σ_i Σ_{j ∈ N(i) ∪ i} ‖x_i − x_j‖² / Σ_i |N(i) ∪ i|: how far apart neighbours are."""
+    """Σ_i Σ_{j ∈ N(i) ∪ i} ‖x_i − x_j‖² / Σ_i |N(i) ∪ i|: how far apart neighbors are."""
     total: Tensor = _Smoothness.apply(rows, graph.laplacian)  # type: ignore[no-untyped-call]
     return total / (graph.edge_index.shape[1] + graph.num_nodes)
 

@@ -157,6 +157,9 @@ def descend(optimizer: Optimizer | Sequence[Optimizer], loss: Tensor) -> None:
     if isinstance(optimizer, Adam | SGD):
         optimizer.step(gradients(optimizer, loss))
         return
+    if len(optimizer) == 1:
+        optimizer[0].step(gradients(optimizer[0], loss))
+        return
     computed = torch.autograd.grad(loss, [p for one in optimizer for p in one.params.values()], materialize_grads=True)
     parts = iter(gradient.contiguous() for gradient in computed)
     for one in optimizer:

@@ -8,6 +8,8 @@ The module is written as for one graph, the way PyG's are:
         def embed(self, x, edge_index): ...    # optional: the last hidden representation (N, hidden_channels)
 
 The constructor names those of these arguments that it takes; its other arguments with a default become settings (model.NAME).
+Parameters are drawn per party. Everything else that the constructor makes (buffers, attributes) is the same for all parties and
+runs, and a call may not change it: a party's result would depend on the calls before.
 
 Parties are computed one after the other, not by `torch.func.vmap`: their graphs differ in size, and batched products round
 differently with the number of parties, so that results would depend on which parties share a process.
@@ -28,6 +30,7 @@ from torch.nn.parameter import UninitializedParameter
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.models.backbone import Backbone, ModelShape
+from atoll.models.held import difference, held
 from atoll.random import Draws
 from atoll.settings import setting
 
@@ -43,21 +46,22 @@ class PlainModule(Backbone):
     label: ClassVar[str]  # what errors call it
     module: nn.Module  # the user's, its parameters with a leading party axis
     initial_buffers: dict[str, Tensor]
+    places: dict[str, list[str]]  # by the first name of each parameter and buffer, where the module holds it
 
     def __init__(self, shape: ModelShape, draws: Draws | None = None, settings: Any = None) -> None:
         super().__init__(shape, draws, settings)
-        seeds = [0] if draws is None else _seeds(draws)
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            modules = [self._construct(seed) for seed in seeds]
-        module = modules[0]
+            module = self._construct(0)
+            modules = [] if draws is None else [self._construct(seed) for seed in _seeds(draws)]
         self._check(module)
         self.__dict__["module"] = module  # not registered: the parameters keep the names that they have in the user's module
         self.__dict__["initial_buffers"] = {name: value.clone() for name, value in module.named_buffers()}
+        self.__dict__["places"] = _places(module)
         if draws is None:
             stacked = {name: torch.zeros(shape.parties, *value.shape) for name, value in module.named_parameters()}
         else:
             every = [dict(one.named_parameters()) for one in modules]
-            stacked = {name: torch.stack([one[name].detach() for one in every]) for name in every[0]}
+            stacked = {name: torch.stack([one[name].detach() for one in every]) for name, _ in module.named_parameters()}
         _replace_parameters(module, stacked)
         self._modules, self._parameters = module._modules, module._parameters
 
@@ -93,36 +97,44 @@ class PlainModule(Backbone):
         if draws is not None and self.shape.input_dropout:
             x = x * draws.keep(1 - self.shape.input_dropout, graph.sizes, x.shape[1])
         seeds = [0] * graph.parties if draws is None else _seeds(draws)
-        module = _Method(self.module, method) if method else self.module
-        module.train(draws is not None)
-        prefix = "module." if method else ""
-        names = [prefix + name for name, _ in self.named_parameters()]
+        self.module.train(draws is not None)
+        call = _Call(self.module, method)
+        names = ["module." + name for name, _ in self.named_parameters()]
+        before = held(self.module)
         by_party = zip(*(value.unbind() for value in self.parameters()), strict=True)
         outputs = []
         with torch.random.fork_rng(devices=[]):
             for seed, values, rows, edge_index in zip(seeds, by_party, torch.split(x, graph.sizes), edges, strict=True):
                 torch.manual_seed(seed)
                 parameters = {name: value.clone() for name, value in zip(names, values, strict=True)}
-                outputs.append(self._call(module, prefix, parameters, rows.clone(), edge_index))
+                outputs.append(self._call(call, parameters, rows.clone(), edge_index))
                 if outputs[-1].requires_grad:
                     outputs[-1].register_hook(torch.clone)  # type: ignore[no-untyped-call]
+        if changed := difference(before, held(self.module)):
+            raise AtollError(
+                f"{self.label} changes its attribute {changed!r} when it is called, so that a party's result would depend on the "
+                "calls before; keep what a call computes in local variables."
+            )
         return torch.cat(outputs)
 
-    def _call(self, module: nn.Module, prefix: str, parameters: dict[str, Tensor], x: Tensor, edge_index: Tensor) -> Tensor:
-        buffers = {prefix + name: value.clone() for name, value in self.initial_buffers.items()}
+    def _call(self, call: _Call, parameters: dict[str, Tensor], x: Tensor, edge_index: Tensor) -> Tensor:
+        buffers = {"module." + name: value.clone() for name, value in self.initial_buffers.items()}
+        values = (parameters | buffers).items()
+        everywhere = {"module." + place: value for name, value in values for place in self.places[name.removeprefix("module.")]}
         try:
-            output = functional_call(module, parameters | buffers, (x, edge_index))
+            output, replaced = functional_call(call, everywhere, (x, edge_index), tie_weights=False)
         except AtollError:
             raise
-        except Exception as error:  # whatever the user's module does
+        except (Exception, SystemExit) as error:  # whatever the user's module does
             raise AtollError(f"{self.label} fails on a graph of {len(x)} nodes ({type(error).__name__}: {error}).") from error
         if not isinstance(output, Tensor) or output.ndim < 1 or len(output) != len(x):
             found = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
             raise AtollError(f"{self.label} gives {found} for {len(x)} nodes; it must give a tensor with one row per node.")
-        if changed := [name for name, value in buffers.items() if value._version]:
+        if changed := [name.removeprefix("module.") for name, value in buffers.items() if value._version] + replaced:
+            kind = "buffer" if changed[0] in self.initial_buffers else "parameter"
             raise AtollError(
-                f"{self.label} changes its buffer {changed[0].removeprefix(prefix)!r} in training, which is not part of a "
-                "federated model; use LayerNorm, or batch norm with track_running_stats=False."
+                f"{self.label} changes its {kind} {changed[0]!r} in training, which is not part of a federated "
+                "model; use LayerNorm, or batch norm with track_running_stats=False."
             )
         return output
 
@@ -139,7 +151,7 @@ class PlainModule(Backbone):
         torch.manual_seed(seed)
         try:
             module = type(self).factory(**self.arguments(self.shape, self.settings))
-        except Exception as error:  # whatever the user's constructor does
+        except (Exception, SystemExit) as error:  # whatever the user's constructor does
             raise AtollError(f"{self.label} cannot be made ({type(error).__name__}: {error}).") from error
         if not isinstance(module, nn.Module):
             raise AtollError(f"{self.label} gives a {type(module).__name__}, not a torch.nn.Module.")
@@ -158,16 +170,30 @@ class PlainModule(Backbone):
             raise AtollError(f"{cached[0]!r} of {self.label} caches the graph, but every party has its own; use cached=False.")
 
 
-class _Method(nn.Module):
-    """Calls another method of a module in the place of `forward`."""
+class _Call(nn.Module):
+    """One call of a module, or of another of its methods: what it gives, and which tensors of the module it replaced."""
 
-    def __init__(self, module: nn.Module, method: str) -> None:
+    def __init__(self, module: nn.Module, method: str | None) -> None:
         super().__init__()
         self.module, self.method = module, method
+        self.parts = list(module.named_modules())
 
-    def forward(self, x: Tensor, edge_index: Tensor) -> Any:
-        """What the method gives."""
-        return getattr(self.module, self.method)(x, edge_index)
+    def forward(self, x: Tensor, edge_index: Tensor) -> tuple[Any, list[str]]:
+        """The output, and the names of parameters and buffers that are other tensors than before."""
+        before = self._tensors()
+        output = (getattr(self.module, self.method) if self.method else self.module)(x, edge_index)
+        replaced = [
+            (part, name) for (part, name, one), (_, _, other) in zip(before, self._tensors(), strict=False) if one is not other
+        ]
+        return output, [f"{part}.{name}" if part else name for part, name in replaced]
+
+    def _tensors(self) -> list[tuple[str, str, Tensor | None]]:
+        return [
+            (prefix, name, value)
+            for prefix, part in self.parts
+            for values in (part._parameters, part._buffers)
+            for name, value in values.items()
+        ]
 
 
 def plain_backbone(factory: Factory, label: str) -> type[PlainModule]:
@@ -179,7 +205,7 @@ def plain_backbone(factory: Factory, label: str) -> type[PlainModule]:
     fields = [
         (name, type(p.default), setting(p.default, f"{name} of {label}."))
         for name, p in options.items()
-        if type(p.default) in (int, float, bool, str)
+        if type(p.default) in (int, float, bool, str) and not name.startswith("_")  # a name that config.toml cannot hold
     ]
     settings_type = dataclasses.make_dataclass("Settings", fields, frozen=True)
     names = {"factory": staticmethod(factory), "label": label, "settings_type": settings_type, "__doc__": factory.__doc__}
@@ -194,6 +220,21 @@ def _replace_parameters(module: nn.Module, values: Mapping[str, Tensor]) -> None
             new[id(old)] = nn.Parameter(values[name])
         owner, _, last = name.rpartition(".")
         module.get_submodule(owner)._parameters[last] = new[id(old)]
+
+
+def _places(module: nn.Module) -> dict[str, list[str]]:
+    """Every place of each parameter and buffer, once: one in two parts has two, one in a part with two names has one.
+
+    `functional_call` would put the values into a part with two names twice, and leave them there.
+    """
+    names: dict[int, str] = {}
+    places: dict[str, list[str]] = {}
+    for path, part in module.named_modules():  # each part by its first name
+        for last, value in (*part._parameters.items(), *part._buffers.items()):
+            if value is not None:
+                name = f"{path}.{last}" if path else last
+                places.setdefault(names.setdefault(id(value), name), []).append(name)
+    return places
 
 
 def _signature(factory: Factory) -> Mapping[str, inspect.Parameter]:

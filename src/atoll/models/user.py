@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,6 +50,18 @@ def load(model: Any) -> str:
     label = f"{model.__module__}:{name}"
     _loaded[label] = _backbone(model, name)
     return label
+
+
+def load_all(models: Iterable[Any]) -> list[str]:
+    """The names of several models, each of another one: a class that a function makes has the same name at each call."""
+    given: dict[str, Any] = {}
+    for model in models:
+        name = load(model)
+        if given.setdefault(name, model) is not model and not isinstance(model, (str, Path)):
+            raise AtollError(
+                f"models holds two different objects called {model.__qualname__}; give one of them another __qualname__."
+            )
+    return list(given)
 
 
 def find_loaded(name: str) -> type[Backbone]:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from atoll.runs.config import Config
 
 HOME = Path(__file__).parent
-MEASURED = HOME / "measured"  # our results as data of the package, one file a paper
-ARGUMENTS = ("algorithm", "dataset", "partition", "parties")  # of a cell's `run`, beside settings by name
+MEASURED = HOME / "measured"  # our recorded results, shipped with the package, one file per paper
+ARGUMENTS = ("algorithm", "dataset", "partition", "parties")  # of a cell's `run`; everything else there is a setting
 
 
 @dataclass(frozen=True)
@@ -28,24 +28,24 @@ class Cell:
     row: str
     run: Mapping[str, Any] = field(default_factory=dict)  # arguments of atoll.run
     paper: Mapping[str, Any] = field(default_factory=dict)  # metric → value or [mean, standard deviation]
-    range: Mapping[str, Sequence[float]] = field(default_factory=dict)  # metric → the range we state
+    range: Mapping[str, Sequence[float]] = field(default_factory=dict)  # metric → the range we claim
     note: str = ""
-    missing: str = ""  # why there can be no result
-    party: int | None = None  # of a table of facts
-    series: str = ""  # of a figure
+    missing: str = ""  # why there is no result
+    party: int | None = None  # for a table of facts
+    series: str = ""  # for a figure
     x: float | str | None = None
 
     def configs(self, seeds: int, over: Mapping[str, Any]) -> list[Config]:
-        """The runs behind the cell, one a seed; `over` are settings that come last. A table of facts stands on `local`'s data."""
+        """The runs behind the cell, one per seed; `over` overrides settings. A table of facts is computed from `local`'s data."""
         from atoll.runs import config
 
         values = {name: value for name, value in self.run.items() if name not in (*ARGUMENTS, "seed")} | dict(over)
         named = {name: self.run[name] for name in ARGUMENTS if name in self.run and name != "algorithm"}
         first = config.resolve(self.run.get("algorithm", "local"), seed=self.run.get("seed", 0), values=values, **named)
-        return [replace(first, seed=first.seed + place) for place in range(seeds)]
+        return [replace(first, seed=first.seed + index) for index in range(seeds)]
 
     def within(self, panel: str) -> bool:
-        """Whether a part of a figure shows it."""
+        """Whether this panel of a figure shows the cell."""
         return not panel or self.row == panel or self.row.startswith(f"{panel} ")
 
 
@@ -58,10 +58,10 @@ class Exhibit:
     title: str
     cells: tuple[Cell, ...]
     metrics: tuple[str, ...] = ("accuracy",)
-    kind: str = "table"  # or figure, boxes (over the seeds), embeddings, facts (of a partition; nothing is trained)
-    axis: str = ""  # of a figure: what x is
-    curves: Sequence[str] = ()  # of a figure over the rounds: what of the histories is drawn
-    panels: Sequence[str] = ()  # parts whose lines are compared, seed by seed: the first words of their rows
+    kind: str = "table"  # or figure, boxes (over the seeds), embeddings, facts (about a partition; nothing is trained)
+    axis: str = ""  # for a figure: what x is
+    curves: Sequence[str] = ()  # for a figure over the rounds: which metrics of the histories are drawn
+    panels: Sequence[str] = ()  # groups of lines compared seed by seed, each by the first words of its rows
     percent: bool = False
     seeds: int = 5
     quick: Mapping[str, Any] = field(default_factory=dict)
@@ -77,11 +77,11 @@ class Exhibit:
 
     @property
     def wanted(self) -> int:
-        """Results that make a cell complete: one a seed; facts are no matter of seeds."""
+        """Number of results that complete a cell: one per seed; facts do not depend on seeds."""
         return 1 if self.kind == "facts" else self.seeds
 
     def panel(self, cell: Cell) -> str:
-        """The part of the figure that shows a cell."""
+        """The panel that shows a cell."""
         return next((panel for panel in self.panels if cell.within(panel)), "")
 
     def printed(self, metric: str) -> bool:
@@ -92,25 +92,25 @@ class Exhibit:
         """A metric of a result in the paper's unit; dots reach into lists (`party_accuracy.0`) and result.json (`bytes.up`)."""
         first, *rest = metric.split(".")
         measured = first in result["metrics"]
-        found: Any = result["metrics"][first] if measured else result.get(first)
+        value: Any = result["metrics"][first] if measured else result.get(first)
         for part in rest:
-            found = found[int(part)] if isinstance(found, list) else found.get(part) if isinstance(found, Mapping) else None
-        if not isinstance(found, (int, float)):
+            value = value[int(part)] if isinstance(value, list) else value.get(part) if isinstance(value, Mapping) else None
+        if not isinstance(value, (int, float)):
             return None
-        return found * self.scale.get(metric, 100.0 if self.percent and measured else 1.0)
+        return value * self.scale.get(metric, 100.0 if self.percent and measured else 1.0)
 
 
 @dataclass(frozen=True)
 class Line:
-    """A cell with what came out: metric → (mean, standard deviation) of ours."""
+    """A cell with our results: metric → (mean, standard deviation)."""
 
     cell: Cell
     ours: Mapping[str, tuple[float, float]]
     seeds: int
-    recorded: bool = False  # from `measured/`, not from runs at hand
+    recorded: bool = False  # from `measured/`, not from local runs
 
     def outside(self) -> list[str]:
-        """The metrics that lie outside the range we state."""
+        """The metrics outside the range we claim."""
         return [
             name for name, (low, high) in self.cell.range.items() if name in self.ours and not low <= self.ours[name][0] <= high
         ]
@@ -118,15 +118,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Measured:
-    """A line of `measured/PAPER.toml`: what came out of so many seeds of a configuration."""
+    """A line of `measured/PAPER.toml`: the results of one configuration over several seeds."""
 
     seeds: int
-    config: str  # its digest; that of the first seed, which tells those of the others
+    config: str  # digest of the first seed's configuration, which determines the others
     ours: Mapping[str, tuple[float, float]]
 
 
 def papers() -> list[str]:
-    """The papers there are data files of."""
+    """The papers that have a data file."""
     return sorted(file.stem for file in HOME.glob("*.toml"))
 
 
@@ -140,34 +140,34 @@ def exhibits(paper: str) -> list[Exhibit]:
 
 
 def measured(paper: str) -> dict[str, dict[str, Measured]]:
-    """The lines that were recorded, by table and row; whether their configurations are still the same is for `record` to tell."""
+    """The recorded lines, by table and row; `record` checks that their configurations are unchanged."""
     file = MEASURED / f"{paper}.toml"
     document = tomllib.loads(file.read_text()) if file.exists() else {}
     return {table: {row: _measured(line) for row, line in lines.items()} for table, lines in document.items()}
 
 
 def recorded(paper: str) -> dict[str, dict[str, Any]]:
-    """The runs that were recorded, by the names of their folders: as much of result.json as the paper's tables show."""
+    """The recorded runs by folder name: the parts of result.json that the paper's tables show."""
     file = MEASURED / f"{paper}.jsonl"
     runs = map(json.loads, file.read_text().splitlines()) if file.exists() else ()
     return {run.pop("run"): run for run in runs}
 
 
 def _measured(line: dict[str, Any]) -> Measured:
-    ours = {metric: (float(value), float(spread[0]) if spread else math.nan) for metric, (value, *spread) in line["ours"].items()}
+    ours = {metric: (float(value), float(std[0]) if std else math.nan) for metric, (value, *std) in line["ours"].items()}
     return Measured(line["seeds"], line["config"], ours)
 
 
 def find(name: str) -> list[Exhibit]:
     """`paper` or `paper/table2`."""
     paper, _, table = name.partition("/")
-    found = exhibits(paper)
+    available = exhibits(paper)
     if not table:
-        return found
-    chosen = [exhibit for exhibit in found if exhibit.name == name]
-    if not chosen:
-        raise AtollError(f"There is no {name!r} to reproduce{suggest(name, [exhibit.name for exhibit in found])}")
-    return chosen
+        return available
+    matches = [exhibit for exhibit in available if exhibit.name == name]
+    if not matches:
+        raise AtollError(f"There is no {name!r} to reproduce{suggest(name, [exhibit.name for exhibit in available])}")
+    return matches
 
 
 def _exhibit(name: str, paper: str, table: dict[str, Any]) -> Exhibit:
@@ -176,12 +176,12 @@ def _exhibit(name: str, paper: str, table: dict[str, Any]) -> Exhibit:
     return Exhibit(name, paper, cells=cells, **{**table, "metrics": tuple(table.get("metrics", ("accuracy",)))})
 
 
-def summarise(exhibit: Exhibit, cell: Cell, results: Sequence[Mapping[str, Any]]) -> Line:
-    """Mean and standard deviation over the seeds of every metric of the exhibit."""
+def summarize(exhibit: Exhibit, cell: Cell, results: Sequence[Mapping[str, Any]]) -> Line:
+    """Mean and standard deviation over the seeds for every metric of the exhibit."""
     ours = {}
     for metric in exhibit.metrics:
         values = [value for value in (exhibit.value(metric, result) for result in results) if value is not None]
-        found = mean_std(values)
-        if found is not None:
-            ours[metric] = (found[0], math.nan if found[1] is None else found[1])
+        pair = mean_std(values)
+        if pair is not None:
+            ours[metric] = (pair[0], math.nan if pair[1] is None else pair[1])
     return Line(cell, ours, len(results))

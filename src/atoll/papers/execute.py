@@ -1,4 +1,4 @@
-"""Running what the papers' tables need: every run once, in a folder of its own, resumable, several at a time."""
+"""Run what the papers' tables need: each run once, in its own folder, resumable, several at a time."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.papers import Cell, Exhibit, Line, recorded, summarise
+from atoll.papers import Cell, Exhibit, Line, recorded, summarize
 from atoll.runs import runner
 from atoll.runs.config import Config, plain
 from atoll.runs.reader import read
 from atoll.settings import first_named
 
-Runs = Mapping[str, Mapping[str, Any]]  # results by the names of the runs' folders
-Tell = Callable[[str, int, int], None]  # what was run, how many are done, of how many
+Runs = Mapping[str, Mapping[str, Any]]  # results by folder name
+Tell = Callable[[str, int, int], None]  # name of the run, number done, number in total
 
 
 def folder_of(config: Config, root: Path) -> Path:
-    """Where a run's result lies: the same configuration, the same folder, whichever table asks for it.
+    """The folder of a run's result: one folder per configuration, whichever table needs it.
 
-    The digest is taken over the first names of all settings, so that a renamed setting does not lose what was run before.
+    The digest uses the original names of all settings, so that renaming a setting does not lose earlier runs.
     """
     tables = {name: plain(first_named(group)) for name, group in config.groups.items()}
     document = plain(config.arguments) | {name: table for name, table in tables.items() if table}
@@ -47,7 +47,7 @@ def jobs_of(exhibits: Sequence[Exhibit], quick: bool, seeds: int | None) -> dict
 
 
 def execute(configs: Sequence[Config], root: Path, workers: int, tell: Tell) -> None:
-    """Run every configuration that has no result yet; a run that was broken off goes on from its checkpoint."""
+    """Run every configuration that has no result yet; an interrupted run continues from its checkpoint."""
     waiting = {folder_of(config, root): config for config in configs}
     waiting = {folder: config for folder, config in waiting.items() if not (folder / "result.json").exists()}
     if workers == 1:
@@ -64,7 +64,7 @@ def execute(configs: Sequence[Config], root: Path, workers: int, tell: Tell) -> 
 
 
 def run_one(config: Config, folder: Path) -> None:
-    """Run, or go on with, one configuration."""
+    """Run or resume one configuration."""
     if (folder / "config.toml").exists():
         runner.resume(folder)
     else:
@@ -72,7 +72,7 @@ def run_one(config: Config, folder: Path) -> None:
 
 
 def lines(exhibit: Exhibit, jobs: Mapping[tuple[str, str], Sequence[Config]], root: Path) -> list[Line]:
-    """What came out, cell by cell; a cell without results has none."""
+    """The results, cell by cell; a cell without results has an empty line."""
     if exhibit.kind == "facts":
         return [_facts(exhibit, cell) for cell in exhibit.cells]
     if exhibit.kind == "embeddings":
@@ -86,57 +86,57 @@ def lines(exhibit: Exhibit, jobs: Mapping[tuple[str, str], Sequence[Config]], ro
 def _comparable(
     exhibit: Exhibit, jobs: Mapping[tuple[str, str], Sequence[Config]], root: Path, known: Runs
 ) -> dict[tuple[str, str], list[Config]]:
-    """The runs with the seeds that all lines of their panel have: no curve bends because a seed is missing."""
-    chosen: dict[tuple[str, str], list[Config]] = {}
+    """The runs whose seeds all lines of their panel have, so that a missing seed does not bend a curve."""
+    selected: dict[tuple[str, str], list[Config]] = {}
     for panel in {exhibit.panel(cell): None for cell in exhibit.runnable}:
         names = [(exhibit.name, cell.row) for cell in exhibit.runnable if exhibit.panel(cell) == panel]
-        places = {
-            name: {place for place, config in enumerate(jobs.get(name, ())) if results([config], root, known)} for name in names
+        finished_seeds = {
+            name: {index for index, config in enumerate(jobs.get(name, ())) if results([config], root, known)} for name in names
         }
-        run = [there for there in places.values() if there]
-        common = sorted(set.intersection(*run)) if run else []
-        chosen |= {name: [jobs[name][place] for place in common if places[name]] for name in names}
-    return chosen
+        nonempty = [indices for indices in finished_seeds.values() if indices]
+        common = sorted(set.intersection(*nonempty)) if nonempty else []
+        selected |= {name: [jobs[name][index] for index in common if finished_seeds[name]] for name in names}
+    return selected
 
 
 def _line(exhibit: Exhibit, cell: Cell, configs: Sequence[Config], root: Path, known: Runs) -> Line:
-    there = results(configs, root, known)
-    return replace(summarise(exhibit, cell, there), recorded=len(there) > len(finished(configs, root)))
+    available = results(configs, root, known)
+    return replace(summarize(exhibit, cell, available), recorded=len(available) > len(finished(configs, root)))
 
 
 def results(configs: Sequence[Config], root: Path, known: Runs) -> list[dict[str, Any]]:
-    """What the runs that are over came to; of those that are not at hand, what was recorded."""
-    there: list[dict[str, Any]] = []
+    """The results of the finished runs; where a run's folder is not here, its recorded result."""
+    available: list[dict[str, Any]] = []
     for config in configs:
         folder = folder_of(config, root)
         if (folder / "result.json").exists():
-            there.append(read(folder, config, history=False, state=False).to_dict())
+            available.append(read(folder, config, history=False, state=False).to_dict())
         elif folder.name in known:
-            there.append(dict(known[folder.name]))
-    return there
+            available.append(dict(known[folder.name]))
+    return available
 
 
 def finished(configs: Sequence[Config], root: Path) -> list[Path]:
-    """The folders of the runs that are over."""
+    """The folders of the finished runs."""
     return [folder for folder in (folder_of(config, root) for config in configs) if (folder / "result.json").exists()]
 
 
 def _embedded(exhibit: Exhibit, cell: Cell, configs: Sequence[Config], root: Path) -> Line:
-    """The results, and of their embeddings the silhouette; nothing where the graph is not here."""
+    """The results with the silhouette of their embeddings; none if the graph is not available."""
     from atoll.reports.embedding import silhouette
 
-    found = []
+    embedded = []
     for folder in finished(configs, root):
         try:
             result = read(folder)
-            found.append({**result.to_dict(), "metrics": {**result.metrics, "silhouette": silhouette(result)}})
+            embedded.append({**result.to_dict(), "metrics": {**result.metrics, "silhouette": silhouette(result)}})
         except (AtollError, OSError):
             continue
-    return summarise(exhibit, cell, found)
+    return summarize(exhibit, cell, embedded)
 
 
 def _facts(exhibit: Exhibit, cell: Cell) -> Line:
-    """The facts of one party of a partition as metrics; none where its graph is not here."""
+    """Statistics of one party of a partition as metrics; none if its graph is not available."""
     from atoll.data.federated import SCENARIOS, federate
     from atoll.data.statistics import partition_statistics
 

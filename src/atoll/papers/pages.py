@@ -1,4 +1,4 @@
-"""Pages of results: ours beside the paper's, in Markdown."""
+"""Pages of results in Markdown: ours next to the paper's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll.runs.metrics import mean_text, metric_format
 
 
 def header(exhibit: Exhibit) -> list[str]:
-    """The columns: for each metric ours and, where the paper prints any, the paper's and the difference."""
+    """The columns: for each metric ours and, if the paper prints it, the paper's and the difference."""
     columns = ["", "seeds"]
     for metric in exhibit.metrics:
         columns += [f"{metric_format(metric).heading}: ours", *(("paper", "difference") if exhibit.printed(metric) else ())]
@@ -19,7 +19,7 @@ def header(exhibit: Exhibit) -> list[str]:
 
 
 def row(exhibit: Exhibit, line: Line) -> list[str]:
-    """One line of a table; ‼ marks what is outside the range we state."""
+    """One line of a table; ‼ marks values outside the range we claim."""
     cells = [line.cell.row, str(line.seeds) if line.ours else "–"]
     for metric in exhibit.metrics:
         paper = line.cell.paper.get(metric)
@@ -33,25 +33,25 @@ def row(exhibit: Exhibit, line: Line) -> list[str]:
 
 
 def reasons(lines: Sequence[Line]) -> list[str]:
-    """Why some lines cannot be run, a sentence a reason with the number of its lines."""
+    """Why some lines cannot be run: one sentence per reason, with the number of lines."""
     counts = Counter(line.cell.missing.rstrip(".") for line in lines if line.cell.missing)
     return [f"{count} line{'s' if count > 1 else ''} cannot be run: {reason}." for reason, count in counts.items()]
 
 
-def _pair(value: float, spread: float = math.nan) -> str:
-    """A mean and its spread to as many digits, a count as it is."""
-    count = math.isnan(spread) and float(value).is_integer() and abs(value) < 1e9
+def _pair(value: float, std: float = math.nan) -> str:
+    """A mean and its standard deviation to the same number of digits; a count in full."""
+    count = math.isnan(std) and float(value).is_integer() and abs(value) < 1e9
     digits = 0 if count else 2 if abs(value) >= 1 else 3
-    return mean_text(value, spread, digits)
+    return mean_text(value, std, digits)
 
 
 def markdown(exhibits: Sequence[tuple[Exhibit, Sequence[Line]]], pictures: Mapping[str, str] | None = None) -> str:
-    """A page: every exhibit with its note, its picture, its table and what is said of single lines."""
+    """A page: every exhibit with its note, picture, table and notes on single lines."""
     first = exhibits[0][0]
     paper = first.name.split("/", maxsplit=1)[0]
     text = [f"# Results: {first.paper}", ""]
     text += [f"Made by `atoll reproduce {paper} --page`; mean ± standard deviation over the seeds, selected by validation.", ""]
-    text += ["`‼` marks what lies outside the range we state; the notes say what was found.", ""]
+    text += ["`‼` marks values outside the range we claim; the notes explain them.", ""]
     for exhibit, lines in exhibits:
         text += [f"## {exhibit.title}", ""]
         if exhibit.note:

@@ -1,9 +1,9 @@
-"""Our results as data of the package, so that who has only the package sees our numbers too: `measured/PAPER.jsonl` and `.toml`.
+"""Our results, shipped with the package so that every user sees them: `measured/PAPER.jsonl` and `.toml`.
 
-The first holds runs, one a line, under the names of their folders: whichever table asks for a run finds it, and seeds can be
-added one by one. The second holds lines that are no means of runs' results (facts of a partition, silhouettes) and means whose
-runs were not kept, each with the digest of its configuration. Once settings or defaults have changed the digest, which ends a
-folder's name too, is another one, and what was recorded is no longer shown.
+The first holds one run per line, under the name of its folder: every table that needs the run finds it, and seeds can be added
+one by one. The second holds lines that are not means over runs (facts about a partition, silhouettes) and means whose runs were
+not kept, each with the digest of its configuration. When settings or defaults change, so does the digest (which also ends a
+folder's name), and what was recorded is no longer shown.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from atoll.papers.execute import folder_of, jobs_of, results
 from atoll.runs.config import Config
 
 Jobs = Mapping[tuple[str, str], Sequence[Config]]
-COMPUTED = ("facts", "embeddings")  # kinds of exhibits whose lines are no means of runs' results
+COMPUTED = ("facts", "embeddings")  # kinds of exhibits whose lines are not means over runs
 
 
 def digest(config: Config) -> str:
-    """What tells a configuration from all others."""
+    """The digest that identifies a configuration."""
     return folder_of(config, Path()).name.rpartition("-")[2]
 
 
 def filled(exhibit: Exhibit, lines: Sequence[Line], jobs: Jobs) -> list[Line]:
-    """The lines, and for those with fewer runs at hand than were asked for and recorded, what was recorded.
+    """The lines; where fewer runs are here than were requested and recorded, the recorded line instead.
 
-    A figure's line keeps its runs where its panel has lines of just as many runs and no recorded mean: curves are compared.
+    A figure's line keeps its runs if its panel has lines with as many runs and no recorded mean, because curves are compared.
     """
     paper, _, table = exhibit.name.partition("/")
     known = papers.measured(paper).get(table, {})
@@ -55,7 +55,7 @@ def _better(line: Line, kept: Measured | None, configs: Sequence[Config]) -> Lin
 
 
 def ready() -> None:
-    """Make sure, before anything runs, that a record can be written."""
+    """Check, before anything runs, that results can be recorded."""
     try:
         papers.MEASURED.mkdir(exist_ok=True)
         probe = papers.MEASURED / ".probe"
@@ -68,7 +68,7 @@ def ready() -> None:
 
 
 def unrecorded(chosen: Sequence[Exhibit], jobs: Jobs) -> list[Config]:
-    """The runs that no record spares: neither theirs nor that of a line with as many seeds."""
+    """The runs that are not recorded, neither themselves nor as a line with as many seeds."""
     runs: dict[str, Any] = {}
     lines: dict[str, dict[str, Measured]] = {}
     for paper in {exhibit.name.partition("/")[0] for exhibit in chosen}:
@@ -82,16 +82,16 @@ def unrecorded(chosen: Sequence[Exhibit], jobs: Jobs) -> list[Config]:
     return left
 
 
-def write(paper: str, told: Mapping[str, Sequence[Line]], jobs: Jobs, root: Path) -> list[str]:
-    """Add the runs at hand and the computed lines to the paper's record; what was dropped from it, in words."""
+def write(paper: str, shown: Mapping[str, Sequence[Line]], jobs: Jobs, root: Path) -> list[str]:
+    """Add the local runs and the computed lines to the paper's record; return what was dropped, in words."""
     exhibits = papers.exhibits(paper)
     wanted = jobs_of(exhibits, False, None)
     configs = [config for asked in (wanted, jobs) for each in asked.values() for config in each]
-    return _write_runs(paper, exhibits, configs, root) + _write_lines(paper, exhibits, told, wanted)
+    return _write_runs(paper, exhibits, configs, root) + _write_lines(paper, exhibits, shown, wanted)
 
 
 def _write_runs(paper: str, exhibits: Sequence[Exhibit], configs: Sequence[Config], root: Path) -> list[str]:
-    """The runs that some line asks for: those at hand, then those recorded before."""
+    """The runs that some line needs: local ones first, then those recorded before."""
     before = papers.recorded(paper)
     names = {metric.partition(".")[0] for exhibit in exhibits for metric in exhibit.metrics}
     runs = {folder_of(config, root).name: result for config in configs for result in results([config], root, before)}
@@ -99,30 +99,30 @@ def _write_runs(paper: str, exhibits: Sequence[Exhibit], configs: Sequence[Confi
     if lines:
         storage.write_whole(papers.MEASURED / f"{paper}.jsonl", ("\n".join(lines) + "\n").encode())
     dropped = len(before.keys() - runs.keys())
-    return [f"{paper}: {dropped} recorded runs dropped, no line asks for them any more."] if dropped else []
+    return [f"{paper}: {dropped} recorded runs dropped: no line needs them any more."] if dropped else []
 
 
 def _pruned(result: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
-    """Of a result what tables show."""
+    """The parts of a result that tables show."""
     outside = {name: result[name] for name in sorted(names) if name in result}
     return {"metrics": {name: _short(result["metrics"][name]) for name in sorted(names) if name in result["metrics"]}, **outside}
 
 
 def _short(value: Any) -> Any:
-    """Six digits of every number."""
+    """Every number to six significant digits."""
     if isinstance(value, list):
         return [_short(each) for each in value]
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def _write_lines(paper: str, exhibits: Sequence[Exhibit], told: Mapping[str, Sequence[Line]], jobs: Jobs) -> list[str]:
-    """Computed lines, new ones in the place of old ones; of the rest those that recorded runs do not make up for."""
+def _write_lines(paper: str, exhibits: Sequence[Exhibit], shown: Mapping[str, Sequence[Line]], jobs: Jobs) -> list[str]:
+    """Computed lines, new ones replacing old ones; of the others, those that recorded runs do not cover."""
     known, runs = papers.measured(paper), papers.recorded(paper)
     text, words = [HEADER.format(paper=paper)], []
     for exhibit in exhibits:
         table = exhibit.name.partition("/")[2]
         before, kept = known.pop(table, {}), {}
-        computed = told.get(exhibit.name, ()) if exhibit.kind in COMPUTED else ()
+        computed = shown.get(exhibit.name, ()) if exhibit.kind in COMPUTED else ()
         fresh = {line.cell.row: line for line in computed if line.ours and not line.recorded}
         for cell in exhibit.runnable:
             line, old = fresh.get(cell.row), before.pop(cell.row, None)
@@ -146,7 +146,7 @@ def _write_lines(paper: str, exhibits: Sequence[Exhibit], told: Mapping[str, Seq
 
 
 HEADER = """\
-# Ours, beside the paper's in ../{paper}.toml: mean and standard deviation over the seeds, in the paper's unit.
+# Ours, next to the paper's in ../{paper}.toml: mean and standard deviation over the seeds, in the paper's unit.
 # Written by `atoll reproduce {paper} --record`, not by hand. `config` is the digest of the configuration that was run."""
 
 
@@ -157,11 +157,11 @@ def _line(row: str, measured: Measured) -> str:
 
 
 def _rounded(value: float) -> str:
-    """Four decimals of what is large, five digits of what is small."""
+    """Four decimals for large values, five significant digits for small ones."""
     short = round(value, 4) if abs(value) >= 1 else float(f"{value:.5g}")
     return str(int(short)) if short.is_integer() and abs(short) < 1e15 else repr(short)
 
 
 def _text(name: str) -> str:
-    """A key of TOML: bare where it may be."""
+    """A TOML key, bare where allowed."""
     return name if name.replace("_", "").isascii() and name.replace("_", "").isalnum() else json.dumps(name, ensure_ascii=False)

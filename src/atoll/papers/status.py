@@ -1,4 +1,4 @@
-"""How far every table and figure is: `atoll reproduce --list`. What needs torch waits until there is something to look at."""
+"""The progress of every table and figure: `atoll reproduce --list`. Imports torch only if there is something to look at."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ def state(exhibit: Exhibit, root: Path, lines: Mapping[str, Measured]) -> str:
 
 
 def _seeds(exhibit: Exhibit, cell: Cell, root: Path, kept: Measured | None, known: Mapping[str, Mapping[str, Any]]) -> int:
-    """Seeds with a result: in the folder of runs, or recorded for the configuration as it is now."""
+    """Number of seeds with a result: in the folder of runs, or recorded for the current configuration."""
     if kept is None and (exhibit.kind == "facts" or not (known or root.is_dir())):
         return 0
     from atoll.papers.execute import results
     from atoll.papers.record import digest
 
     configs = cell.configs(exhibit.wanted, {})
-    there = len(results(configs, root, known)) if exhibit.kind != "facts" else 0
-    return max(there, kept.seeds if kept is not None and kept.config == digest(configs[0]) else 0)
+    available = len(results(configs, root, known)) if exhibit.kind != "facts" else 0
+    return max(available, kept.seeds if kept is not None and kept.config == digest(configs[0]) else 0)
 
 
 @cache
 def _absent() -> frozenset[str]:
-    """The known graphs whose files are not here."""
+    """The known graphs whose files are missing."""
     from atoll.data.registry import known
 
     return frozenset(dataset.name for dataset in known() if not dataset.available)
 
 
 def title(exhibit: Exhibit) -> str:
-    """The title, with how many of its lines have no data."""
+    """The title, with the number of lines without data."""
     without = len(exhibit.cells) - len(exhibit.runnable)
     return exhibit.title + (f" ({without} of {len(exhibit.cells)} lines without data)" if without and exhibit.runnable else "")

@@ -1,24 +1,22 @@
 """Gaussian noise at the party: replies are clipped and noised before they leave, and their privacy cost is counted.
 
-There are two neighbouring relations:
+There are two neighboring relations:
 
 - `party`: two federations that differ in everything one party holds. A party's reply as a whole is clipped to norm C.
 - `row`: two federations that differ in one row of the reply (one node's representation, in all noised fields together),
-  whatever it was computed from. It guarantees nothing for nodes whose neighbours' rows change with theirs.
+  whatever it was computed from. It guarantees nothing for nodes whose neighbors' rows change with theirs.
 
-Parties never join or leave, so neighbours are by substitution: a reply can move by 2·C, and noise of standard deviation σ·C is a
+Parties never join or leave, so neighbors are by substitution: a reply can move by 2·C, and noise of standard deviation σ·C is a
 Gaussian mechanism of multiplier σ/2. Only the party's own noise counts, even if others add theirs under secure aggregation.
 
-With a clip, what leaves is a point of a grid of step σ·C/2²⁰, the same grid for all data: the clipped reply is rounded towards
+With a clip, what leaves is a point of a grid of step σ·C/2²⁰, the same grid for all data: the clipped reply is rounded toward
 zero (which makes no norm larger) and discrete Gaussian noise is added to the integer number of steps. Everything done to it after
 that (adding the model the server sent, multiplying by the weight `n`, which leaves in clear) depends on nothing else.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,16 +29,13 @@ from atoll.errors import AtollError
 from atoll.parties import Parties
 from atoll.privacy.discrete import SIGMA, shrinking, to_grid
 from atoll.privacy.masking import SECURE_STEPS
+from atoll.privacy.noise_settings import EVALUATE, NoiseSettings, cost_of
 from atoll.privacy.releases import Releases
 from atoll.privacy.sampling import draws_of, grid_samples, normal_samples
 from atoll.random import Draws
-from atoll.settings import setting
 
-EVALUATE = "evaluate"  # the verb whose replies are counts
 WEIGHTS = ("n", "nodes")  # the number of training nodes: it leaves in clear
-MAX_MEAN_LOSS = 3.0  # of a party, if counts are noised: a larger one would outweigh the other counts
-MIN_NOISE = 2.0**-10  # below it, squared steps would overflow 64 bits; ε is above a million by then
-MIN_CLIP = 1e-30  # below it, squares would underflow in double precision
+MAX_MEAN = 3.0  # of the items a party sums over, if counts are noised: a larger one would outweigh the other counts
 MAX_CHUNK = 1 << 21  # numbers noised at once
 
 
@@ -73,57 +68,13 @@ class Request(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class NoiseSettings:
-    """What is noised, and how much; without a verb nothing is."""
-
-    verb: str = setting("", "The verb whose replies are clipped and noised; empty means none.")
-    fields: tuple[str, ...] = setting(
-        (), "The fields of the reply, by their first name; empty means all that are not whole numbers."
-    )
-    clip: float = setting(
-        1.0, "The norm C that a reply (or, by row, each row) is cut to; 0 cuts nothing and promises nothing.", low=0, high=1e30
-    )
-    noise: float = setting(
-        1.0, "Standard deviation of the noise in units of the clip, or as it is without one.", low=0, high=1e12
-    )
-    protected_unit: str = setting(
-        "party", "What is protected: everything of a party, or one row of the reply.", choices=("party", "row"), was="unit"
-    )
-    delta: float = setting(1e-5, "The δ of the (ε, δ) in the history.", low=1e-15, high=0.5)
-    noise_source: str = setting(
-        "seed",
-        "Where noise comes from: the run's seed (repeatable, but whoever knows the seed knows the noise) or the system.",
-        choices=("seed", "system"),
-        was="source",
-    )
-    evaluation_noise: float = setting(
-        0.0,
-        "Noise on each party's evaluation counts, in units of evaluation_clip; 0 leaves them as they are.",
-        low=0,
-        high=1e12,
-        was="evaluation",
-    )
-    evaluation_clip: float = setting(1.0, "The norm that each party's evaluation counts are scaled down to.", low=1e-6, high=1e12)
-
-    def __post_init__(self) -> None:
-        for name, value in (("noise", self.noise if self.clip else 0.0), ("evaluation_noise", self.evaluation_noise)):
-            if 0 < value < MIN_NOISE:
-                raise AtollError(f"dp.{name} is {value:g}, which hides nothing; use at least {MIN_NOISE:g}, or 0 for none.")
-        if 0 < self.clip < MIN_CLIP:
-            raise AtollError(f"dp.clip is {self.clip:g}, which leaves nothing; use at least {MIN_CLIP:g}, or 0 for no clip.")
-        if self.evaluation_noise and self.verb == EVALUATE:
-            raise AtollError("dp.evaluation_noise noises the replies of 'evaluate' already; let dp.verb name another verb.")
+class Counted(Protocol):
+    """What noise needs to know of one field of an evaluation's counts."""
 
     @property
-    def active(self) -> bool:
-        """Whether anything is noised."""
-        return bool(self.verb or self.evaluation_noise)
-
-    @property
-    def cost(self) -> float:
-        """ρ of one reply of the verb; infinite without a clip or noise."""
-        return _cost(self.noise) if self.clip else math.inf
+    def most(self) -> str | tuple[str, ...]:
+        """What each number counts: "items", or "sum" for a sum of real numbers; a tuple has one for each column."""
+        ...
 
 
 class Noise:
@@ -131,11 +82,20 @@ class Noise:
 
     If the server sent a model (a dict of parameters) under the same name, the reply's difference from it is clipped, per unit of
     the weight `n` by which it was multiplied: the update, as in DP-FedAvg (McMahan et al., ICLR 2018).
+    Counts are those that the task declares (`Task.fields`): a sum over items is limited by their number before it is noised.
     With `strict`, nothing leaves without noise except the weight and the steps of a secure total.
     """
 
-    def __init__(self, settings: NoiseSettings, releases: Releases | None = None, *, strict: bool = False) -> None:
+    def __init__(
+        self,
+        settings: NoiseSettings,
+        releases: Releases | None = None,
+        counts: Mapping[str, Counted] | None = None,
+        *,
+        strict: bool = False,
+    ) -> None:
         self.settings = settings
+        self.counts = counts or {}
         self.releases = releases if releases is not None else Releases()
         self.strict = strict
 
@@ -176,12 +136,9 @@ class Noise:
 
     def _noise_counts(self, message: Request, fields: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """A party's counts, scaled down together to the clip (which preserves their ratios) and noised; no longer integers."""
-        self.releases.spend(message.parties, _cost(self.settings.evaluation_noise), message.verb, message.round)
-        flat = {name: value.detach().double() for name, value in wire.leaves(fields)}
-        for name in flat.keys() & {"validation", "test"}:
-            nodes, right, loss = flat[name].unbind(1)[:3]
-            capped = torch.minimum(loss, MAX_MEAN_LOSS * nodes)
-            flat[name] = torch.cat([torch.stack([nodes, right, capped], 1), flat[name][:, 3:]], 1)
+        self.releases.spend(message.parties, cost_of(self.settings.evaluation_noise), message.verb, message.round)
+        flat = {name: dense(value).detach().double() for name, value in wire.leaves(fields)}
+        flat |= {name: _limited(flat[name], counted.most) for name, counted in self.counts.items() if name in flat}
         return wire.nest(self._per_party(flat, draws, self.settings.evaluation_clip, self.settings.evaluation_noise))
 
     def _selected(self, message: Request, flat: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -267,11 +224,6 @@ class Noise:
         return value + self.settings.noise * normal_samples(draws, self.settings.noise_source, value.shape, party).to(value)
 
 
-def _cost(noise: float) -> float:
-    """ρ = (2·C)² / 2·(noise·C)²."""
-    return 2.0 / noise**2 if noise else math.inf
-
-
 def _is_weight(name: str, value: Tensor) -> bool:
     """Whether a field is the number of training nodes: one number per party."""
     return name in WEIGHTS and value.ndim == 1
@@ -285,6 +237,15 @@ def _weight(flat: Mapping[str, Any]) -> Tensor | None:
             "dp.verb names a verb whose weight 'n' is not a whole number: fields multiplied with it cannot be noised."
         )
     return weight
+
+
+def _limited(counts: Tensor, most: str | tuple[str, ...]) -> Tensor:
+    """(…, columns) each "sum" within `MAX_MEAN` times the items that the first such column counts; without one, as it is."""
+    if isinstance(most, str) or "items" not in most:
+        return counts
+    limit = MAX_MEAN * counts[..., most.index("items"), None].abs()
+    sums = torch.tensor([one == "sum" for one in most])
+    return torch.where(sums, counts.clamp(-limit, limit), counts)
 
 
 def _as_rows(value: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Pictures of what a model has learnt: the test nodes' embeddings in the plane, by t-SNE."""
+"""Pictures of what a model has learned: the test nodes' embeddings in the plane, by t-SNE."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def silhouette(result: Result) -> float:
 
 
 def embed(result: Result) -> tuple[Tensor, Tensor]:
-    """H, the network's output before softmax, of the labelled test nodes of the union graph, and their classes."""
+    """H, the network's output before softmax, of the labeled test nodes of the union graph, and their classes."""
     experiment = prepare(result.config)
-    whole, settings = experiment.spread.whole, result.config.settings
+    whole, settings = experiment.party_data.whole, result.config.settings
     network = backbone(settings, experiment.federation.schema, 1, None)
     set_parameters(network, _model(result))
     chosen = whole.test & (whole.y >= 0)

@@ -29,7 +29,7 @@ PALETTE = (
     "#bb5588",
     "#ddcc77",
 )
-KINDS = 7  # from here on the colours of things that are not rows of the comparison
+KINDS = 7  # from here on the colors of things that are not rows of the comparison
 CURVES = ("accuracy", "local_accuracy")  # metrics drawn over the rounds
 
 
@@ -40,13 +40,13 @@ class Series:
     name: str
     x: Sequence[float | str]
     y: Sequence[float | None]
-    colour: int  # a place in the palette, taken in circles
+    color: int  # a place in the palette, taken in circles
     spread: Sequence[float] | None = None  # a band around a line, whiskers on bars
 
 
 @dataclass(frozen=True)
 class Heat:
-    """A table of shares drawn as colours; `told` is what each cell says."""
+    """A table of shares drawn as colors; `told` is what each cell says."""
 
     x: Sequence[str]
     y: Sequence[str]
@@ -138,7 +138,7 @@ def parties(rows: Sequence[Row]) -> list[Figure]:
         )
     if sizes:
         caption = "A point a party and seed."
-        told = f"{caption} Homophily is the share of a node's neighbours that have its class, in the mean over the party."
+        told = f"{caption} Homophily is the share of a node's neighbors that have its class, in the mean over the party."
         figures.append(
             Figure(
                 "party-size", "Parties", "Accuracy against party size", "points", "nodes", "accuracy", sizes, None, caption, True
@@ -268,7 +268,7 @@ def lost(told: Partition) -> str:
 
 
 def embeddings(row: Row, found: Embedding, method: str, class_names: Sequence[str], suffix: str) -> list[Figure]:
-    """The nodes in two dimensions, coloured by class and by party."""
+    """The nodes in two dimensions, colored by class and by party."""
     nodes = len(found.points)
     caption = f"{'t-SNE' if method == 'tsne' else 'PCA'} of {found.what}, seed {row.runs[0].config.seed}; "
     caption += f"{nodes:,} of {found.of:,} nodes." if nodes < found.of else f"{nodes:,} nodes."

@@ -95,11 +95,11 @@ def _panel(figure: Figure, axes: Any) -> None:
 def lines(figure: Figure, axes: Any) -> None:
     """Lines with bands."""
     for series in figure.series:
-        colour = _colour(series.colour)
-        axes.plot(series.x, series.y, color=colour, label=series.name, linewidth=1.2, marker="o" if len(series.x) == 1 else None)
+        color = _color(series.color)
+        axes.plot(series.x, series.y, color=color, label=series.name, linewidth=1.2, marker="o" if len(series.x) == 1 else None)
         if series.spread is not None:
             middle, spread = np.array(series.y, dtype=float), np.array(series.spread)
-            axes.fill_between(series.x, middle - spread, middle + spread, color=colour, alpha=0.18, linewidth=0)
+            axes.fill_between(series.x, middle - spread, middle + spread, color=color, alpha=0.18, linewidth=0)
     if figure.log:
         axes.set_xscale("log")
         axes.minorticks_off()
@@ -109,11 +109,11 @@ def dots(figure: Figure, axes: Any) -> None:
     """Measured points with whiskers, joined; a single one among several is a level. Wide ranges of x are drawn by logarithm."""
     places = sorted({float(x) for series in figure.series for x in series.x})
     for series in figure.series:
-        colour = _colour(series.colour)
+        color = _color(series.color)
         if len(series.x) == 1 and len(places) > 1:
-            axes.axhline(series.y[0], color=colour, label=series.name, linewidth=1, linestyle="--")
+            axes.axhline(series.y[0], color=color, label=series.name, linewidth=1, linestyle="--")
             continue
-        style = {"color": colour, "label": series.name, "linewidth": 1.2, "marker": "o", "markersize": 3, "capsize": 2}
+        style = {"color": color, "label": series.name, "linewidth": 1.2, "marker": "o", "markersize": 3, "capsize": 2}
         axes.errorbar(series.x, series.y, yerr=series.spread, elinewidth=0.8, **style)
     above = [x for x in places if x > 0]
     if len(above) > 1 and places[0] >= 0 and above[-1] / above[0] > WIDE:
@@ -129,7 +129,7 @@ def boxes(figure: Figure, axes: Any) -> None:
     """A box a series: median, quartiles, whiskers within one and a half box lengths, and the values beyond."""
     drawn = axes.boxplot([list(series.y) for series in figure.series], patch_artist=True, widths=0.6)
     for series, box, middle, beyond in zip(figure.series, drawn["boxes"], drawn["medians"], drawn["fliers"], strict=True):
-        box.set(facecolor=_colour(series.colour), alpha=0.6, linewidth=0.8)
+        box.set(facecolor=_color(series.color), alpha=0.6, linewidth=0.8)
         middle.set(color="black")
         beyond.set(markersize=3)
     names = [series.name for series in figure.series]
@@ -142,7 +142,7 @@ def points(figure: Figure, axes: Any) -> None:
     for series in figure.series:
         small = figure.kind == "map"
         axes.scatter(
-            series.x, series.y, s=3 if small else 12, color=_colour(series.colour), label=series.name, alpha=0.75, linewidths=0
+            series.x, series.y, s=3 if small else 12, color=_color(series.color), label=series.name, alpha=0.75, linewidths=0
         )
 
 
@@ -159,7 +159,7 @@ def bars(figure: Figure, axes: Any) -> None:
         shift = 0.0 if stacked else (number - (len(figure.series) - 1) / 2) * width
         whiskers = {"yerr": series.spread, "error_kw": {"linewidth": 0.8}} if series.spread is not None else {}
         bottom = floor[at] if stacked else 0.0
-        axes.bar(at + shift, heights, width, bottom=bottom, color=_colour(series.colour), label=series.name, **whiskers)
+        axes.bar(at + shift, heights, width, bottom=bottom, color=_color(series.color), label=series.name, **whiskers)
         if stacked:
             floor[at] += np.nan_to_num(heights)
     step = -(-len(names) // 20)
@@ -170,7 +170,7 @@ def bars(figure: Figure, axes: Any) -> None:
 
 
 def heat(figure: Figure, axes: Any) -> None:
-    """Shares as colours, with their per cent where there is room."""
+    """Shares as colors, with their per cent where there is room."""
     table = figure.heat
     assert table is not None
     share = np.array(table.share)
@@ -186,5 +186,5 @@ def heat(figure: Figure, axes: Any) -> None:
     axes.figure.colorbar(image, ax=axes, format=lambda value, _: f"{100 * value:.0f}%")
 
 
-def _colour(place: int) -> str:
+def _color(place: int) -> str:
     return PALETTE[place % len(PALETTE)]

@@ -103,7 +103,7 @@ def library() -> str:
 
 
 def plot(figure: Figure) -> dict[str, Any]:
-    """A figure in plotly's words; colours of paper, ink and grid are the page's."""
+    """A figure in plotly's words; colors of paper, ink and grid are the page's."""
     layout: dict[str, Any] = {"xaxis": {"title": {"text": figure.x, "standoff": 6}}, "yaxis": {"title": {"text": figure.y}}}
     layout["showlegend"] = len(figure.series) > 1 or bool(figure.series and figure.section in ("Learning", "Traffic"))
     if figure.percent:
@@ -128,11 +128,11 @@ def plot(figure: Figure) -> dict[str, Any]:
 
 def traces_of(figure: Figure, series: Series) -> list[dict[str, Any]]:
     """A line with its band, points, or bars with their whiskers."""
-    colour, dash = PALETTE[series.colour % len(PALETTE)], DASHES[series.colour // len(PALETTE) % len(DASHES)]
+    color, dash = PALETTE[series.color % len(PALETTE)], DASHES[series.color // len(PALETTE) % len(DASHES)]
     x, y = short(series.x), short(series.y)
     trace: dict[str, Any] = {"name": label(series.name), "x": x, "y": y, "legendgroup": label(series.name), "showlegend": True}
     if figure.kind in ("bars", "stack"):
-        trace |= {"type": "bar", "marker": {"color": colour}}
+        trace |= {"type": "bar", "marker": {"color": color}}
         height = "y"
         if lying(figure):
             trace |= {"orientation": "h", "x": y, "y": ["<br>".join(map(label, wrap(str(name), 20))) for name in series.x]}
@@ -144,12 +144,12 @@ def traces_of(figure: Figure, series: Series) -> list[dict[str, Any]]:
         return [trace]
     trace["type"] = "scatter"
     if figure.kind in ("points", "map"):
-        trace |= {"mode": "markers", "marker": {"color": colour, "size": 5 if figure.kind == "map" else 8, "opacity": 0.75}}
+        trace |= {"mode": "markers", "marker": {"color": color, "size": 5 if figure.kind == "map" else 8, "opacity": 0.75}}
         trace["hovertemplate" if figure.kind == "points" else "hoverinfo"] = (
             "%{x:.3~s}, %{y:.2%}" if figure.kind == "points" else "name"
         )
         return [trace]
-    trace |= {"mode": "lines" if len(x) > 1 else "markers", "line": {"color": colour, "width": 2, "dash": dash}}
+    trace |= {"mode": "lines" if len(x) > 1 else "markers", "line": {"color": color, "width": 2, "dash": dash}}
     trace["hovertemplate"] = "%{y:.2%}" if figure.percent else "%{y}"
     if series.spread is None:
         return [trace]
@@ -163,7 +163,7 @@ def traces_of(figure: Figure, series: Series) -> list[dict[str, Any]]:
         "x": [*x, *reversed(x)],
         "y": [*high, *reversed(low)],
         "fill": "toself",
-        "fillcolor": f"{colour}2e",
+        "fillcolor": f"{color}2e",
         "line": {"width": 0},
         "hoverinfo": "skip",
         "legendgroup": label(series.name),
@@ -179,7 +179,7 @@ def lying(figure: Figure) -> bool:
 
 
 def heat(figure: Figure) -> list[dict[str, Any]]:
-    """Shares as colours."""
+    """Shares as colors."""
     table = figure.heat
     assert table is not None
     trace = {

@@ -35,10 +35,10 @@ class Partition:
 
     scenario: str
     facts: PartitionStatistics
-    homophily: list[float | None]  # of each party's nodes, the mean share of neighbours of their own class
+    homophily: list[float | None]  # of each party's nodes, the mean share of neighbors of their own class
     flows: NDArray[np.float64] | None  # (P, P + 1) edges from party p's nodes to q's, last column: to nodes of no party
     class_names: list[str]
-    tested: int  # labelled test nodes
+    tested: int  # labeled test nodes
     minority: int  # those of another class than their party's most frequent training class
     names: list[str]  # of the parties; their numbers where the data says none
 
@@ -106,7 +106,7 @@ class Embedding:
     """Nodes in two dimensions."""
 
     points: NDArray[np.float64]  # (n, 2)
-    label: NDArray[np.int64]  # class, −1 where unlabelled
+    label: NDArray[np.int64]  # class, −1 where unlabeled
     party: NDArray[np.int64]
     of: int  # nodes in all
     what: str  # what of the model lies in the plane, and of which nodes
@@ -150,9 +150,9 @@ def _hidden(config: Config, document: dict[str, Any]) -> Hidden | None:
     """
     experiment = prepare(config)
     experiment.engine.restore(document.get("memory", {}))
-    seen, parts = observe(experiment, document.get("state", {})), experiment.spread.parts
+    seen, parts = observe(experiment, document.get("state", {})), experiment.party_data.parts
     hidden = [one.hidden for one in seen if one.hidden is not None]
-    if hidden and sum(map(len, hidden)) == parts.num_nodes and experiment.spread.scenario != "node":
+    if hidden and sum(map(len, hidden)) == parts.num_nodes and experiment.party_data.scenario != "node":
         return Hidden(torch.cat(hidden).numpy(), parts.y.numpy(), parts.party.numpy(), "the last hidden layer")
     return _judged(seen)
 

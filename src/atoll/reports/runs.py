@@ -131,7 +131,7 @@ def read_run(path: Path) -> StoredRun:
 
 
 def grouped(runs: Sequence[StoredRun]) -> list[Row]:
-    """Rows of runs that differ only in their seed, labelled by what tells them apart."""
+    """Rows of runs that differ only in their seed, labeled by what tells them apart."""
     groups: dict[str, list[StoredRun]] = {}
     for run in runs:
         groups.setdefault(json.dumps(replace(run.config, seed=0).to_dict(), sort_keys=True, default=str), []).append(run)

@@ -74,6 +74,9 @@ def run(
 def resume(
     path: str | Path,
     *,
+    rounds: int | None = None,
+    patience: int | None = None,
+    target_accuracy: float | None = None,
     dataset: Any = None,
     algorithm: str | Path | None = None,
     model: Any = None,
@@ -84,6 +87,9 @@ def resume(
 
     Parameters:
         path: The folder that `out` named.
+        rounds: Another number of rounds, at least as many as are done: a finished run is extended, and ends as one that had
+            this number from the start.
+        patience, target_accuracy: Other values of these settings, for instance 0 for a run that stopped early.
         dataset: The dataset again, if it was given as an object, which a folder cannot hold.
         algorithm: The file of an algorithm of your own again: a folder alone never makes atoll run a file.
         model: The file, class or function of a model of your own again.
@@ -97,11 +103,13 @@ def resume(
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     result = atoll.run("local", dataset="csbm", parties=2, rounds=2, nodes=200, out=f"{folder}/run")
         ...     again = atoll.resume(f"{folder}/run")
-        >>> again.metrics == result.metrics
-        True
+        ...     longer = atoll.resume(f"{folder}/run", rounds=3)
+        >>> again.metrics == result.metrics, longer.rounds
+        (True, 3)
     """
+    ending = {"rounds": rounds, "patience": patience, "target_accuracy": target_accuracy}
     with open_loggers([*(["progress"] if progress else []), *loggers], str(path), path) as watch:
-        return runner.resume(path, _dataset(dataset)[1], algorithm=algorithm, model=model, watch=watch)
+        return runner.resume(path, _dataset(dataset)[1], algorithm=algorithm, model=model, watch=watch, ending=ending)
 
 
 def compare(
@@ -139,7 +147,7 @@ def compare(
     comparison = Comparison(
         _listed("algorithms", algorithms),
         dataset=name,
-        models=[user.load(model) for model in _listed("models", models)],
+        models=user.load_all(_listed("models", models)),
         seeds=_listed("seeds", range(seeds) if isinstance(seeds, int) else seeds),
         partition=partition,
         parties=parties,

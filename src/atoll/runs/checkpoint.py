@@ -6,17 +6,19 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.runs import unchanged
+from atoll.runs.best import BestRound
 from atoll.runs.experiment import Experiment
 from atoll.runs.progress import Progress
 
 
-def capture(experiment: Experiment, progress: Progress, state: dict[str, Any]) -> dict[str, Any]:
+def capture(experiment: Experiment, progress: Progress, state: dict[str, Any], best: BestRound) -> dict[str, Any]:
     """Everything a run needs to continue exactly; `book` is the progress's name in the file."""
     return {
         "book": vars(progress),
         "state": state,
         "holds": sorted(state),
         "memory": experiment.engine.state(),
+        "best": best.document(progress.round),
         "ledger": experiment.federation.ledger.state(),
         "data": experiment.extent,
         "spent": experiment.spent,
@@ -24,7 +26,7 @@ def capture(experiment: Experiment, progress: Progress, state: dict[str, Any]) -
     } | unchanged.file_digests(experiment.config)
 
 
-def restore(experiment: Experiment, checkpoint: dict[str, Any]) -> Progress:
+def restore(experiment: Experiment, checkpoint: dict[str, Any]) -> tuple[Progress, BestRound]:
     """Restore ledger and parties from a checkpoint, which must belong to this configuration and data."""
     try:
         _check_data(checkpoint.get("data", {}), experiment.extent)
@@ -33,7 +35,7 @@ def restore(experiment: Experiment, checkpoint: dict[str, Any]) -> Progress:
             raise ValueError(f"its state has lost {', '.join(sorted(lost))}")
         experiment.federation.ledger.restore(checkpoint["ledger"])
         experiment.engine.restore(checkpoint.get("memory", {}))
-        return Progress(**checkpoint["book"])
+        return Progress(**checkpoint["book"]), BestRound.restored(experiment, checkpoint)
     except (AtollError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
         raise AtollError(
             f"The checkpoint does not fit the run's config.toml or data ({str(error).rstrip('.')}); "

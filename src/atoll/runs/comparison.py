@@ -82,6 +82,12 @@ class Comparison:
         self.algorithms, self.models, self.seeds = _once(self.algorithms), _once(self.models), list(dict.fromkeys(self.seeds))
         if not self.seeds or not self.algorithms:
             raise AtollError("A comparison needs at least one algorithm and one seed, for instance local,fedavg --seeds 5.")
+        shown = {user.short_name(model): model for model in reversed(self.models)}
+        if same := [model for model in self.models if shown[user.short_name(model)] != model]:
+            first = shown[user.short_name(same[0])]
+            raise AtollError(
+                f"The models {first} and {same[0]} would both be the row {user.short_name(first)!r}; rename one of them."
+            )
         self.partition = self._common_partition()
         trials = [
             Trial(f"{algorithm} {user.short_name(model)}".strip(), self._config(algorithm, model, seed))

@@ -14,6 +14,7 @@ from atoll import algorithms
 from atoll.data.catalog import DataSettings
 from atoll.data.datasets import settings_of
 from atoll.data.partition import PartitionSettings
+from atoll.data.registry import lookup
 from atoll.data.splits import SplitSettings
 from atoll.engines import ENGINES
 from atoll.errors import AtollError, suggest
@@ -21,12 +22,12 @@ from atoll.federation.robust import check_algorithm
 from atoll.models import user
 from atoll.models.registry import find_model
 from atoll.privacy.masking import SECURE_STEPS
-from atoll.privacy.noise import NoiseSettings
+from atoll.privacy.noise_settings import NoiseSettings
 from atoll.runs.defaults import defaults
 from atoll.runs.run_settings import RunSettings
 from atoll.runs.setting_names import ARGUMENTS, GROUPS, bare_names, by_group, with_present_names
 from atoll.settings import Training, build, known
-from atoll.tasks import TASKS
+from atoll.tasks import TASKS, selecting_metric
 
 GIVEN = "given"  # the name of a dataset that was given as an object
 
@@ -87,22 +88,30 @@ def resolve(
     values: Mapping[str, Any] | None = None,
     optional: bool = False,
     warn: bool = True,
+    load: bool = True,
 ) -> Config:
     """The configuration of a run: dataclass defaults, then the paper's for the algorithm and dataset, then `values`.
 
     `values` are keyed by a setting's name, alone or as `group.name` or `algorithm.name`; a setting's earlier names are accepted
     and, with `warn`, the new name is given in a warning. With `optional`, a value that this algorithm does not have is ignored
-    (in a comparison it is meant for another one).
+    (in a comparison it is meant for another one). Without `load`, a model that is a file or an object is not imported: `values`
+    are not the caller's own.
     """
     algorithm, seed = _text("algorithm", algorithm), _whole("seed", seed)
     ENGINES.check(engine)
     dataset = defaults(algorithm, {})[0].get("dataset", "csbm") if dataset is None else _text("dataset", dataset)
     groups = groups_of(algorithm, dataset)
-    values = with_present_names(_with_loaded_model(values or {}, algorithm), algorithm, groups, warn=warn)
+    values = _with_loaded_model(values or {}, algorithm) if load else values or {}
+    values = with_present_names(values, algorithm, groups, warn=warn)
     asked = bare_names(values, algorithm) | {"dataset": dataset}
     if partition is not None:
         asked["partition"] = partition = _text("partition", partition)
+    if partition == "files":  # the defaults of the federation that is deployed with these folders
+        del asked["partition"]
+        asked |= {"partition": "overlap"} if asked.get("scenario") == "overlapping" else {}
     chosen, deciding = defaults(algorithm, asked)
+    if lookup(dataset) is None and "split" not in asked:
+        chosen["split"] = "auto"  # the split of a user's own data is not replaced by the paper's
     if partition is not None and partition != chosen.get("partition"):
         chosen.pop("parties", None)  # the paper's number belongs to the paper's partition
     parties = chosen.get("parties") if parties is None else parties
@@ -163,6 +172,7 @@ def _check(algorithm: str, built: Mapping[str, Any]) -> None:
     TASKS.check(run.task)
     if run.task not in (tasks := getattr(algorithms.find(algorithm), "TASKS", (run.task,))):
         raise AtollError(f"{algorithm} is for the task {' or '.join(tasks)}, not for {run.task}; choose another algorithm.")
+    selecting_metric(TASKS.find(run.task), run.select_by)
     check_algorithm(run.robust, algorithm, algorithms.find(algorithm).Cohort.averaged(), secure=run.secure)
     if run.participation <= 0:
         raise AtollError("participation is 0 but must be above 0: at least one party takes part in a round.")
@@ -173,6 +183,7 @@ def _check(algorithm: str, built: Mapping[str, Any]) -> None:
 def from_dict(document: Mapping[str, Any], where: str, over: Mapping[str, Any] | None = None, *, warn: bool = True) -> Config:
     """The configuration that `to_dict` wrote, or that a person wrote in the same form; the values `over` come last.
 
+    A model that is a file is imported only where `over` names it: the document may come from somebody else.
     Without `warn`, settings may have earlier names in silence: the file is ours.
     """
     if "algorithm" not in document:
@@ -184,7 +195,7 @@ def from_dict(document: Mapping[str, Any], where: str, over: Mapping[str, Any] |
             raise AtollError(f"{where} has an unknown key {name!r}{suggest(name, ('algorithm', *ARGUMENTS))}")
     values: dict[str, Any] = {}
     for table, entries in tables.items():
-        group = table.removesuffix("_settings") if table.endswith("_settings") else table
+        group = "partition" if table == "partition_settings" else table
         if group not in GROUPS:
             options = [*GROUPS[:2], "partition_settings", *GROUPS[3:]]
             raise AtollError(f"{where} has an unknown table [{table}]{suggest(table, options)}")
@@ -199,9 +210,17 @@ def from_dict(document: Mapping[str, Any], where: str, over: Mapping[str, Any] |
         parties=arguments.get("parties"),
         seed=_whole(f"{where}: seed", arguments.get("seed", 0)),
         engine=arguments.get("engine", "inprocess"),
-        values=values | dict(over or {}),
+        values=values | dict(_with_loaded_model(over or {}, arguments["algorithm"])),
         warn=warn,
+        load=False,
     )
+
+
+def user_model(document: Mapping[str, Any]) -> dict[str, str]:
+    """The model that is a file in a document which the user of this process wrote: as values `over` it is imported."""
+    settings = document.get("settings", {})
+    model = settings.get("model") if isinstance(settings, Mapping) else None
+    return {"model": str(model)} if user.is_user_model(model) else {}
 
 
 class Described:

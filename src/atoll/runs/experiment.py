@@ -18,11 +18,13 @@ from atoll.federation.network import NetworkModel
 from atoll.graphs.graph import Graph
 from atoll.privacy.identities import Identities, simulated_identities
 from atoll.privacy.masking import min_total_parties
-from atoll.privacy.noise import EVALUATE, Noise
+from atoll.privacy.noise import Noise
+from atoll.privacy.noise_settings import EVALUATE
 from atoll.privacy.releases import Releases
 from atoll.privacy.secrets import Secrets
 from atoll.runs.config import Config, Described
-from atoll.tasks import TASKS, Task
+from atoll.runs.preparation import encode_parties
+from atoll.tasks import TASKS, Task, TaskOptions, configured
 
 
 @dataclass
@@ -53,8 +55,8 @@ class Experiment:
         return self.federation.engine
 
     @property
-    def spread(self) -> FederatedData:
-        """The parties' data, where it is here."""
+    def party_data(self) -> FederatedData:
+        """The parties' data; an error where it is at their sites."""
         if self.data is None:
             raise AtollError("The parties' data is not here: it is at their sites.")
         return self.data
@@ -80,6 +82,7 @@ def prepare(config: Config, graph: Graph | None = None, *, engine: Callable[[Eng
     if isinstance(config.settings, Described):
         raise AtollError(f"Its algorithm is the file {config.algorithm}, which is not run because a folder names it.")
     data = federate(config, graph, algorithms.find(config.algorithm).SCENARIOS)
+    data, preparation = encode_parties(config, data)
     schema = schema_of(data)
 
     identities = simulated_identities(schema.parties) if config.run.secure else None
@@ -94,12 +97,16 @@ def prepare(config: Config, graph: Graph | None = None, *, engine: Callable[[Eng
     kind = ENGINES.find("inprocess" if hasattr(ENGINES.find(config.engine), "launch") else config.engine)
     carrier: Engine = kind.connect(make, schema.parties, config.run)
     door = engine(carrier) if engine else carrier
-    return build_experiment(config, door, schema, data, data.scenario, identities=identities, releases=releases)
+    experiment = build_experiment(config, door, schema, data, data.scenario, identities=identities, releases=releases)
+    if preparation is not None:
+        experiment.federation.ledger = preparation  # what was sent before the first round counts
+    return experiment
 
 
 def noise(config: Config, releases: Releases, *, strict: bool = False) -> list[Guard]:
     """The guard that adds noise to replies and accounts for them, where the configuration asks for noise."""
-    return [Noise(config.dp, releases, strict=strict)] if config.dp.active else []
+    counts = TASKS.find(config.run.task).fields
+    return [Noise(config.dp, releases, counts, strict=strict)] if config.dp.active else []
 
 
 def build_cohort(
@@ -114,10 +121,10 @@ def build_cohort(
 ) -> Cohort:
     """The cohort of some parties; `blank` where their memory is about to be restored; `secrets` for secure totals."""
     allocator.keep_freed_blocks()
-    cohort, task = algorithms.find(config.algorithm).Cohort, TASKS.find(config.run.task)
+    cohort, task = algorithms.find(config.algorithm).Cohort, task_of(config, schema, graph.class_names)
     schema = _for_task(schema, task)
     made = cohort(graph, config.settings, schema, config.seed, parties, guards, secrets=secrets, blank=blank, task=task)
-    made.limits = limits_of(config, schema)
+    made.limits = limits_of(config, schema, graph.class_names)
     return made
 
 
@@ -128,14 +135,21 @@ def schema_of(data: FederatedData) -> Schema:
     return Schema(parts.num_features, parts.num_classes, parts.parties, nodes)
 
 
+def task_of(config: Config, schema: Schema, class_names: Sequence[str] | None = None) -> Task:
+    """The run's task, as its settings want it; a class is known by its name only where the data is."""
+    run, noised = config.run, bool(config.dp.evaluation_noise)
+    options = TaskOptions(run.select_by, class_names=tuple(class_names or ()), classes=schema.classes, parties=schema.parties)
+    return configured(TASKS.find(run.task), replace(options, noised=noised))
+
+
 def _for_task(schema: Schema, task: Task) -> Schema:
     """The schema with the width of the task's outputs."""
     return replace(schema, outputs=task.outputs(schema.classes))
 
 
-def limits_of(config: Config, schema: Schema) -> Limits:
+def limits_of(config: Config, schema: Schema, class_names: Sequence[str] | None = None) -> Limits:
     """What the verbs of a run accept and reply."""
-    run, task = config.run, TASKS.find(config.run.task)
+    run, task = config.run, task_of(config, schema, class_names)
     fractions = EVALUATE if config.dp.evaluation_noise else ""
     rules = Rules(run.max_weight, run.max_share, run.max_nodes)
     return Limits(
@@ -163,7 +177,8 @@ def build_experiment(
 
     `names` are the parties', unless the data has them; `identities` are their signing keys, where the server has them.
     """
-    algorithm, task = algorithms.find(config.algorithm), TASKS.find(config.run.task)
+    names_of_classes = data.parts.class_names if data else None
+    algorithm, task = algorithms.find(config.algorithm), task_of(config, schema, names_of_classes)
     schema = _for_task(schema, task)
     federation = Federation(
         engine,
@@ -182,7 +197,7 @@ def build_experiment(
         scenario=scenario,
         network=NetworkModel.of(schema.parties, config.run.latency, config.run.bandwidth),
         names=data.names if data else names,
-        limits=limits_of(config, schema),
+        limits=limits_of(config, schema, names_of_classes),
         task=task,
     )
     return Experiment(config, algorithm, data, federation, releases or Releases())

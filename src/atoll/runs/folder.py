@@ -1,4 +1,4 @@
-"""A run's folder: config.toml, history.jsonl (one line per round), two checkpoints and, at the end, result.json."""
+"""A run's folder: config.toml, history.jsonl (one line per round), two checkpoints and, at the end, model/ and result.json."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Folder:
             raise AtollError(
                 f"{self.path} already holds a run; resume it with `atoll resume {self.path}` or choose another --out."
             )
-        for left in (self.history, self.checkpoint, self.previous, self.result):
+        for left in (self.history, self.checkpoint, self.previous, self.result, self.path / "model"):
             if left.exists():  # its rounds would count as this run's
                 raise AtollError(f"{left} is left from a run whose config.toml is gone; delete it or choose another --out.")
 

@@ -10,11 +10,15 @@ from typing import Any
 from atoll.errors import AtollWarning
 from atoll.federation.federation import Federation
 from atoll.privacy.releases import RELEASES_FILE, epsilon_of, require_accountant
-from atoll.runs import absence, checkpoint, unchanged
+from atoll.runs import absence, checkpoint, extension, model_files, unchanged
+from atoll.runs.best import BestRound
 from atoll.runs.experiment import Experiment
 from atoll.runs.folder import Folder
-from atoll.runs.progress import Progress
+from atoll.runs.model_card import card, describe_run
+from atoll.runs.model_files import ModelFiles
+from atoll.runs.progress import Progress, Selection
 from atoll.runs.result import Result
+from atoll.runs.run_settings import RunSettings
 
 Watch = Callable[[dict[str, Any], int], None]  # called with each round's history row and the number of rounds
 MIN_SECONDS_BETWEEN_CHECKPOINTS = 5.0
@@ -26,60 +30,82 @@ def rounds(
 ) -> Result:
     """Run an experiment from its first round, or from the checkpoint `saved`, to its last; with `folder`, write it there."""
     algorithm, federation, config = experiment.algorithm, experiment.federation, experiment.config
-    run = config.run
+    run, selection = config.run, Selection.of(config.run)
     rows = folder.rows() if folder else []
+    changes: list[str] = []
     earlier_warnings = list((saved or {}).get("warnings", []))
     if config.dp.active:
         require_accountant()
         if folder:
             experiment.releases.keep(folder.path / RELEASES_FILE)
     if saved is None:
-        progress = Progress()
+        progress, best = Progress(), BestRound()
         federation.begin(0)
         state = algorithm.start(federation, config.settings)
     else:
-        progress, state = checkpoint.restore(experiment, saved), saved.get("state", {})
-        earlier_warnings += _changes(experiment, saved)
+        (progress, best), state = checkpoint.restore(experiment, saved), saved.get("state", {})
+        changes = unchanged.changes(saved.get("config"), config)
         experiment.recall_spent(saved.get("spent", 0.0))
+        earlier_warnings += changes
+    ended = progress.finished(run.rounds, run.patience, run.target_accuracy, selection)
+    if not (folder and extension.record(folder, config, finished=ended)):  # otherwise it was just asked for
+        _warn(changes)
     started, first = time.perf_counter() - progress.seconds, progress.round
-    schedule = _Schedule(run.checkpoint_every)
-    while not progress.finished(run.rounds, run.patience, run.target_accuracy):
+    schedule = _Schedule(run)
+    while not progress.finished(run.rounds, run.patience, run.target_accuracy, selection):
         progress.round += 1
         federation.begin(progress.round)
         state = algorithm.step(federation, state, config.settings)
         metrics = {}
-        if progress.round % run.evaluate_every == 0 or progress.round == run.rounds:
+        if extension.is_evaluated(progress.round, run):
             metrics = _evaluate(experiment, state)
-            progress.update(metrics, run.select_by, partial=bool(federation.missing), count_missing=run.allow_partial_best)
+            progress.update(metrics, selection, partial=bool(federation.missing), count_missing=run.allow_partial_best)
+            if progress.best_round == progress.round:
+                best.keep(experiment, state, progress.round)
         progress.seconds = time.perf_counter() - started
         row = _row(progress, federation, metrics)
         rows.append(row)
         if folder:
             folder.append(row)
             now = time.perf_counter()
-            if schedule.due(progress.round, now) or progress.finished(run.rounds, run.patience, run.target_accuracy):
-                held = checkpoint.capture(experiment, progress, state)
+            if schedule.due(progress.round, now) or progress.finished(run.rounds, run.patience, run.target_accuracy, selection):
+                held = checkpoint.capture(experiment, progress, state, best)
                 folder.save(held | {"warnings": _warnings(earlier_warnings, folder, experiment)})
                 schedule.written(now, time.perf_counter())
         if watch:
             watch(row, run.rounds)
     result = _result(experiment, progress, rows, state)
     result.warnings = _warnings(earlier_warnings, folder, experiment)
+    result.trained = _trained(experiment, progress, best, folder)
+    if folder and result.trained and not (progress.round == first and model_files.is_whole(folder.path, best.round)):
+        result.trained.write(folder.path, card(result.trained.description))
     if folder and (progress.round > first or not folder.finished()):
         folder.finish(result.to_dict())
     return result
 
 
-class _Schedule:
-    """When checkpoints are due: every `every` rounds or, with 0, by the clock, so that writing them costs little."""
+def _trained(experiment: Experiment, progress: Progress, best: BestRound, folder: Folder | None) -> ModelFiles | None:
+    """The best round's model; None where a checkpoint of an earlier version did not keep it."""
+    if not best.round:
+        return None
+    about = describe_run(experiment, progress, digest=folder is not None)
+    return ModelFiles(about, best.state, best.memory)
 
-    def __init__(self, every: int) -> None:
-        self.every = every
+
+class _Schedule:
+    """When checkpoints are due: every `checkpoint_every` rounds or, with 0, by the clock, so that writing them costs little.
+
+    One is also due before a last round that would not be evaluated in a longer run: it is what can be extended.
+    """
+
+    def __init__(self, run: RunSettings) -> None:
+        self.every = run.checkpoint_every
+        self.before_last = run.rounds - 1 if run.rounds % run.evaluate_every else 0
         self.next = time.perf_counter() + MIN_SECONDS_BETWEEN_CHECKPOINTS
 
     def due(self, number: int, now: float) -> bool:
         """Whether a checkpoint is due after this round."""
-        return number % self.every == 0 if self.every else now > self.next
+        return number == self.before_last or (number % self.every == 0 if self.every else now > self.next)
 
     def written(self, start: float, end: float) -> None:
         """Set the next date after a checkpoint was written."""
@@ -95,12 +121,10 @@ def _evaluate(experiment: Experiment, state: dict[str, Any]) -> dict[str, Any]:
     return metrics
 
 
-def _changes(experiment: Experiment, saved: dict[str, Any]) -> list[str]:
-    """Warn of settings that were changed since the checkpoint and only move the end of the run."""
-    texts = unchanged.changes(saved.get("config"), experiment.config)
-    for text in texts:
+def _warn(changes: list[str]) -> None:
+    """Warn of settings that were changed in config.toml since the checkpoint and only move the end of the run."""
+    for text in changes:
         warnings.warn(text, AtollWarning, stacklevel=3)
-    return texts
 
 
 def _warnings(earlier: list[str], folder: Folder | None, experiment: Experiment) -> list[str]:

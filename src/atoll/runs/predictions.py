@@ -14,7 +14,7 @@ from atoll.errors import AtollError
 from atoll.federation.cohort import Observation
 from atoll.federation.fields import Fields
 from atoll.federation.messages import Answer, Engine, Failure, Message
-from atoll.privacy.noise import EVALUATE
+from atoll.privacy.noise_settings import EVALUATE
 from atoll.runs.experiment import Experiment
 
 
@@ -32,18 +32,18 @@ def observe(experiment: Experiment, state: dict[str, Any]) -> list[Observation]:
 
 
 def predict(experiment: Experiment, state: dict[str, Any]) -> Tensor:
-    """(N, C) the output of every node of the parties, in the order of `experiment.spread.parts`."""
+    """(N, C) the output of every node of the parties, in the order of `experiment.party_data.parts`."""
     return _joined(experiment, [one.output for one in observe(experiment, state)], "outputs")
 
 
 def embed(experiment: Experiment, state: dict[str, Any]) -> Tensor:
-    """(N, h) the last hidden representation of every node of the parties, in the order of `experiment.spread.parts`."""
+    """(N, h) the last hidden representation of every node of the parties, in the order of `experiment.party_data.parts`."""
     hidden = [one.hidden for one in observe(experiment, state)]
     return _joined(experiment, [one for one in hidden if one is not None], "hidden representations")
 
 
 def _joined(experiment: Experiment, values: list[Tensor], what: str) -> Tensor:
-    nodes = experiment.spread.parts.num_nodes
+    nodes = experiment.party_data.parts.num_nodes
     if sum(map(len, values)) != nodes:
         raise AtollError(f"The parties of {experiment.config.algorithm} have no {what} of their own for every node.")
     return torch.cat(values)

@@ -8,10 +8,42 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.runs.run_settings import RunSettings
+from atoll.tasks import TASKS, selecting_metric
 
 NOT_METRICS = frozenset(  # what a line of a history says beside the metrics
     ("round", "up", "down", "missing", "missing_names", "partial", "dominant", "simulated_seconds", "seconds")
 )
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The validation metric that names the best round, and its direction."""
+
+    metric: str = "loss"  # without val_
+    higher_is_better: bool = False
+
+    @classmethod
+    def of(cls, run: RunSettings) -> Selection:
+        """What a run selects by."""
+        name, metric = selecting_metric(TASKS.find(run.task), run.select_by)
+        return cls(name, metric.higher_is_better)
+
+    def score(self, metrics: Mapping[str, Any]) -> float:
+        """The metric as a score, lower is better; infinite where it is not known.
+
+        Of loss and accuracy, which are known of every round or of none, the score is −∞ then: the last round is the best.
+        """
+        value = metrics.get(f"val_{self.metric}")
+        if value is None:
+            return -math.inf if self.metric in ("loss", "accuracy") else math.inf
+        return -float(value) if self.higher_is_better else float(value)
+
+    def reached(self, metrics: Mapping[str, Any], target: float) -> bool:
+        """Whether the metric is as good as the target; where the loss selects, the target is for the accuracy."""
+        if self.metric == "loss":
+            return bool(metrics.get("val_accuracy", 0.0) >= target)
+        value = metrics.get(f"val_{self.metric}")
+        return value is not None and bool(value >= target if self.higher_is_better else value <= target)
 
 
 @dataclass
@@ -33,15 +65,17 @@ class Progress:
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]], run: RunSettings) -> Progress:
         """The progress that a history tells."""
-        progress = cls()
+        progress, selection = cls(), Selection.of(run)
         for row in rows:
             progress.round, progress.seconds = row["round"], row.get("seconds", 0.0)
             metrics = {name: value for name, value in row.items() if value is not None and name not in NOT_METRICS}
             if metrics:
-                progress.update(metrics, run.select_by, partial=bool(row.get("missing")), count_missing=run.allow_partial_best)
+                progress.update(metrics, selection, partial=bool(row.get("missing")), count_missing=run.allow_partial_best)
         return progress
 
-    def update(self, metrics: dict[str, Any], select: str, *, partial: bool = False, count_missing: bool = False) -> None:
+    def update(
+        self, metrics: dict[str, Any], selection: Selection, *, partial: bool = False, count_missing: bool = False
+    ) -> None:
         """Keep the metrics of the round with the best validation score; without validation nodes, of the last.
 
         A `partial` round (a party was missing) is the best only while there is no complete one, unless `count_missing`.
@@ -49,8 +83,8 @@ class Progress:
         self.last, self.last_partial = metrics, partial
         self.comparable = not partial or count_missing
         passed, self.evaluated = self.round - self.evaluated, self.round
-        score = metrics.get("val_loss", -math.inf) if select == "loss" else -metrics.get("val_accuracy", math.inf)
-        better = score < self.best_score or score == -math.inf
+        score = selection.score(metrics)
+        better = score < self.best_score or score == -math.inf or score == self.best_score == math.inf
         if self.comparable != (not self.partial or count_missing):
             better = self.comparable
         if better or not self.best:
@@ -59,8 +93,8 @@ class Progress:
         elif not self.comparable and not self.partial:
             self.skipped += passed
 
-    def finished(self, rounds: int, patience: int, target: float = 0.0) -> bool:
+    def finished(self, rounds: int, patience: int, target: float = 0.0, selection: Selection | None = None) -> bool:
         """Whether the last round is done. A round that cannot be compared neither reaches the target nor uses up patience."""
-        reached = target > 0 and self.comparable and self.last.get("val_accuracy", 0.0) >= target
+        reached = target > 0 and self.comparable and bool(self.last) and (selection or Selection()).reached(self.last, target)
         waited = self.round - self.best_round - self.skipped
         return self.round >= rounds or reached or bool(patience and self.best and waited >= patience)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from atoll.runs.config import Config
+from atoll.runs.model_files import ModelFiles
 from atoll.runs.unchanged import file_digests
 from atoll.version import __version__
 
@@ -35,6 +36,7 @@ class Result:
         partial: Whether `metrics` leave out a missing party; `last_partial` says it of `last`.
         warnings: What went wrong with files and was repaired.
         finished: False where it was read from the folder of a run that is still going.
+        trained: The best round's model as `model/` holds it; None where it was read from a folder, which has it.
 
     Examples:
         >>> import atoll
@@ -65,6 +67,7 @@ class Result:
     last_partial: bool = False  # whether `last` does
     warnings: list[str] = field(default_factory=list)  # what went wrong with files and was repaired
     finished: bool = True  # False where it was read from the folder of a run that is still going
+    trained: ModelFiles | None = field(default=None, repr=False)  # the best round's model, where this process has it
 
     @property
     def history(self) -> pd.DataFrame:

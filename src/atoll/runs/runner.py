@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from atoll.engines import ENGINES
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.models import user
+from atoll.runs import checkpoint, extension
 from atoll.runs import config as configuration
 from atoll.runs.config import GIVEN, Config
 from atoll.runs.experiment import Experiment, build_cohort, build_experiment, limits_of, noise, prepare, schema_of
@@ -39,13 +41,16 @@ def resume(
     algorithm: str | Path | None = None,
     model: Any = None,
     watch: Watch | None = None,
+    ending: Mapping[str, Any] | None = None,
 ) -> Result:
     """Continue a run from its last checkpoint; a finished run returns its result again.
 
     A folder alone never makes atoll import a file: an algorithm that is a file must be given again as `algorithm`,
-    a model that is a file or an object as `model`.
+    a model that is a file or an object as `model`. `ending`: other `rounds`, `patience` or `target_accuracy`.
     """
     folder, config = Folder.open(path)
+    extending = any(value is not None for value in (ending or {}).values())
+    config = extension.with_ending(config, ending or {})
     if config.dataset == GIVEN and config.engine == "nvflare":
         raise AtollError(f"{path} is the run of a federation; start `atoll serve` again with the same --config and --out.")
     if config.dataset == GIVEN and graph is None:
@@ -57,10 +62,20 @@ def resume(
         values = {} if model is None else {"settings.model": model}
         config = configuration.from_dict(document, f"{folder.path / 'config.toml'}", values)
     if launch := getattr(ENGINES.find(config.engine), "launch", None):
+        if extending:
+            raise AtollError(f"{path} is a run of the engine {config.engine}, which cannot be extended; start a new run.")
         result: Result = launch(config, graph, out=path, watch=watch, resume=True)
         return result
     with folder.in_use():
-        return rounds(prepare(config, graph), folder, watch, folder.load())
+        saved = folder.load()
+        if extending:
+            extension.check(folder, config, saved)
+        experiment = prepare(config, graph)
+        while saved is not None and extension.evaluated_otherwise(saved, config.run):
+            checkpoint.restore(experiment, saved)  # a checkpoint that does not fit is not dropped
+            extension.drop_checkpoint(folder)
+            saved, experiment = folder.load(), prepare(config, graph)
+        return rounds(experiment, folder, watch, saved)
 
 
 def _check_algorithm(folder: Folder, config: Config, algorithm: str | Path | None) -> None:

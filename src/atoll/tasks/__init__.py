@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from atoll.registry import Registry
+from atoll.tasks.options import TaskOptions, configured, selecting_metric
 from atoll.tasks.task import CountField, Metric, Task
 
-__all__ = ["DEFAULT_TASK", "TASKS", "CountField", "Metric", "Task"]
+__all__ = [
+    "DEFAULT_TASK",
+    "TASKS",
+    "CountField",
+    "Metric",
+    "Task",
+    "TaskOptions",
+    "configured",
+    "selecting_metric",
+]
 
 DEFAULT_TASK = "node-classification"
 TASKS: Registry[Task] = Registry("task", {DEFAULT_TASK: "atoll.tasks.node_classification:TASK"})

@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from atoll.errors import AtollError
 from atoll.graphs.graph import Graph, majority_class
 from atoll.graphs.masks import Mask, cache_key, class_shares, party_shares, random_batch, resolve
 from atoll.graphs.softmax import softmax_loss
 from atoll.random import Draws
+from atoll.tasks import details
+from atoll.tasks.confusion import macro_f1 as macro_f1
+from atoll.tasks.options import CLASS_METRICS, TaskOptions, class_index, selecting_metric, split_class_metric
 from atoll.tasks.task import CountField, Metric
 
+MAX_NOISED_PARTIES = 1000  # with noise on counts all numbers of a histogram are written out: no histograms of more parties
+VALIDATION = "val_"
 
+
+@dataclass(frozen=True)
 class NodeClassification:
-    """Every node has at most one class; the model's output (N, C) are logits."""
+    """Every node has at most one class; the model's output (N, C) are logits.
+
+    The fields are what a run asks for (`configured`); without them it is the task as it always was.
+    """
+
+    class_names: tuple[str, ...] = ()
+    selected: str = ""  # the metric that selects the best round, where it needs more than the usual counts
 
     name = "node-classification"
     score = "accuracy"
@@ -26,13 +42,43 @@ class NodeClassification:
         "accuracy": Metric("accuracy", percent=True),
         "minority_accuracy": Metric("minority accuracy", percent=True, heading="minority"),
         "macro_f1": Metric("macro F1", percent=True),
+        "weighted_f1": Metric("weighted F1", percent=True),
+        "auc": Metric("AUC", percent=True),
+        "average_precision": Metric("average precision", percent=True, heading="AP"),
         "loss": Metric("loss", higher_is_better=False),
+        "brier": Metric("Brier score", higher_is_better=False, heading="Brier"),
+        "calibration_error": Metric("calibration error", percent=True, higher_is_better=False, heading="ECE"),
     }
-    fields = {
-        "validation": CountField((3,), ("items", "items", "sum")),
-        "test": CountField((5,), ("items", "items", "sum", "items", "items")),
-        "confusion": CountField(("classes", "classes"), whole=True),
-    }
+    class_metrics = CLASS_METRICS
+
+    @cached_property
+    def fields(self) -> dict[str, CountField]:
+        """The usual counts and what the selecting metric needs."""
+        usual = {
+            "validation": CountField((3,), ("items", "items", "sum")),
+            "test": CountField((5,), ("items", "items", "sum", "items", "items")),
+            "confusion": details.FIELDS["confusion"],
+        }
+        return usual | {f"{VALIDATION}{name}": details.FIELDS[name] for name in self._extra}
+
+    @property
+    def _extra(self) -> list[str]:
+        """The fields of validation nodes beside the usual ones."""
+        kind = split_class_metric(self.selected)[0]
+        return [details.NEEDED[kind]] if kind in details.NEEDED else []
+
+    def configured(self, options: TaskOptions) -> NodeClassification:
+        """The task as a run wants it."""
+        selected = selecting_metric(self, options.select_by)[0]
+        kind, label = split_class_metric(selected)
+        if label:
+            class_index(label, options.class_names, options.classes, "select_by")
+        if options.noised and options.parties > MAX_NOISED_PARTIES and details.NEEDED.get(kind) == "histogram":
+            raise AtollError(
+                f"select_by={options.select_by} counts histograms, which are not noised for more than {MAX_NOISED_PARTIES} "
+                "parties; select by another metric, or leave dp.evaluation_noise out."
+            )
+        return NodeClassification(options.class_names, selected if kind in details.NEEDED else "")
 
     def outputs(self, classes: int) -> int:
         """One logit per class."""
@@ -44,7 +90,7 @@ class NodeClassification:
         yield graph.fitting(mask) if isinstance(mask, Tensor) else graph
 
     def loss(self, out: Tensor, graph: Graph, mask: Mask = "train", *, balance: bool = False) -> Tensor:
-        """Σ_p mean_{i ∈ mask_p} −log softmax(out_i)[y_i]; unlabelled nodes are left out, a party without any counts 0.
+        """Σ_p mean_{i ∈ mask_p} −log softmax(out_i)[y_i]; unlabeled nodes are left out, a party without any counts 0.
 
         With `balance` each party's mean is over its classes, of each class's mean.
         """
@@ -55,10 +101,10 @@ class NodeClassification:
         return F.cross_entropy(out, y, ignore_index=-1, reduction="none")
 
     def counts(self, out: Tensor, graph: Graph) -> dict[str, Tensor]:
-        """Each party's counts on its labelled validation and test nodes.
+        """Each party's counts on its labeled validation and test nodes.
 
         `validation` (P, 3): nodes, correct, summed loss. `test` (P, 5): the same, then minority nodes and correct ones.
-        `confusion` (P, C, C): test nodes by class and prediction.
+        `confusion` (P, C, C): test nodes by class and prediction. Whatever else `fields` declares, as `details.count` does.
         """
         rows, group, minority = _evaluation_plan(graph)
         parties, classes = graph.parties, graph.num_classes
@@ -70,11 +116,20 @@ class NodeClassification:
         columns = torch.stack([torch.ones_like(losses), correct, losses, minority, minority * correct], 1)
         sums = torch.zeros(2 * parties, 5, dtype=torch.float64).index_add_(0, group, columns.double())
         cells = torch.bincount((group * classes + y) * classes + predicted, minlength=2 * parties * classes**2)
-        return {
+        usual = {
             "validation": sums[:parties, :3],
             "test": sums[parties:],
             "confusion": cells.view(2, parties, classes, classes)[1],
         }
+        return usual if len(self.fields) == len(usual) else usual | self._extra_counts(logits, y, graph)
+
+    def _extra_counts(self, logits: Tensor, y: Tensor, graph: Graph) -> dict[str, Any]:
+        """The fields beside the usual ones, of validation nodes."""
+        rows, group, _ = _evaluation_plan(graph)
+        first = int((group < graph.parties).sum())  # the rows of test nodes begin here
+        minority = (graph.y != majority_class(graph))[rows[:first]].float()
+        counted = details.count(self._extra, logits[:first], y[:first], group[:first], minority, graph.parties)
+        return {f"{VALIDATION}{name}": value for name, value in counted.items()}
 
     def metrics(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """Metrics from summed counts; what cannot be said (no such nodes) is left out.
@@ -90,7 +145,18 @@ class NodeClassification:
             metrics |= {"loss": _mean(loss, nodes), "accuracy": _share(correct, nodes), "macro_f1": macro_f1(sums["confusion"])}
         if minority:
             metrics["minority_accuracy"] = _share(minority_correct, minority)
-        return metrics
+        return metrics | self._extra_metrics(sums) if self._extra else metrics
+
+    def _extra_metrics(self, sums: Mapping[str, Any]) -> dict[str, Any]:
+        """What the further counts tell of validation nodes."""
+        fields = {name: sums[f"{VALIDATION}{name}"] for name in self._extra}
+        classes = len(sums["confusion"])
+        found = details.metrics_of(fields, float(sums["validation"][0]), classes)
+        kind, label = split_class_metric(self.selected)
+        if label:
+            value = details.class_value(kind, class_index(label, self.class_names, classes, "select_by"), fields)
+            found |= {} if value is None else {self.selected: value}
+        return {f"{VALIDATION}{name}": value for name, value in found.items()}
 
     def by_party(self, counts: Mapping[str, Tensor]) -> dict[str, list[float | None]]:
         """Accuracy of each party over all and over minority test nodes; nothing where no party has more than one test node."""
@@ -104,22 +170,14 @@ class NodeClassification:
 
 
 def evaluated_rows(graph: Graph) -> Tensor:
-    """The rows that are counted: labelled validation nodes, then labelled test nodes."""
+    """The rows that are counted: labeled validation nodes, then labeled test nodes."""
     return _evaluation_plan(graph)[0]
 
 
-def macro_f1(confusion: Tensor) -> float:
-    """The mean over classes of F1 = 2·TP / (2·TP + FP + FN), over the classes that occur or are predicted."""
-    confusion = confusion.clamp(min=0)
-    occurring = confusion.sum(0) + confusion.sum(1)
-    present = occurring > 0
-    return float((2 * confusion.diagonal().double()[present] / occurring[present]).mean()) if bool(present.any()) else 0.0
-
-
 def _targets(graph: Graph, mask: Mask, balance: bool) -> tuple[Tensor, Tensor]:
-    """Weighted one-hot targets (N, C) and weights (N,) of the labelled nodes in the mask, 0 elsewhere; kept with the graph."""
+    """Weighted one-hot targets (N, C) and weights (N,) of the labeled nodes in the mask, 0 elsewhere; kept with the graph."""
     name = cache_key(graph, mask)
-    keys = f"targets.{name}.{balance}", f"labelled.{name}.{balance}"
+    keys = f"targets.{name}.{balance}", f"labeled.{name}.{balance}"
     if name is not None and keys[0] in graph.derived:
         return graph.derived[keys[0]], graph.derived[keys[1]]
     selected = resolve(graph, mask) & (graph.y >= 0)

@@ -28,6 +28,7 @@ class CountField:
     """One field of a party's counts: its shape and what each number may be at most.
 
     `most` is "items" for a number of nodes or other items and "sum" for a sum of real numbers; a tuple has one for each column.
+    A sum in a tuple is over the items that the first "items" column counts: noise limits the mean of them.
     """
 
     shape: tuple[int | str, ...]  # "classes" stands for the number of classes
@@ -77,7 +78,7 @@ class Task(Protocol):
         ...
 
     def loss(self, out: Tensor, graph: Graph, mask: Mask = "train") -> Tensor:
-        """Σ_p of each party's mean over its labelled items in the mask; a party without any counts 0."""
+        """Σ_p of each party's mean over its labeled items in the mask; a party without any counts 0."""
         ...
 
     def counts(self, out: Tensor, graph: Graph) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""GFL-APPNP against one object a user in double precision, centralised APPNP, its degenerate cases and its bytes."""
+"""GFL-APPNP against one object a user in double precision, centralized APPNP, its degenerate cases and its bytes."""
 
 from __future__ import annotations
 
@@ -116,11 +116,11 @@ class Naive:
     def __init__(self, experiment: Experiment, calls: dict[tuple[int, str], int]) -> None:
         self.calls = calls  # the numbers of the messages, which key the users' randomness
         self.settings, self.seed = experiment.config.settings, experiment.config.seed
-        parts = experiment.spread.parts
+        parts = experiment.party_data.parts
         x = parts.x if isinstance(parts.x, Tensor) else torch.from_numpy(parts.x.toarray())
         blocks = [slice(int(a), int(b)) for a, b in zip(parts.ptr[:-1], parts.ptr[1:], strict=True)]
         self.users = [User(x[b].double(), parts.y[b], parts.train[b], parts.num_classes) for b in blocks]
-        self.matrix = dense_propagation(experiment.spread.whole, self.settings.teleport, self.settings.steps)
+        self.matrix = dense_propagation(experiment.party_data.whole, self.settings.teleport, self.settings.steps)
         model = gfl_appnp.start(experiment.federation, self.settings)["model"]
         self.mean = torch.cat([value.flatten().double() for value in model.values()])
 
@@ -193,10 +193,10 @@ def test_twenty_rounds_of_one_object_a_user(task: str, values: dict[str, Any]) -
     torch.testing.assert_close(flat(result), naive.mean, atol=1e-5, rtol=1e-5)
 
 
-def test_one_local_step_is_centralised_appnp() -> None:
+def test_one_local_step_is_centralized_appnp() -> None:
     """I = 1 with full compensation takes the gradient steps of APPNP on the whole graph, mean over the training nodes."""
     experiment = prepared(local_steps=1)
-    whole = experiment.spread.whole
+    whole = experiment.party_data.whole
     model = build("appnp", parties=1, features=FEATURES, classes=2, hidden=HIDDEN, bias=False)
     set_parameters(model, first_model())
     optimizer = optim.SGD(model, 0.3)
@@ -211,14 +211,14 @@ def test_one_local_step_is_centralised_appnp() -> None:
     assert result.last["val_loss"] == pytest.approx(expected, abs=1e-6)
 
 
-def test_weight_decay_is_that_of_centralised_appnp() -> None:
+def test_weight_decay_is_that_of_centralized_appnp() -> None:
     """The short cut shrinks what it does not form: I = 1 with weight decay equals SGD with weight decay."""
     experiment = prepared(local_steps=1, weight_decay=0.1)
     model = build("appnp", parties=1, features=FEATURES, classes=2, hidden=HIDDEN, bias=False)
     set_parameters(model, first_model())
     optimizer = optim.SGD(model, 0.3, weight_decay=0.1)
     for _ in range(20):
-        optim.descend(optimizer, TASK.loss(model(experiment.spread.whole), experiment.spread.whole, "train"))
+        optim.descend(optimizer, TASK.loss(model(experiment.party_data.whole), experiment.party_data.whole, "train"))
     result = runner.rounds(experiment)
     for name, value in get_parameters(model).items():
         torch.testing.assert_close(result.state["model"][name], value[0], atol=1e-6, rtol=1e-6)
@@ -228,7 +228,7 @@ def test_without_propagation_it_is_fedmlp() -> None:
     """M = 0 makes Ã the identity: FedAvg of the same MLP, whatever is sent for compensation (Remark 1)."""
     usual = run("sc", steps=0, rounds=6)
     model = build("mlp", parties=1, features=FEATURES, classes=2, hidden=HIDDEN, bias=False)
-    parts = prepared("sc").spread.parts
+    parts = prepared("sc").party_data.parts
     mean = first_model()
     for _ in range(6):
         taken = []
@@ -373,8 +373,8 @@ def test_v1_noise_arrives_as_independent_normal_noise_would(values: dict[str, An
     heard.clear()
     runner.rounds(prepared(engine=Listening, lr=0, rounds=1))
     clean = heard[0].flatten(1).repeat(1, rounds).double()
-    training = experiment.spread.parts.train.nonzero()[:, 0]
-    spread = dense_propagation(experiment.spread.whole)[training]
+    training = experiment.party_data.parts.train.nonzero()[:, 0]
+    spread = dense_propagation(experiment.party_data.whole)[training]
     spread[range(len(training)), training] = 0
     noise = noisy - clean
     torch.testing.assert_close(noise.mean(1), torch.zeros(len(training)).double(), atol=0.03, rtol=0)
@@ -451,7 +451,7 @@ def test_fedmlp_is_gfl_appnp_without_a_graph() -> None:
 
 def test_batches() -> None:
     """So many training nodes of each party, all of them sooner or later, the same wherever the party lives."""
-    parts = prepared("sc").spread.parts
+    parts = prepared("sc").party_data.parts
     draws = Draws(0, list(range(NODES)), "x")
     seen = torch.zeros(parts.num_nodes, dtype=torch.bool)
     for _ in range(20):
@@ -487,7 +487,7 @@ def test_defaults_are_the_papers(values: dict[str, Any], expected: dict[str, Any
 
 
 def test_baselines_are_run_as_in_the_paper() -> None:
-    """Centralised models on the node-level data, FedMLP on the task that was named."""
+    """Centralized models on the node-level data, FedMLP on the task that was named."""
     central = config.resolve("centralized", dataset="csbm", partition="node", values={"model": "gat"})
     assert (central.settings.lr, central.run.rounds, central.settings.bias, central.data.nodes) == (0.02, 4000, False, 200)
     shared = config.resolve("fedmlp", dataset="csbm", values={"local_steps": 50})

@@ -1,4 +1,4 @@
-"""Personalised propagation against the matrix written out."""
+"""Personalized propagation against the matrix written out."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_connectivity() -> None:
     assert connectivity(both(complete), 6) == pytest.approx(1 / 36)
     assert connectivity(both(path), 6) == pytest.approx(1 / (6 * (2 - 2 * math.cos(math.pi / 6))))
     assert connectivity(both(path), 7) == math.inf
-    centred = torch.eye(6).double() / 6 - 1 / 36
+    centered = torch.eye(6).double() / 6 - 1 / 36
     laplacian = torch.diag(torch.tensor([1.0, 2, 2, 2, 2, 1]).double())
     laplacian[path[0], path[1]] = laplacian[path[1], path[0]] = -1
-    literal = torch.linalg.eigvals(centred @ torch.linalg.pinv(laplacian)).real.max()
+    literal = torch.linalg.eigvals(centered @ torch.linalg.pinv(laplacian)).real.max()
     assert connectivity(both(path), 6) == pytest.approx(float(literal))

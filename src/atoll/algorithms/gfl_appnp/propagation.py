@@ -1,4 +1,4 @@
-"""Personalised propagation (Gasteiger et al., ICLR 2019) as a matrix: Ã = α·Σ_{i<M} (1−α)ⁱ·Âⁱ + (1−α)ᴹ·Âᴹ, and some of its rows.
+"""Personalized propagation (Gasteiger et al., ICLR 2019) as a matrix: Ã = α·Σ_{i<M} (1−α)ⁱ·Âⁱ + (1−α)ᴹ·Âᴹ, and some of its rows.
 
 Â = D^(-1/2)·(A + I)·D^(-1/2). Ã is dense in all but name (ten steps reach most of a citation graph), so it is never formed:
 products with it are sparse ones, and only the rows somebody needs are ever written out.

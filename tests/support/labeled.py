@@ -10,7 +10,7 @@ from atoll.graphs.graph import Graph
 SIZES = [6, 9, 4]
 
 
-def labelled_graph() -> Graph:
+def labeled_graph() -> Graph:
     """Three parties; the last has no validation nodes; some nodes have no label."""
     nodes = sum(SIZES)
     source = torch.Generator().manual_seed(0)

@@ -1,0 +1,181 @@
+"""A fitted encoding of a table: which numbers stand for each value, and the names of the columns that result.
+
+age              numbers and dates: clipped to [low, high], then (value − mean) / std; missing is 0
+age=missing      1 where the value is missing; only where a value was missing when the encoding was fitted
+ward=icu         categories: 1 in the column of the value
+ward=other       rare and unknown values; only where there were any
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from atoll.data.builder import compact, row_normalize
+from atoll.errors import AtollError
+from atoll.graphs.graph import Graph
+from atoll.graphs.table import Column, Floats, Table
+
+BUCKETS, SUB_BUCKETS = 4096, 256  # of category names: a name's bucket, and the part of the bucket it is in
+DENSE_SHARE = 0.25  # an encoding whose rows have a smaller share of non-zeros is kept sparse
+
+
+@dataclass(frozen=True)
+class EncodedColumn:
+    """One column and what was fitted for it."""
+
+    column: Column
+    missing: bool = False  # whether it has a column for missing values
+    low: float = 0.0  # number, date
+    high: float = 0.0
+    mean: float = 0.0
+    std: float = 1.0
+    buckets: tuple[int, ...] = ()  # category: bucket · SUB_BUCKETS + part, of each kept value; empty where values are given
+    labels: tuple[str, ...] = ()  # category: what the kept values are called here; "" where no name is known
+    other: bool = False  # category: whether it has a column for other values
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the resulting columns."""
+        name = self.column.name
+        missing = (f"{name}=missing",) if self.missing else ()
+        if self.column.kind == "empty":
+            return ()
+        if self.column.kind != "category":
+            return (name, *missing)
+        kept = tuple(f"{name}={label or f'#{place}'}" for place, label in enumerate(self.labels))
+        return (*kept, *((f"{name}=other",) if self.other else ()), *missing)
+
+    def apply(self, values: Floats, names: tuple[str, ...], key: bytes) -> NDArray[np.float32]:
+        """(N, len(self.names)) the encoded values."""
+        result = np.zeros((len(values), len(self.names)), np.float32)
+        absent = np.isnan(values)
+        if self.column.kind == "empty":
+            return result
+        if self.missing:
+            result[absent, -1] = 1
+        if self.column.kind == "category":
+            place = self._places(names, key)[values[~absent].astype(np.int64)] if names else np.empty(0, np.int64)
+            rows = np.flatnonzero(~absent)
+            kept = place >= 0
+            result[rows[kept], place[kept]] = 1
+            if self.other:
+                result[rows[~kept], len(self.labels)] = 1
+        elif self.column.kind == "boolean":
+            result[~absent, 0] = values[~absent]
+        else:
+            clipped = np.clip(values[~absent], self.low, self.high)
+            result[~absent, 0] = (clipped - self.mean) / self.std
+        return result
+
+    def _places(self, names: tuple[str, ...], key: bytes) -> NDArray[np.int64]:
+        """The index among the kept values of each name; −1 for another one."""
+        if self.column.values:
+            listed = {value: place for place, value in enumerate(self.column.values)}
+            return np.array([listed.get(name, -1) for name in names], np.int64)
+        known = {bucket: place for place, bucket in enumerate(self.buckets)}
+        return np.array([known.get(int(code), -1) for code in codes_of(self.column.name, names, key)], np.int64)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """The fitted encoding of a table's columns.
+
+    Examples:
+        >>> import numpy as np
+        >>> from atoll.graphs.table import Column, Table
+        >>> age = EncodedColumn(Column("age", "number"), missing=True, low=0.0, high=90.0, mean=40.0, std=20.0)
+        >>> table = Table((age.column,), np.array([[60.0], [np.nan], [500.0]]), ((),))
+        >>> Encoding((age,)).names
+        ('age', 'age=missing')
+        >>> Encoding((age,)).apply(table).tolist()
+        [[1.0, 0.0], [0.0, 1.0], [2.5, 0.0]]
+    """
+
+    columns: tuple[EncodedColumn, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the resulting features, in their order."""
+        return tuple(name for each in self.columns for name in each.names)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether features are kept as CSR: a property of the encoding, so the same at every party."""
+        return len(self.columns) < DENSE_SHARE * len(self.names)
+
+    def apply(self, table: Table, key: bytes = b"") -> NDArray[np.float32]:
+        """(N, d) the features of a table with the same columns, in any order; `key` is that of the category names' digests."""
+        places = {name: place for place, name in enumerate(table.column_names)}
+        pieces = []
+        for each in self.columns:
+            place = places.get(each.column.name)
+            if place is None:
+                raise AtollError(f"The data has no column `{each.column.name}`, which the model was trained with; add it.")
+            found = table.columns[place].kind
+            if found not in (each.column.kind, "empty") and each.column.kind != "empty":
+                raise AtollError(
+                    f"Column `{each.column.name}` is a {found} here, but the model was trained with a {each.column.kind}; "
+                    "correct it, or say in features.toml what it is."
+                )
+            pieces.append(each.apply(table.values[:, place], table.names[place], key))
+        return np.concatenate(pieces, 1) if pieces else np.empty((len(table), 0), np.float32)
+
+    def encode(self, graph: Graph, key: bytes = b"", *, normalize: bool = False) -> Graph:
+        """The graph with features in place of its table."""
+        if graph.table is None:
+            return graph
+        x = self.apply(graph.table, key)
+        features = compact(_sparse(x)) if self.sparse else torch.from_numpy(x)
+        if self.sparse and isinstance(features, torch.Tensor):
+            features = _sparse(x)
+        encoded = replace(graph, x=features, feature_names=self.names, table=None)
+        return row_normalize(encoded) if normalize else encoded
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; `from_dict` is the way back."""
+        return {"version": 1, "columns": [_plain(asdict(each)) for each in self.columns]}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Encoding:
+        """The encoding of `to_dict`."""
+        try:
+            if document["version"] != 1:
+                raise ValueError(f"version {document['version']!r}")
+            return cls(tuple(_column(each) for each in document["columns"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise AtollError(f"The stored encoding of the columns cannot be read ({error}); train the model again.") from error
+
+
+def codes_of(column: str, names: tuple[str, ...], key: bytes) -> NDArray[np.int64]:
+    """(n,) bucket · SUB_BUCKETS + part of each category name: a keyed digest, so that nobody without the key can try names."""
+    person = hashlib.blake2b(column.encode(), digest_size=16).digest()
+    digests = [hashlib.blake2b(name.encode(), digest_size=8, key=key, person=person).digest() for name in names]
+    return np.array([int.from_bytes(each, "little") % (BUCKETS * SUB_BUCKETS) for each in digests], np.int64)
+
+
+def _sparse(x: NDArray[np.float32]) -> Any:
+    import scipy.sparse as sp
+
+    return sp.csr_array(x)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
+
+
+def _column(document: Mapping[str, Any]) -> EncodedColumn:
+    column = dict(document["column"])
+    column["values"] = tuple(column["values"])
+    column["clip"] = None if column["clip"] is None else tuple(column["clip"])
+    rest = {name: value for name, value in document.items() if name != "column"}
+    rest |= {"buckets": tuple(map(int, rest["buckets"])), "labels": tuple(map(str, rest["labels"]))}
+    return EncodedColumn(column=Column(**column), **rest)

@@ -1,0 +1,182 @@
+"""From a trained backbone to a module for one graph with the same parameters, and to the source of that module's class."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from atoll.errors import AtollError
+from atoll.models.appnp import APPNP
+from atoll.models.backbone import Backbone
+from atoll.models.gat import GAT
+from atoll.models.gcn import GCN
+from atoll.models.gcnii import GCNII
+from atoll.models.mlp import MLP
+from atoll.models.parameters import Parameters, get_parameters, set_parameters
+from atoll.models.plain import PlainModule
+from atoll.models.sage import GraphSAGE
+from atoll.models.sgc import SGC
+from atoll.models.user import digest, file_of
+
+FLAVORS = {"torch": "atoll.models.standalone.torch_modules", "pyg": "atoll.models.standalone.pyg_modules"}
+PREFIX = {"torch": "Torch", "pyg": "PyG"}  # of the classes' names
+STANDALONE: tuple[type[Backbone], ...] = (APPNP, GAT, GCN, GCNII, GraphSAGE, MLP, SGC)
+ABOUT = "A network trained with atoll, which it does not need: `Model(...)(x, edge_index)` gives logits (N, C)."
+
+
+@dataclass(frozen=True)
+class Standalone:
+    """A module for one graph that needs nothing of atoll."""
+
+    module: nn.Module  # in evaluation mode; its parameters need no gradients
+    arguments: dict[str, Any]  # what its class is called with
+    class_name: str
+    source: bytes | None  # a Python file that defines the class; None where the user gave the class as an object
+
+
+def one_party(backbone: Backbone, party: int) -> Backbone:
+    """The backbone of one of P parties, alone (P = 1)."""
+    alone = type(backbone)(dataclasses.replace(backbone.shape, parties=1), None, backbone.settings)
+    set_parameters(alone, {name: value[party : party + 1] for name, value in get_parameters(backbone).items()})
+    return alone
+
+
+def standalone(backbone: Backbone, flavor: str, name: str = "") -> Standalone:
+    """The network of one party (P = 1) in plain torch or of PyG's layers; a user's own module stays as it is.
+
+    `name` is the configuration's name of the model, which for a user's own says where its file is.
+    """
+    if backbone.shape.parties != 1:
+        raise ValueError("give the backbone of one party")
+    parameters = {key: value[0] for key, value in get_parameters(backbone, copy=True).items()}
+    if isinstance(backbone, PlainModule):
+        return _users_own(backbone, parameters, name)
+    if type(backbone) not in STANDALONE:
+        raise AtollError(
+            f"{type(backbone).__name__} is a Backbone of its own, which runs on atoll's graphs alone; to export it, write it as "
+            "a torch.nn.Module with forward(x, edge_index)."
+        )
+    arguments = _arguments(backbone)
+    kind = getattr(importlib.import_module(FLAVORS[flavor]), PREFIX[flavor] + type(backbone).__name__)
+    module = kind(**arguments)
+    state: Parameters = {}
+    for key, value in parameters.items():
+        renamed, turned = RENAMED[type(backbone)](key, flavor)
+        state[renamed] = value.t() if turned else value
+    shapes = {key: value.shape for key, value in module.state_dict().items()}
+    module.load_state_dict({key: value.reshape(shapes[key]).contiguous() for key, value in state.items()})
+    return Standalone(module.eval().requires_grad_(False), arguments, "Model", _source(kind).encode())
+
+
+def _arguments(backbone: Backbone) -> dict[str, Any]:
+    shape = backbone.shape
+    sizes = {
+        "in_channels": shape.features,
+        "hidden_channels": shape.hidden,
+        "out_channels": shape.classes,
+        "num_layers": shape.layers,
+        "bias": shape.bias,
+    }
+    unused = ("hidden_channels", "num_layers") if isinstance(backbone, SGC) else ()
+    return {key: value for key, value in sizes.items() if key not in unused} | dataclasses.asdict(backbone.settings)
+
+
+def _linear(key: str, flavor: str) -> tuple[str, bool]:
+    """`layers.0.weight` (in, out) is (out, in) in a linear layer."""
+    return key, key.endswith("weight")
+
+
+def _gcn(key: str, flavor: str) -> tuple[str, bool]:
+    turned = key.endswith("weight")
+    return (key.replace("weight", "lin.weight" if flavor == "pyg" else "linear.weight")), turned
+
+
+def _sgc(key: str, flavor: str) -> tuple[str, bool]:
+    head, _, last = key.rpartition(".")
+    return (f"{head}.lin.{last}" if flavor == "pyg" else _gcn(key, flavor)[0]), last == "weight"
+
+
+def _sage(key: str, flavor: str) -> tuple[str, bool]:
+    head, part, last = key.rsplit(".", 2)  # layers.0, near, weight
+    if flavor == "pyg":
+        return f"{head}.{'lin_l' if part == 'near' else 'lin_r'}.{last}", last == "weight"
+    return f"{head}.{'root' if part == 'own' or last == 'bias' else 'neighbors'}.{last}", last == "weight"
+
+
+def _gat(key: str, flavor: str) -> tuple[str, bool]:
+    head, _, last = key.rpartition(".")
+    names = {"weight": "lin.weight", "source": "att_src", "target": "att_dst"} if flavor == "pyg" else {"weight": "linear.weight"}
+    return f"{head}.{names.get(last, last)}", last == "weight"
+
+
+def _gcnii(key: str, flavor: str) -> tuple[str, bool]:
+    if flavor == "pyg" and key.startswith("layers"):
+        return key.replace("weight", "weight1"), False  # PyG keeps this one as (in, out)
+    return _linear(key, flavor)
+
+
+RENAMED: dict[type[Backbone], Callable[[str, str], tuple[str, bool]]] = {  # our name → the module's, and whether it is transposed
+    APPNP: _linear,
+    GAT: _gat,
+    GCN: _gcn,
+    GCNII: _gcnii,
+    GraphSAGE: _sage,
+    MLP: _linear,
+    SGC: _sgc,
+}
+
+
+def _users_own(backbone: PlainModule, parameters: Mapping[str, Tensor], name: str) -> Standalone:
+    """The user's module with one party's parameters; its file, unless it changed since it was imported."""
+    arguments = backbone.arguments(backbone.shape, backbone.settings)
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(0)  # as the backbone's: what is drawn and not trained is the same
+        module = type(backbone).factory(**arguments)
+    module.load_state_dict({**module.state_dict(), **_everywhere(module, parameters)})
+    file = file_of(name) if name else None
+    source = None
+    if file is not None and inspect.isclass(type(backbone).factory):
+        if digest(name) != digest(name, read=True):
+            raise AtollError(f"{file} was changed after it was imported; start again.")
+        source = file.read_bytes()
+    return Standalone(module.eval().requires_grad_(False), arguments, type(backbone).factory.__name__, source)
+
+
+def _everywhere(module: nn.Module, parameters: Mapping[str, Tensor]) -> Parameters:
+    """The parameters by all of their names: a module may use one in several places."""
+    first = {id(value): key for key, value in module.named_parameters()}
+    return {key: parameters[first[id(value)]] for key, value in module.named_parameters(remove_duplicate=False)}
+
+
+def _source(kind: type[nn.Module]) -> str:
+    """A file with this class alone, there called Model: imports, what it uses of its module, and itself."""
+    whole = inspect.getsource(importlib.import_module(kind.__module__))
+    tree = ast.parse(whole)
+    defined = {node.name: node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    needed, new = set[str](), {kind.__name__}
+    while new:
+        needed |= new
+        used = {node.id for name in new for node in ast.walk(defined[name]) if isinstance(node, ast.Name)}
+        new = (used & defined.keys()) - needed
+    bodies = [ast.get_source_segment(whole, node) or "" for name, node in defined.items() if name in needed]
+    names = {node.id for name in needed for node in ast.walk(defined[name]) if isinstance(node, ast.Name)}
+    imports = [line for node in tree.body if (line := _import(node, names))]
+    text = f'"""{ABOUT}"""\n\n' + "\n".join(imports) + "\n\n\n" + "\n\n\n".join(bodies) + "\n"
+    return text.replace(kind.__name__ + "(", "Model(")
+
+
+def _import(node: ast.stmt, names: set[str]) -> str:
+    """An import without the names that are not used; "" for other statements and imports without any use."""
+    if not isinstance(node, (ast.Import, ast.ImportFrom)):
+        return ""
+    future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
+    node.names = [one for one in node.names if future or (one.asname or one.name.partition(".")[0]) in names]
+    return ast.unparse(node) if node.names else ""

@@ -1,0 +1,181 @@
+"""Modules for one graph as files that other runtimes load: TorchScript, torch.export and ONNX.
+
+The numbers of nodes and edges stay open. None of the files holds paths of this machine, which torch writes there for debugging.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import io
+import logging
+import sys
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from atoll.errors import AtollError
+
+Function = Callable[[Tensor, Tensor], Tensor]
+OPSET = 18  # the first in which ScatterElements takes a maximum, which attention needs
+
+
+def torchscript(module: nn.Module, x: Tensor, edge_index: Tensor) -> bytes:
+    """The bytes of a TorchScript archive: compiled where TorchScript knows all of the module, else traced on this graph."""
+    with _quiet(), _called_model(module):
+        try:
+            compiled: Any = torch.jit.script(module)
+        except Exception:  # whatever TorchScript cannot compile
+            try:
+                compiled = torch.jit.trace(module, (x, edge_index), check_trace=False)  # type: ignore[no-untyped-call]
+            except Exception as error:
+                raise _impossible("TorchScript", error) from error
+        archive = io.BytesIO()
+        torch.jit.save(compiled, archive)
+    return _without_debugging(archive)
+
+
+def exported_program(module: nn.Module, x: Tensor, edge_index: Tensor) -> bytes:
+    """The bytes of a torch.export archive (.pt2)."""
+    program = _program(module, x, edge_index, "torch.export")
+    archive = io.BytesIO()
+    with _quiet():
+        torch.export.save(program, archive)
+    return archive.getvalue()
+
+
+def onnx(module: nn.Module, x: Tensor, edge_index: Tensor) -> bytes:
+    """The bytes of an ONNX model with inputs `x` and `edge_index` and the output `logits`."""
+    require("onnx", "onnxscript")
+    program = _program(module, x, edge_index, "ONNX")
+    with _quiet():
+        try:
+            made = torch.onnx.export(
+                program,
+                (x, edge_index),
+                dynamo=True,
+                input_names=["x", "edge_index"],
+                output_names=["logits"],
+                opset_version=OPSET,
+                verbose=False,
+            )
+        except Exception as error:  # whatever ONNX has no operator for
+            raise _impossible("ONNX", error) from error
+        assert made is not None
+        model = made.model_proto
+    for part in (model, model.graph, *model.graph.node, *model.graph.value_info, *model.functions):
+        part.ClearField("metadata_props")  # the lines of the source and their paths
+    for function in model.functions:
+        for node in function.node:
+            node.ClearField("metadata_props")
+    for value in (*model.graph.input, *model.graph.output):
+        _name_axes(value)
+    return bytes(model.SerializeToString())
+
+
+def load_torchscript(data: bytes) -> Function:
+    """What a TorchScript archive computes."""
+    with _quiet():
+        loaded: Function = torch.jit.load(io.BytesIO(data))  # type: ignore[no-untyped-call]
+    return loaded
+
+
+def load_exported_program(data: bytes) -> Function:
+    """What a torch.export archive computes."""
+    with _quiet():
+        loaded: Function = torch.export.load(io.BytesIO(data)).module()
+    return loaded
+
+
+def load_onnx(data: bytes) -> Function:
+    """What an ONNX model computes, by onnxruntime."""
+    require("onnxruntime")
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+
+    def run(x: Tensor, edge_index: Tensor) -> Tensor:
+        (logits,) = session.run(["logits"], {"x": x.numpy(), "edge_index": edge_index.numpy()})
+        return torch.from_numpy(logits)
+
+    return run
+
+
+def require(*packages: str) -> None:
+    """Stop with one sentence where a package of the extra is missing."""
+    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
+        raise AtollError(f"Export to ONNX needs {missing[0]}, which is not installed; run `pip install 'atoll[export]'`.")
+
+
+def _program(module: nn.Module, x: Tensor, edge_index: Tensor, target: str) -> Any:
+    """The module as a graph of torch's operators, with open numbers of nodes and edges."""
+    nodes, edges = torch.export.Dim("nodes"), torch.export.Dim("edges")
+    names = list(inspect.signature(module.forward).parameters)[:2]
+    with _quiet():
+        try:
+            program = torch.export.export(
+                module, (x, edge_index), dynamic_shapes=dict(zip(names, ({0: nodes}, {1: edges}), strict=True)), strict=False
+            )
+        except Exception as error:  # whatever torch.export cannot follow
+            raise _impossible(target, error) from error
+    for part in program.graph_module.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn"):
+                node.meta.pop(key, None)
+    return program
+
+
+def _name_axes(value: Any) -> None:
+    """`nodes` and `edges` instead of the exporter's names."""
+    axes = value.type.tensor_type.shape.dim
+    for index, axis in enumerate(axes):
+        if axis.dim_param:
+            axis.dim_param = "edges" if value.name == "edge_index" and index == 1 else "nodes"
+
+
+def _without_debugging(archive: io.BytesIO) -> bytes:
+    """The archive without the records that map its code to this machine's files."""
+    cleaned = io.BytesIO()
+    with zipfile.ZipFile(archive) as old, zipfile.ZipFile(cleaned, "w", zipfile.ZIP_STORED) as new:
+        for entry in old.infolist():
+            if not entry.filename.endswith(".debug_pkl"):
+                new.writestr(zipfile.ZipInfo(entry.filename), old.read(entry))
+    return cleaned.getvalue()
+
+
+@contextlib.contextmanager
+def _called_model(module: nn.Module) -> Iterator[None]:
+    """TorchScript names code after the Python module it is in, which for a user's file is its path: here it is `model`."""
+    files = {name for part in module.modules() if (name := type(part).__module__).startswith("atoll.")}
+    found = [(one, name) for name in files for one in vars(sys.modules[name]).values() if getattr(one, "__module__", "") == name]
+    own = [(one, name) for one, name in found if inspect.isclass(one) or inspect.isfunction(one)]
+    for one, _ in own:
+        one.__module__ = "model"
+    try:
+        yield
+    finally:
+        for one, name in own:
+            one.__module__ = name
+
+
+def _impossible(target: str, error: Exception) -> AtollError:
+    reason = " ".join(str(error).split("\n")[0].split())[:200]
+    return AtollError(f"This model cannot become {target} ({type(error).__name__}: {reason}); export it to safetensors.")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporters' own notes: deprecations, and operators of packages that are not installed."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,147 @@
+"""The backbones of PyG's layers: `model(x, edge_index)` gives logits (N, C). Nothing here imports atoll.
+
+Edges go from source to target, each once; loops are left out, as the networks that have them add their own.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.nn import APPNP, GATConv, GCN2Conv, GCNConv, SAGEConv, SGConv
+from torch_geometric.utils import remove_self_loops
+
+
+class PyGMLP(nn.Module):
+    """Multilayer perceptron: H⁺ = relu(H·W + b). The edges are not used."""
+
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, bias: bool = True) -> None:
+        super().__init__()
+        widths = [in_channels] + [hidden_channels] * (num_layers - 1) + [out_channels]
+        self.layers = nn.ModuleList(nn.Linear(widths[i], widths[i + 1], bias=bias) for i in range(num_layers))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Logits (N, C)."""
+        for index, layer in enumerate(self.layers):
+            x = layer(x if index == 0 else x.relu())
+        return x
+
+
+class PyGGCN(nn.Module):
+    """Kipf & Welling, ICLR 2017: H⁺ = relu(Â·H·W + b), Â = D^(-1/2)(A + I)D^(-1/2)."""
+
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, bias: bool = True) -> None:
+        super().__init__()
+        widths = [in_channels] + [hidden_channels] * (num_layers - 1) + [out_channels]
+        self.layers = nn.ModuleList(GCNConv(widths[i], widths[i + 1], bias=bias) for i in range(num_layers))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Logits (N, C)."""
+        for index, layer in enumerate(self.layers):
+            x = layer(x if index == 0 else x.relu(), edge_index)
+        return x
+
+
+class PyGSGC(nn.Module):
+    """Wu et al., ICML 2019: Â²·X·W + b."""
+
+    def __init__(self, in_channels: int, out_channels: int, bias: bool = True) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([SGConv(in_channels, out_channels, K=2, bias=bias)])
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Logits (N, C)."""
+        logits: Tensor = self.layers[0](x, edge_index)
+        return logits
+
+
+class PyGGraphSAGE(nn.Module):
+    """Hamilton et al., NeurIPS 2017, with the mean aggregator: H⁺ = relu(D⁻¹A·H·W + H·V + b)."""
+
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, bias: bool = True) -> None:
+        super().__init__()
+        widths = [in_channels] + [hidden_channels] * (num_layers - 1) + [out_channels]
+        self.layers = nn.ModuleList(SAGEConv(widths[i], widths[i + 1], bias=bias) for i in range(num_layers))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Logits (N, C)."""
+        edge_index, _ = remove_self_loops(edge_index)
+        for index, layer in enumerate(self.layers):
+            x = layer(x if index == 0 else x.relu(), edge_index)
+        return x
+
+
+class PyGGAT(nn.Module):
+    """Veličković et al., ICLR 2018: H⁺_i = elu(Σ_j α_ij·W·h_j + b), α_i = softmax_{j ∈ N(i) ∪ i}(leaky(a_s·W·h_j + a_t·W·h_i)).
+
+    `heads` heads of width hidden / heads; the last layer has one.
+    """
+
+    def __init__(
+        self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, bias: bool = True, heads: int = 8
+    ) -> None:
+        super().__init__()
+        widths = [in_channels] + [hidden_channels] * (num_layers - 1)
+        inner = [GATConv(widths[i], hidden_channels // heads, heads=heads, bias=bias) for i in range(num_layers - 1)]
+        self.layers = nn.ModuleList([*inner, GATConv(widths[-1], out_channels, heads=1, bias=bias)])
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Logits (N, C)."""
+        for index, layer in enumerate(self.layers):
+            x = layer(x if index == 0 else F.elu(x), edge_index)
+        return x
+
+
+class PyGGCNII(nn.Module):
+    """Chen et al., ICML 2020: H⁺ = relu((1−β_l)·Z + β_l·Z·W_l), Z = (1−α)·Â·H + α·H⁰, β_l = log(θ/l + 1), H⁰ = relu(X·W + b)."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int,
+        bias: bool = True,
+        teleport: float = 0.1,
+        theta: float = 0.5,
+    ) -> None:
+        super().__init__()
+        self.input = nn.Linear(in_channels, hidden_channels, bias=bias)
+        self.layers = nn.ModuleList(
+            GCN2Conv(hidden_channels, alpha=teleport, theta=theta, layer=number) for number in range(1, num_layers + 1)
+        )
+        self.output = nn.Linear(hidden_channels, out_channels, bias=bias)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Logits (N, C)."""
+        initial = self.input(x).relu()
+        x = initial
+        for layer in self.layers:
+            x = layer(x, initial, edge_index).relu()
+        logits: Tensor = self.output(x)
+        return logits
+
+
+class PyGAPPNP(nn.Module):
+    """Gasteiger et al., ICLR 2019: Z⁰ = MLP(X), Zᵏ⁺¹ = (1−α)·Â·Zᵏ + α·Z⁰, logits = Zᴷ."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int,
+        bias: bool = True,
+        steps: int = 10,
+        teleport: float = 0.1,
+    ) -> None:
+        super().__init__()
+        widths = [in_channels] + [hidden_channels] * (num_layers - 1) + [out_channels]
+        self.layers = nn.ModuleList(nn.Linear(widths[i], widths[i + 1], bias=bias) for i in range(num_layers))
+        self.propagation = APPNP(steps, teleport)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Logits (N, C)."""
+        for index, layer in enumerate(self.layers):
+            x = layer(x if index == 0 else x.relu())
+        logits: Tensor = self.propagation(x, edge_index)
+        return logits

@@ -1,0 +1,129 @@
+"""A trained model as files: `model/` in the folder of a run, or at a site.
+
+- `model.safetensors`: the tensors: the server's `state` and the parties' `memory` (what predictions need of it).
+- `model.json`: what they are: algorithm, settings, architecture, input columns, classes, parties, metrics, versions, checksums.
+- `README.md`: the model card, for people.
+
+Reading them runs no code: an algorithm or a model that is a file is named, not imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from atoll import storage
+from atoll.errors import AtollError
+from atoll.runs.folder import checksum, finite
+
+FOLDER = "model"
+TENSORS, DESCRIPTION, CARD = "model.safetensors", "model.json", "README.md"
+FORMAT = 1  # of model.json; a later atoll reads earlier ones
+KEYS = {  # every model.json has these
+    "format": int,
+    "algorithm": str,
+    "config": dict,
+    "scenario": str,
+    "task": str,
+    "parties": int,
+    "names": list,
+    "features": int,
+    "num_classes": int,
+    "best_round": int,
+    "metrics": dict,
+    "files": dict,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ModelFiles:
+    """What `model/` holds: the description (model.json without its checksums) and the tensors."""
+
+    description: dict[str, Any]
+    state: dict[str, Any] = field(default_factory=dict)  # the server's, at the best round
+    memory: dict[str, Any] = field(default_factory=dict)  # the parties', by name; rows in the order of `parties`
+    arguments: dict[str, Any] = field(default_factory=dict)  # at a site, which has no state: what its parties are sent
+
+    def write(self, folder: Path, card: str) -> None:
+        """Write `model/` into a folder. model.json is removed first and written last: what it is beside is whole."""
+        target = folder / FOLDER
+        with storage.writing(target):
+            target.mkdir(parents=True, exist_ok=True)
+            (target / DESCRIPTION).unlink(missing_ok=True)
+            storage.sync_folder(target)
+        payload = {name: value for name in ("state", "memory", "arguments") if (value := getattr(self, name))}
+        storage.write_document(target / TENSORS, payload, compact=True)
+        storage.write_whole(target / CARD, card.encode())
+        document = json.loads(json.dumps(finite(self.description)))
+        document["files"] = {name: _file(target / name) for name in (TENSORS, CARD)}
+        document["sha256"] = checksum(document)
+        storage.write_whole(target / DESCRIPTION, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> ModelFiles:
+        """Read `model/` of a folder, or the folder `model/` itself; whatever is wrong with it is one sentence."""
+        target = folder if (folder / DESCRIPTION).is_file() or not (folder / FOLDER).is_dir() else folder / FOLDER
+        document = read_description(target)
+        path, expected = target / TENSORS, document["files"].get(TENSORS, {})
+        try:
+            if not path.is_file() or _file(path) != expected:
+                raise AtollError(f"{path} is damaged: it is not the file that {DESCRIPTION} describes; {ADVICE}.")
+            payload = storage.read_document(path)
+        except storage.DamagedError as error:
+            raise AtollError(f"{str(error).rstrip('.')}; {ADVICE}.") from error
+        parts = {name: payload.get(name, {}) for name in ("state", "memory", "arguments")}
+        if not all(isinstance(part, dict) for part in parts.values()):
+            raise AtollError(f"{path} is damaged: it does not hold a model; {ADVICE}.")
+        return cls({name: value for name, value in document.items() if name not in ("files", "sha256")}, **parts)
+
+
+ADVICE = "restore it, or let `atoll resume` of the run write it again"
+
+
+def read_description(target: Path) -> dict[str, Any]:
+    """model.json of a folder `model/`, undamaged and of a format that this version knows."""
+    path = target / DESCRIPTION
+    try:
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise AtollError(f"{target} holds no trained model: there is no {DESCRIPTION}; {ADVICE}.") from None
+    except OSError as error:
+        raise AtollError(f"{path} cannot be read ({error.strerror}); check the path and the rights to it.") from error
+    except (ValueError, RecursionError) as error:
+        raise AtollError(f"{path} is damaged ({str(error).splitlines()[0]}); {ADVICE}.") from error
+    if not isinstance(document, dict):
+        raise AtollError(f"{path} is damaged (it does not describe a model); {ADVICE}.")
+    version = document.get("format")
+    if isinstance(version, int) and version > FORMAT:
+        raise AtollError(f"{path} has format {version}, which a later atoll wrote; this one reads up to {FORMAT}: upgrade it.")
+    if document.get("sha256") != checksum(document):
+        raise AtollError(f"{path} is damaged (its checksum does not match); {ADVICE}.")
+    if missing := [name for name, kind in KEYS.items() if not isinstance(document.get(name), kind)]:
+        raise AtollError(f"{path} is damaged (it lacks {missing[0]}); {ADVICE}.")
+    return document
+
+
+def is_whole(folder: Path, best_round: int) -> bool:
+    """Whether a run's `model/` is there, undamaged, and of this round."""
+    try:
+        document = read_description(folder / FOLDER)
+        return document["best_round"] == best_round and all(
+            _file(folder / FOLDER / name) == expected for name, expected in document["files"].items()
+        )
+    except (AtollError, OSError):
+        return False
+
+
+def _file(path: Path) -> dict[str, Any]:
+    """Size and SHA-256 of a file."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+            return {"bytes": file.tell(), "sha256": digest.hexdigest()}
+    except OSError as error:
+        raise AtollError(f"{path} cannot be read ({error.strerror}); {ADVICE}.") from error

@@ -1,0 +1,112 @@
+"""Counts beside the usual ones, and the metrics made of their sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.deferred import Deferred
+from atoll.tasks import confusion as matrices
+from atoll.tasks import ranking
+from atoll.tasks.ranking import BINS
+from atoll.tasks.tallies import tally
+from atoll.tasks.task import CountField
+
+CALIBRATION_BINS = 15
+FIELDS = {  # of one split; those of validation items begin with val_
+    "confusion": CountField(("classes", "classes"), whole=True),
+    "minority": CountField((2,)),
+    "brier": CountField((), "sum"),
+    "calibration": CountField((CALIBRATION_BINS, 3), ("items", "items", "sum")),
+    "histogram": CountField(("classes", 2, BINS), whole=True),
+}
+NEEDED = {  # metric → the field it is made of
+    "macro_f1": "confusion",
+    "weighted_f1": "confusion",
+    "precision": "confusion",
+    "recall": "confusion",
+    "f1": "confusion",
+    "minority_accuracy": "minority",
+    "brier": "brier",
+    "calibration_error": "calibration",
+    "auc": "histogram",
+    "average_precision": "histogram",
+}
+
+
+def count(
+    names: Sequence[str], logits: Tensor, y: Tensor, party: Tensor, minority: Tensor, parties: int
+) -> dict[str, Tensor | Deferred]:
+    """The fields `names` of the items of one split: each party's sums, (P, …)."""
+    classes = logits.shape[1]
+    logits = logits.double()
+    found: dict[str, Tensor | Deferred] = {}
+
+    def sums(columns: Sequence[Tensor], cell: Tensor | None = None, cells: int = 1) -> Tensor:
+        row = party if cell is None else party * cells + cell
+        zeros = torch.zeros(parties * cells, len(columns), dtype=torch.float64)
+        return zeros.index_add_(0, row, torch.stack([column.double() for column in columns], 1))
+
+    predicted = logits.argmax(1)
+    correct = predicted == y
+    if "confusion" in names:
+        found["confusion"] = tally(party, (y * classes + predicted)[:, None], parties, (classes, classes))
+    if "minority" in names:
+        found["minority"] = sums([minority, minority * correct])
+    if {"brier", "calibration", "histogram"}.isdisjoint(names):
+        return found
+    shares = logits.softmax(1)
+    if "brier" in names:
+        wrong = shares.square().sum(1) - 2 * shares.gather(1, y[:, None])[:, 0] + 1  # Σ_c (p_c − [y = c])²
+        found["brier"] = sums([wrong.clamp(min=0)])[:, 0]
+    if "calibration" in names:
+        confidence = shares.amax(1)
+        cell = (torch.ceil(confidence * CALIBRATION_BINS).long() - 1).clamp(0, CALIBRATION_BINS - 1)
+        table = sums([torch.ones_like(confidence), correct, confidence], cell, CALIBRATION_BINS)
+        found["calibration"] = table.view(parties, CALIBRATION_BINS, 3)
+    if "histogram" in names:
+        bins = ranking.bins_of(shares, ranking.bin_edges())
+        column = torch.arange(classes)
+        cells = (column * 2 + (y[:, None] == column)) * BINS + bins
+        found["histogram"] = tally(party, cells, parties, (classes, 2, BINS))
+    return found
+
+
+def metrics_of(fields: Mapping[str, Any], items: float, classes: int) -> dict[str, float]:
+    """Metrics of one split from its sums; what cannot be said is left out."""
+    found: dict[str, float | None] = {}
+    if "confusion" in fields:
+        found["macro_f1"] = matrices.macro_f1(fields["confusion"]) if items > 0 else None
+        found["weighted_f1"] = matrices.weighted_f1(fields["confusion"])
+    if "minority" in fields:
+        count, right = fields["minority"].tolist()
+        found["minority_accuracy"] = min(max(right, 0.0), count) / count if count > 0 else None
+    if "histogram" in fields:
+        for name, measure in (("auc", ranking.auc), ("average_precision", ranking.average_precision)):
+            values = [measure(*pair.unbind(0)) for pair in _judged_classes(fields["histogram"])]
+            defined = [value.value for value in values if value is not None]
+            found[name] = sum(defined) / len(defined) if defined else None
+    if "brier" in fields and items > 0:
+        found["brier"] = max(float(fields["brier"]), 0.0) / items / (2 if classes == 2 else 1)
+    if "calibration" in fields:
+        count, right, confidence = fields["calibration"].double().clamp(min=0).unbind(1)
+        total = float(count.sum())
+        found["calibration_error"] = min(float((right - confidence).abs().sum()) / total, 1.0) if total > 0 else None
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def class_value(kind: str, index: int, sums: Mapping[str, Any]) -> float | None:
+    """A metric of one class."""
+    if kind in ("auc", "average_precision"):
+        estimate = getattr(ranking, kind)(*sums["histogram"][index].unbind(0))
+        return None if estimate is None else float(estimate.value)
+    value: float | None = matrices.by_class(sums["confusion"])[index][kind]
+    return value
+
+
+def _judged_classes(histogram: Tensor) -> Tensor:
+    """The classes whose mean is taken: all, one against the rest; of two classes the second alone."""
+    return histogram[1:] if len(histogram) == 2 else histogram

@@ -1,0 +1,75 @@
+"""Metrics from sums of counts against scikit-learn on the items themselves, and the best round by any of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, brier_score_loss, f1_score, recall_score, roc_auc_score
+
+import atoll
+from atoll.errors import AtollError
+from atoll.tasks import TaskOptions
+from atoll.tasks.node_classification import TASK, evaluated_rows
+from atoll.tasks.ranking import auc, average_precision, bin_edges, bins_of
+from labeled import labeled_graph, random_logits
+
+SMALL = {"dataset": "csbm", "parties": 3, "rounds": 3, "nodes": 300}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("rare", [0.5, 0.02])
+@pytest.mark.parametrize("digits", [1, 12])
+def test_ranking_from_histograms_is_within_its_bound(seed: int, rare: float, digits: int) -> None:
+    """With ties and without, also where positives are rare."""
+    draws = torch.Generator().manual_seed(seed)
+    y = torch.rand(2000, generator=draws) < rare
+    scores = torch.sigmoid(3 * torch.randn(2000, generator=draws, dtype=torch.float64) + 2.0 * y - 3).round(decimals=digits)
+    bins = bins_of(scores, bin_edges())
+    negatives, positives = (torch.bincount(bins[y == kind], minlength=256) for kind in (False, True))
+    for measure, exact in ((auc, roc_auc_score), (average_precision, average_precision_score)):
+        found = measure(negatives, positives)
+        assert found is not None
+        assert abs(found.value - exact(y, scores)) <= found.bound + 1e-12
+        assert measure(negatives, torch.zeros(256)) is None
+
+
+@pytest.mark.parametrize("name", ["macro_f1", "weighted_f1", "recall[1]", "brier", "auc"])
+def test_validation_metrics_are_those_of_the_items(name: str) -> None:
+    """Summed over parties, one of which has no validation nodes."""
+    graph, logits = labeled_graph(), random_logits().detach()
+    task = TASK.configured(TaskOptions(select_by=name, classes=3, parties=3))
+    counts = task.counts(logits, graph)
+    assert {key: tuple(value.shape[1:]) for key, value in counts.items()}.keys() == task.fields.keys()
+    found = task.metrics({key: value.sum(0) for key, value in counts.items()})[f"val_{name}"]
+    rows = evaluated_rows(graph)
+    rows = rows[graph.val[rows]]
+    y, shares = graph.y[rows], logits[rows].double().softmax(1)
+    predicted = shares.argmax(1)
+    one_hot = torch.nn.functional.one_hot(y, 3)
+    defined = [c for c in range(3) if 0 < int(one_hot[:, c].sum()) < len(y)]
+    exact = {
+        "macro_f1": f1_score(y, predicted, average="macro"),
+        "weighted_f1": f1_score(y, predicted, average="weighted"),
+        "recall[1]": recall_score(y, predicted, labels=[1], average=None)[0],
+        "brier": float((shares - one_hot).square().sum(1).mean()),
+        "auc": sum(roc_auc_score(one_hot[:, c], shares[:, c]) for c in defined) / len(defined),
+    }
+    assert found == pytest.approx(exact[name], abs=0.05 if name == "auc" else 1e-12)
+    assert brier_score_loss([0, 1], [0.2, 0.7]) == pytest.approx(((0.2**2) + 0.3**2) / 2)
+
+
+@pytest.mark.parametrize(("name", "best"), [("auc", max), ("weighted_f1", max), ("brier", min), ("calibration_error", min)])
+@pytest.mark.parametrize("secure", [False, True])
+def test_any_metric_selects_the_best_round(name: str, best: object, secure: bool) -> None:
+    """In the metric's own direction; with secure totals too."""
+    result = atoll.run("fedavg", **SMALL, select_by=name, secure=secure)
+    values = [row[f"val_{name}"] for row in result.rows]
+    assert values[result.best_round - 1] == best(values)  # type: ignore[operator]
+
+
+def test_a_metric_that_is_not_one_is_refused() -> None:
+    """With the nearest name, and an unknown class likewise."""
+    with pytest.raises(AtollError, match="did you mean 'accuracy'"):
+        atoll.run("fedavg", **SMALL, select_by="acuracy")
+    with pytest.raises(AtollError, match="names the class '99'"):
+        atoll.run("fedavg", **SMALL, select_by="recall[99]")
