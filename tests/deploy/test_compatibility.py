@@ -451,7 +451,12 @@ def test_what_is_odd_in_a_sites_data_is_said_there(tmp_path: Path, monkeypatch: 
         main.main()
     assert ended_with.value.code == 0
     told = "".join(said)
-    for words in ("`target` is named like a label", "column `weight` is not used", "1 edge from a node to itself", "1 repeated edge"):
+    for words in (
+        "`target` is named like a label",
+        "column `weight` is not used",
+        "1 edge from a node to itself",
+        "1 repeated edge",
+    ):
         assert told.count(words) == 1
     config = launch.deployment_config({"algorithm": "fedavg"}, "run.toml", ["bank-a"])
     about = Site(tmp_path / "runs", folder, kit=tmp_path / "kits" / "bank-a")._describe(config)
