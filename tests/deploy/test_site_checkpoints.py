@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from atoll import storage, wire
+from atoll.child import Child
 from atoll.data import files
 from atoll.data.federated import federate
 from atoll.deploy import kit, launch
-from atoll.deploy.child import Child
 from atoll.deploy.site import Site
 from atoll.deploy.site_checkpoints import SiteCheckpoints
 from atoll.engines.remote import RemoteEngine

@@ -11,8 +11,8 @@ from typing import Any
 
 from nvflare.fuel.f3.message import Message
 
+from atoll.child import report
 from atoll.deploy import firewall, server, site_process
-from atoll.deploy.child import report
 from atoll.deploy.kit import Kit
 from atoll.deploy.policy import SitePolicy
 from atoll.deploy.site import Site

@@ -20,6 +20,7 @@ from rich.text import Text
 from atoll.errors import shown
 from atoll.runs.absence import summary, verdict
 from atoll.runs.metrics import mean_text, metric_format
+from atoll.runs.paired import TEST, Difference
 
 if TYPE_CHECKING:
     from atoll.runs.result import Result
@@ -147,6 +148,21 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     for row in rows:
         cells = [_percent(row, name) for name in ("accuracy", f"{second}_accuracy")]
         table.add_row(row["row"], *cells, f"{row['mb_up']:.2f}", f"{row['mb_down']:.2f}", f"{row['seconds']:.1f}")
+    return table
+
+
+def difference_table(differences: Sequence[Difference]) -> Table:
+    """Paired differences in accuracy, in points; a star marks those that are significant."""
+    title = f"accuracy minus that of {differences[0].against}, paired by seed; * significant at 5 % ({TEST})"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("", no_wrap=True)
+    for name in ("difference", "95 % interval", "higher in", "p"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in differences:
+        interval = f"{100 * one.low:+.2f} … {100 * one.high:+.2f}"
+        star = " *" if one.significant else ""
+        p = "–" if one.p is None else f"{one.p:.3f}{star}"
+        table.add_row(one.row, f"{100 * one.mean:+.2f}", interval, f"{one.wins}/{one.pairs}", p)
     return table
 
 

@@ -44,6 +44,8 @@ def read_values(sets: list[str] | None, **named: Any) -> dict[str, Any]:
         key, equals, value = item.partition("=")
         if not equals or not key.strip():
             raise AtollError(f"--set {item!r} is not of the form key=value; write for instance --set lr=0.01.")
+        if key.strip() in values:
+            raise AtollError(f"--set {key.strip()} is given twice; give it once.")
         values[key.strip()] = value.strip()
     return values
 

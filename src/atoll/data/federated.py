@@ -83,8 +83,7 @@ class FederatedData:
 
 def federate(config: DataConfig, graph: Graph | None, scenarios: Sequence[str]) -> FederatedData:
     """The data of a run; `graph` is the dataset where it was given as an object."""
-    if scenarios != ("whole",):
-        _check_scenario(config, SCENARIO_OF.get(config.partition), scenarios)
+    check_scenario(config, scenarios, config.algorithm)
     if config.partition == "files":
         return _own_parties(config, graph, scenarios)
     if graph is None:
@@ -109,7 +108,7 @@ def federate(config: DataConfig, graph: Graph | None, scenarios: Sequence[str]) 
     if scenarios == ("whole",):
         scenario, parts = "whole", whole
     else:
-        _check_scenario(config, scenario, scenarios)
+        check_scenario(config, scenarios, config.algorithm, scenario)
     public = {}
     if scenario == "node":
         labels = torch.where(whole.train, whole.y, -1)[parts.ptr[:-1]]
@@ -173,11 +172,12 @@ def union(parts: Graph, graph: Graph, *, merged: bool = False) -> Graph:
     return replace(whole, **masks, majority=majority)
 
 
-def _check_scenario(config: DataConfig, scenario: str | None, scenarios: Sequence[str]) -> None:
-    """Refuse a partition that the algorithm is not made for; that of a file (None) is known only after reading it."""
-    if scenario is not None and scenario not in scenarios:
+def check_scenario(config: DataConfig, scenarios: Sequence[str], algorithm: str, scenario: str | None = None) -> None:
+    """Refuse a partition that the algorithm is not made for; that of a file is known only after reading it, as `scenario`."""
+    scenario = scenario or SCENARIO_OF.get(config.partition)
+    if scenarios != ("whole",) and scenario is not None and scenario not in scenarios:
         raise AtollError(
-            f"{config.algorithm} is for {' or '.join(scenarios)} parties, but the partition {config.partition!r} is {scenario}; "
+            f"{algorithm} is for {' or '.join(scenarios)} parties, but the partition {config.partition!r} is {scenario}; "
             "choose another --partition or another algorithm."
         )
 

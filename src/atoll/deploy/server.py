@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from atoll import algorithms, wire
+from atoll.child import commands, exit_now, report
 from atoll.data.federated import FederatedData, federate
 from atoll.deploy.carrier import ECHO_REQUEST, ECHO_SECONDS, POLL_SECONDS, NVFlareCarrier
 from atoll.deploy.cell import close_silent_connections, configure_logging, open_cell
-from atoll.deploy.child import commands, exit_now, report
 from atoll.deploy.compatibility import IncompatibleSites, check_compatible
 from atoll.deploy.kit import Kit
 from atoll.deploy.signing import Signing

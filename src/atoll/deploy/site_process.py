@@ -16,8 +16,8 @@ from nvflare.fuel.f3.cellnet.defs import Encoding
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 
+from atoll.child import commands, exit_now, report
 from atoll.deploy.cell import close_silent_connections, configure_logging, open_cell
-from atoll.deploy.child import commands, exit_now, report
 from atoll.deploy.firewall import CHANNEL, REPLIES, SERVER
 from atoll.deploy.journal import Journal
 from atoll.deploy.kit import Kit

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from atoll.deploy.child import Child
+from atoll.child import Child
 from atoll.deploy.journal import JOURNAL_FILE
 from atoll.deploy.kit import SERVER_IDENTITY, Kit, provision
 from atoll.deploy.policy import SitePolicy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from atoll.data.pyg import from_pyg
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.models import user
-from atoll.runs import config, runner
+from atoll.runs import config, parallel, runner
 from atoll.runs.comparison import Comparison, Trial
 from atoll.runs.loggers import Logger, MakeLogger, RoundCallback, open_loggers
 from atoll.runs.result import Result
@@ -120,19 +120,23 @@ def compare(
     models: Sequence[Any] | str = (),
     partition: str | None = None,
     parties: int | None = None,
+    sweep: Mapping[str, Sequence[Any]] | None = None,
+    jobs: int = 1,
     out: str | Path | None = None,
     progress: bool = False,
     **settings: Any,
 ) -> Comparison:
-    """Run several algorithms on the same data, splits and seeds.
+    """Run several algorithms on the same data, split, seeds and budget.
 
     Parameters:
         algorithms: A list of names, or one text with commas.
         dataset, partition, parties, progress: As for `run`.
         seeds: How many seeds (0, 1, 2, …), or the seeds themselves.
         models: Backbones to run each algorithm with, as for `run`; the paper's by default.
+        sweep: Settings of the algorithms, each with several values: every combination is a row.
+        jobs: Runs at the same time, each in a process of its own with one thread.
         out: A folder for all runs; those already there are not run again.
-        **settings: Any setting; it goes to every algorithm that has it.
+        **settings: Any setting; it goes to every algorithm that has it. Data and budget are the same for all.
 
     Returns:
         The results by row, and their means and standard deviations.
@@ -152,7 +156,14 @@ def compare(
         partition=partition,
         parties=parties,
         values=settings,
+        sweep={key: _listed(f"sweep of {key}", values) for key, values in (sweep or {}).items()},
     )
+    if jobs != 1:
+        objects = [model for model in comparison.models if user.is_user_model(model) and user.file_of(model) is None]
+        if graph is not None or objects:
+            raise AtollError("jobs needs datasets and models that other processes can read: give names or files, or jobs=1.")
+        parallel.run(comparison, Path(out) if out is not None else None, jobs)
+        return comparison
 
     def one(trial: Trial, folder: Path | None) -> Result:
         with open_loggers(["progress"] if progress else [], trial.label) as watch:

@@ -1,10 +1,11 @@
-"""Comparisons: several algorithms on the same data, splits and seeds, summarized as mean ± standard deviation."""
+"""Comparisons: several algorithms on the same data, split, seeds and budget, summarized as mean ± standard deviation."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
@@ -12,6 +13,7 @@ from typing import Any
 
 from atoll import storage
 from atoll.algorithms import find
+from atoll.data.federated import check_scenario
 from atoll.errors import AtollError, suggest
 from atoll.graphs.graph import Graph
 from atoll.models import user
@@ -20,8 +22,10 @@ from atoll.runs.config import Config
 from atoll.runs.folder import Folder
 from atoll.runs.loop import Watch
 from atoll.runs.metrics import in_order, mean_std
+from atoll.runs.paired import Difference, compare_rows
 from atoll.runs.result import Result
 from atoll.runs.setting_names import PREFIXED
+from atoll.runs.terms import Terms, check_same_data, shared_names
 from atoll.settings import known, renamed
 
 
@@ -48,7 +52,11 @@ class Trial:
 
 @dataclass
 class Comparison:
-    """Several algorithms, models and seeds on the same data; `atoll.compare` makes and runs one.
+    """Several algorithms, models and seeds on the same terms; `atoll.compare` makes and runs one.
+
+    Data, partition, split, feature scaling and budget (rounds, patience, how the best round is selected) are one table for all
+    contestants: what was asked for, else the defaults of the first algorithm, or of the only one that needs its partition. Only
+    the algorithms' own settings differ.
 
     Parameters:
         algorithms: Names, each a row of the table.
@@ -56,10 +64,13 @@ class Comparison:
             given.
         models: Backbones; each algorithm is run with each of them.
         seeds: The seeds of every row.
-        values: Settings by name; each goes to every algorithm that has it.
+        values: Settings by name; each goes to every algorithm that has it. Those of data and budget are the same for all.
+        sweep: Settings of the algorithms, each with several values: every combination is a row.
+        against: The row that `differences` are taken from; the first by default.
 
     Attributes:
         results: After `run`: the results by row, one per seed.
+        notes: After `run`: where a method's own defaults are for other data or another budget, in one sentence each.
 
     Examples:
         >>> import atoll
@@ -75,7 +86,10 @@ class Comparison:
     partition: str | None = None
     parties: int | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
+    sweep: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    against: str | None = None
     results: dict[str, list[Result]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def trials(self) -> list[Trial]:
         """All runs, the seeds of a row together; everything is checked before the first one starts."""
@@ -88,18 +102,29 @@ class Comparison:
             raise AtollError(
                 f"The models {first} and {same[0]} would both be the row {user.short_name(first)!r}; rename one of them."
             )
-        self.partition = self._common_partition()
-        trials = [
-            Trial(f"{algorithm} {user.short_name(model)}".strip(), self._config(algorithm, model, seed))
+        terms = Terms(self._reference())
+        self.dataset, self.partition = terms.reference.dataset, terms.reference.partition
+        self._check_shared(terms.reference)
+        rows = {
+            f"{algorithm} {user.short_name(model)} {_listed(point)}".strip().replace("  ", " "): (algorithm, model, point)
             for model in (self.models or [""])
             for algorithm in self.algorithms
-            for seed in self.seeds
-        ]
+            for point in self._grid(algorithm)
+        }
+        if self.against is not None and self.against not in rows:
+            raise AtollError(f"against is {self.against!r}, which is not a row of the comparison{suggest(self.against, rows)}")
+        for algorithm in self.algorithms:
+            check_scenario(terms.reference, find(self._resolved(algorithm)).SCENARIOS, self._resolved(algorithm))
+        notes = (terms.note(self._config(algorithm, model)) for algorithm, model, _ in rows.values())
+        self.notes = list(dict.fromkeys(note for note in notes if note))
+        trials = [Trial(row, terms.apply(self._config(*made))) for row, made in _by_seed(rows, self.seeds)]
         self._check_values([trial.config for trial in trials])
+        check_same_data((trial.row, trial.config) for trial in trials)
         return trials
 
-    def _config(self, algorithm: str, model: str, seed: int) -> Config:
-        values = dict(self.values) | ({"settings.model": model} if model else {})
+    def _config(self, algorithm: str, model: str = "", point: Mapping[str, Any] | None = None, seed: int = 0) -> Config:
+        """A contestant by its own defaults and what was asked for."""
+        values = dict(self.values) | dict(point or {}) | ({"settings.model": model} if model else {})
         return config.resolve(
             self._resolved(algorithm),
             dataset=self.dataset,
@@ -110,20 +135,48 @@ class Comparison:
             optional=True,
         )
 
-    def _common_partition(self) -> str | None:
-        """The partition of all rows: as given, or the default of all, or that of the only method that needs another one."""
+    def _reference(self) -> Config:
+        """The contestant whose defaults for data and budget hold for all: the first, or the only one that needs its partition."""
         if self.partition is not None:
-            return self.partition
-        usual = {name: self._config(name, "", 0).partition for name in self.algorithms}
+            return self._config(self.algorithms[0])
+        usual = {name: self._config(name).partition for name in self.algorithms}
         if len(set(usual.values())) == 1:
-            return None
-        needed = {usual[name] for name in usual if find(self._resolved(name)).SCENARIOS[0] not in ("horizontal", "whole")}
-        if len(needed) != 1:
+            return self._config(self.algorithms[0])
+        special = [name for name in usual if find(self._resolved(name)).SCENARIOS[0] not in ("horizontal", "whole")]
+        if len({usual[name] for name in special}) != 1:
             listed = ", ".join(f"{name}: {partition}" for name, partition in usual.items())
             raise AtollError(
                 f"These algorithms are spread differently by default ({listed}); give --partition to compare them fairly."
             )
-        return needed.pop()
+        return self._config(special[0])
+
+    def _grid(self, algorithm: str) -> list[dict[str, Any]]:
+        """The points of the sweep in the settings that an algorithm has; one, the empty one, where it has none of them."""
+        settings = find(self._resolved(algorithm)).Settings
+        own = {name: values for name, values in self.sweep.items() if self._sweeps(name, algorithm, settings)}
+        return [dict(zip(own, point, strict=True)) for point in itertools.product(*own.values())]
+
+    @staticmethod
+    def _sweeps(name: str, algorithm: str, settings: type) -> bool:
+        owner, _, rest = name.rpartition(".")
+        return (owner in ("", "settings", algorithm) and rest in {*known(settings), *renamed(settings)}) or owner == "model"
+
+    def _check_shared(self, reference: Config) -> None:
+        """Data and budget are the same for all: no contestant may have its own, and no sweep may change them."""
+        shared = shared_names(reference)
+        for name in self.values:
+            owner, _, rest = name.rpartition(".")
+            if owner in self.algorithms and rest in shared and rest not in known(find(self._resolved(owner)).Settings):
+                raise AtollError(f"{rest} is the same for all in a comparison, so {name} cannot be set; set {rest} alone.")
+        for name in self.sweep:
+            if not any(self._sweeps(name, other, find(self._resolved(other)).Settings) for other in self.algorithms):
+                rest = name.rpartition(".")[2]
+                why = (
+                    f"{rest} is the same for all in a comparison; compare once for each value."
+                    if rest in shared or rest in ("dataset", "partition", "parties", "seed")
+                    else f"none of {', '.join(self.algorithms)} has such a setting."
+                )
+                raise AtollError(f"--sweep {name}: {why}")
 
     def _resolved(self, algorithm: str) -> str:
         """A method may have a baseline of its own: beside GLASU, `centralized` is its network on the joined columns."""
@@ -145,11 +198,29 @@ class Comparison:
             if name not in accepted:
                 raise AtollError(f"None of {', '.join(self.algorithms)} has a setting {name!r}{suggest(name, options)}")
 
+    def folders(self, out: Path | None) -> Iterator[tuple[Trial, Path | None]]:
+        """The trials, each with its folder under `out`."""
+        for trial in self.trials():
+            yield trial, out / f"{trial.row.replace(' ', '-')}-{trial.config.seed}" if out else None
+
     def run(self, one: Callable[[Trial, Path | None], Result], out: Path | None = None) -> None:
         """Run every trial with `one`; with `out`, each in a folder of its own, and those already there are not run again."""
-        for trial in self.trials():
-            folder = out / f"{trial.row.replace(' ', '-')}-{trial.config.seed}" if out else None
-            self.results.setdefault(trial.row, []).append(one(trial, folder))
+        for trial, folder in self.folders(out):
+            self.add(trial, one(trial, folder))
+
+    def add(self, trial: Trial, result: Result) -> None:
+        """Take a trial's result; one with other data is refused."""
+        if self.results:
+            row, results = next(iter(self.results.items()))
+            check_same_data([(row, results[0].config), (trial.row, result.config)])
+        self.results.setdefault(trial.row, []).append(result)
+
+    def differences(self, metric: str = "accuracy") -> list[Difference]:
+        """Every other row minus the row `against` (the first, unless named), paired by seed."""
+        values = {
+            row: {result.config.seed: result.metrics.get(metric) for result in results} for row, results in self.results.items()
+        }
+        return compare_rows(values, self.against or next(iter(values)))
 
     def summary(self) -> list[dict[str, Any]]:
         """One row per algorithm (and model): means and standard deviations over the seeds."""
@@ -158,6 +229,16 @@ class Comparison:
     def save(self, path: Path) -> None:
         """Write the summary as JSON."""
         storage.write_whole(path, (json.dumps(self.summary(), indent=1) + "\n").encode())
+
+
+def _by_seed(rows: Mapping[str, Any], seeds: Sequence[int]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    for row, made in rows.items():
+        for seed in seeds:
+            yield row, (*made, seed)
+
+
+def _listed(point: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in point.items())
 
 
 def _once(names: Sequence[str]) -> list[str]:

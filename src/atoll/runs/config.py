@@ -134,6 +134,12 @@ def resolve(
     )
 
 
+def check(config: Config) -> Config:
+    """The configuration, if its values fit together."""
+    _check(config.algorithm, {"dp": config.dp, "run": config.run})
+    return config
+
+
 def groups_of(algorithm: str, dataset: str, model: str | None = None) -> dict[str, type]:
     """The settings dataclasses of a run by group, the algorithm's first; with `model` (empty: the default), the model's too."""
     settings = algorithms.find(algorithm).Settings

@@ -1,0 +1,80 @@
+"""The terms of a comparison: data, partition, split and budget that all contestants share, whatever their papers used."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.runs.config import Config, check, plain
+
+ARGUMENTS = ("dataset", "partition", "parties")
+GROUPS = ("data", "partition_settings", "split", "run")
+DATA = ("data", "partition_settings", "split")  # of these, the groups that decide which graphs, features and splits a party has
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What one contestant, the reference, uses and all others are run with."""
+
+    reference: Config
+
+    def apply(self, config: Config) -> Config:
+        """The configuration on these terms; only the algorithm's own settings and its seed stay."""
+        shared = {name: getattr(self.reference, name) for name in (*ARGUMENTS, *GROUPS)}
+        return check(dataclasses.replace(config, **shared))
+
+    def departures(self, config: Config) -> dict[str, tuple[Any, Any]]:
+        """Where a configuration by its own defaults differs: name → (its own value, that of the comparison)."""
+        own, common = flat(config), flat(self.reference)
+        return {name: (own.get(name), value) for name, value in common.items() if own.get(name) != value}
+
+    def note(self, config: Config) -> str | None:
+        """One sentence for the output where a method's paper wants other data or another budget."""
+        found = self.departures(config)
+        if not found:
+            return None
+        listed = ", ".join(f"{name}={_text(own)} (here {_text(common)})" for name, (own, common) in found.items())
+        return f"{config.algorithm} by its own defaults would use {listed}."
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """The shared part of a configuration as plain values by name."""
+    values: dict[str, Any] = {name: getattr(config, name) for name in ARGUMENTS}
+    for group in GROUPS:
+        values |= plain(dataclasses.asdict(getattr(config, group)))
+    return values
+
+
+def shared_names(config: Config) -> set[str]:
+    """The names of all settings that are the same for every contestant."""
+    return {field.name for group in GROUPS for field in dataclasses.fields(getattr(config, group))}
+
+
+def data_key(config: Config) -> dict[str, Any]:
+    """What decides the data of a run, but for the seed: two runs that differ in it do not belong in one table."""
+    values: dict[str, Any] = {name: getattr(config, name) for name in ARGUMENTS}
+    for group in DATA:
+        values |= plain(dataclasses.asdict(getattr(config, group)))
+    return values
+
+
+def check_same_data(configs: Mapping[str, Config] | Iterable[tuple[str, Config]]) -> None:
+    """Refuse configurations, by row, that do not have the same data."""
+    pairs = list(configs.items() if isinstance(configs, Mapping) else configs)
+    for row, config in pairs[1:]:
+        first, other = data_key(pairs[0][1]), data_key(config)
+        if different := [name for name in first | other if first.get(name) != other.get(name)]:
+            name = different[0]
+            raise AtollError(
+                f"{pairs[0][0]} and {row} have different data ({name} is {_text(first.get(name))} and {_text(other.get(name))}); "
+                "they cannot stand in one table."
+            )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "the default" if value is None else str(value)

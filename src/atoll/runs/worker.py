@@ -1,0 +1,45 @@
+"""A worker process of `parallel`: it runs trials that its parent names, one after the other, with one thread.
+
+A command holds a configuration and a folder; a report, each round's row, then `done` or the sentence that says what is wrong.
+"""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+from atoll.child import commands, report
+from atoll.errors import AtollError
+
+
+def run_command(command: dict[str, Any]) -> None:
+    """Run, or continue, one trial."""
+    from atoll.runs import config
+    from atoll.runs.comparison import Trial
+
+    document = command["config"]  # of the parent process, which is its user's own
+    trial = Trial(command["row"], config.from_dict(document, "The configuration", config.user_model(document)))
+    trial.run(Path(command["folder"]), None, lambda row, rounds: report(row=row, rounds=rounds))
+
+
+def main() -> None:
+    """Answer commands until the parent closes standard input."""
+    import torch
+
+    torch.set_num_threads(1)
+    for command in commands():
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                run_command(command)
+            report(done=True, warnings=[str(one.message) for one in caught if issubclass(one.category, UserWarning)])
+        except AtollError as error:
+            report(error=str(error))
+        except Exception:
+            report(crash=traceback.format_exc())
+
+
+if __name__ == "__main__":
+    main()

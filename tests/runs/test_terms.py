@@ -1,0 +1,106 @@
+"""Comparisons are of like with like: one table of data and budget for all contestants."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+import atoll
+from atoll.algorithms import find, names
+from atoll.data.federated import federate
+from atoll.errors import AtollError
+from atoll.runs.comparison import Comparison
+from atoll.runs.terms import check_same_data, data_key, flat
+from small import small
+
+PAIRS = list(itertools.combinations(names(), 2))
+SHARED = ("run", "data", "partition_settings", "split", "dataset", "partition", "parties")
+PARTITIONS = {"horizontal": "random", "overlapping": "overlap", "vertical": "vertical", "node": "node"}
+
+
+def partition_for(*algorithms: str) -> str | None:
+    """A partition that all of these take, None where there is none."""
+    wanted = [set(PARTITIONS) if find(name).SCENARIOS == ("whole",) else set(find(name).SCENARIOS) for name in algorithms]
+    common = set.intersection(*wanted)
+    return next((PARTITIONS[scenario] for scenario in PARTITIONS if scenario in common), None)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(pair))
+def test_every_pair_has_the_same_data_settings(pair: tuple[str, str]) -> None:
+    """In both orders, on a paper's graph and on our own: data, split, scaling, seeds and budget are equal, or it is refused."""
+    partition = partition_for(*pair)
+    for dataset, order in itertools.product(("cora", "csbm"), (pair, pair[::-1])):
+        if partition is None:
+            with pytest.raises(AtollError, match=r"is for .* parties|spread differently"):
+                Comparison(order, dataset=dataset, seeds=[1]).trials()
+            continue
+        first, second = (trial.config for trial in Comparison(order, dataset=dataset, partition=partition, seeds=[1]).trials())
+        for name in SHARED:
+            assert getattr(first, name) == getattr(second, name), name
+        assert first.seed == second.seed
+        assert data_key(first) == data_key(second)
+
+
+@pytest.mark.parametrize("pair", [("fedavg", "fedgl"), ("fedgl", "fedavg"), ("fedavg", "fedmlp"), ("centralized", "fedgl")])
+def test_the_graphs_are_the_same(pair: tuple[str, str]) -> None:
+    """Not only the settings: every party's nodes, features and splits, as they are made."""
+    trials = Comparison(pair, dataset="csbm", partition="random", parties=3, seeds=[2], values={"nodes": 90}).trials()
+    one, other = (federate(trial.config, None, find(trial.config.algorithm).SCENARIOS) for trial in trials)
+    assert one.source.digest == other.source.digest
+    for mask in ("train", "val", "test"):
+        held = [set(data.parts.ids[getattr(data.parts, mask)].tolist()) for data in (one, other)]
+        assert held[0] == held[1]
+    assert torch.equal(one.whole.y, other.whole.y)
+
+
+def test_other_defaults_are_said() -> None:
+    """A method whose paper wants other data runs on the common one, and the output says which settings those are."""
+    comparison = Comparison(["fedavg", "fedgl"], dataset="cora", partition="metis", parties=5, seeds=[0])
+    comparison.trials()
+    assert len(comparison.notes) == 1
+    assert "fedgl by its own defaults would use normalize_features=true (here false)" in comparison.notes[0]
+    assert "patience=30 (here 0)" in comparison.notes[0]
+    alike = Comparison(["local", "fedavg", "fedspray"], dataset="cora", seeds=[0])
+    alike.trials()
+    assert not alike.notes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"values": {"fedprox.split": "random"}}, "split is the same for all in a comparison, so fedprox.split cannot be set"),
+        ({"values": {"fedprox.rounds": 3}}, "rounds is the same for all"),
+        ({"sweep": {"rounds": [1, 2]}}, "--sweep rounds: rounds is the same for all"),
+        ({"sweep": {"parties": [1, 2]}}, "--sweep parties: parties is the same for all"),
+        ({"sweep": {"nothing": [1, 2]}}, "none of local, fedprox has such a setting"),
+        ({"against": "fedavg"}, "against is 'fedavg', which is not a row of the comparison; there is"),
+    ],
+)
+def test_no_contestant_has_terms_of_its_own(arguments: dict[str, Any], sentence: str) -> None:
+    """Neither by a value for one of them, nor by a sweep."""
+    with pytest.raises(AtollError, match=sentence):
+        Comparison(["local", "fedprox"], dataset="csbm", seeds=[0], **arguments).trials()
+
+
+def test_a_sweep_is_a_grid() -> None:
+    """Every combination of the values that an algorithm has is a row; one that has none of them is one row."""
+    sweep = {"lr": ["0.1", "0.01"], "proximal": ["0", "1"]}
+    trials = Comparison(["local", "fedprox"], dataset="csbm", seeds=[0, 1], sweep=sweep).trials()
+    rows = list(dict.fromkeys(trial.row for trial in trials))
+    assert rows == ["local lr=0.1", "local lr=0.01", *(f"fedprox lr={lr} proximal={p}" for lr in ("0.1", "0.01") for p in "01")]
+    assert {(trial.config.settings.lr, trial.config.seed) for trial in trials if trial.row == rows[0]} == {(0.1, 0), (0.1, 1)}
+
+
+def test_results_with_other_data_cannot_be_added() -> None:
+    """Two runs with different data never stand in one table."""
+    comparison = atoll.compare("local", dataset="csbm", partition="random", parties=2, nodes=60, rounds=1, seeds=1)
+    other = atoll.run("fedavg", dataset="csbm", partition="random", parties=3, nodes=60, rounds=1)
+    trial = Comparison(["fedavg"], dataset="csbm", seeds=[0]).trials()[0]
+    with pytest.raises(AtollError, match=r"local and fedavg have different data \(parties is 2 and 3\)"):
+        comparison.add(trial, other)
+    first = small("fedavg")
+    check_same_data({"a": first, "b": first})
+    assert flat(first)["rounds"] == first.run.rounds
