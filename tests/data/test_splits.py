@@ -1,5 +1,6 @@
 """Splits: sizes, where they are drawn, and that a party's split does not depend on who else is there."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -136,3 +137,18 @@ def test_planetoid_counts_of_the_papers(real: object) -> None:
     assert np.array_equal(np.bincount(found.y[found.train]), np.full(7, 60))
     wiki = split(load("wiki"), SplitSettings("per_class"), 0)
     assert [int(mask.sum()) for mask in (wiki.train, wiki.val, wiki.test)] == [310, 500, 1000]
+
+
+def test_by_class_takes_the_same_share_of_every_class_of_a_party() -> None:
+    """Counted class by class at each party; a party has the same split alone as among others."""
+    parts = spread(load("csbm", nodes=300), "random", 3)
+    settings = SplitSettings("by_class", train=0.2, val=0.4, test=0.4)
+    found = split(parts, settings, seed=4)
+    for party in range(3):
+        one = found.select([party])
+        alone = split(parts.select([party]), settings, seed=4, parties=[party])
+        assert torch.equal(one.train, alone.train)
+        for label in range(one.num_classes):
+            of_class = one.y == label
+            assert int((one.train & of_class).sum()) == math.floor(0.2 * int(of_class.sum()) + 1e-6)
+            assert bool((one.train | one.val | one.test)[of_class].all())

@@ -21,19 +21,26 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 def partition(
     dataset: Dataset = "csbm",
-    partition: Partition = "louvain",
+    partition: Partition = None,
     parties: Parties = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     sets: Sets = None,
     out: Annotated[Path | None, typer.Option(help="Save each party's graph there, in a folder of its own.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the published partitions that have names.")] = False,
 ) -> None:
     """Show how a graph falls into parties: sizes, edges kept and lost, labels, homophily of majority and minority nodes."""
     from atoll.cli.console import out as console
+    from atoll.cli.console import show
+
+    if listed:
+        show(named_table())
+        return
     from atoll.data.federated import SCENARIOS, federate
     from atoll.data.statistics import partition_statistics
     from atoll.runs import config
 
-    chosen = config.resolve("local", dataset=dataset, partition=partition, parties=parties, seed=seed, values=read_values(sets))
+    values = read_values(sets)
+    chosen = config.resolve("local", dataset=dataset, partition=partition or "louvain", parties=parties, seed=seed, values=values)
     data = federate(chosen, None, SCENARIOS)
     console.print(partition_table(partition_statistics(data.parts, data.source), names=data.names))
     if out is not None:
@@ -46,20 +53,36 @@ def partition(
         console.print(f"Written to {out}")
 
 
+def named_table() -> Table:
+    """The named partitions."""
+    from rich import box
+    from rich.table import Table
+
+    from atoll.data.named import named_partitions
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    for heading in ("--partition", "--dataset", "parties", "SHA-256", "split", "source"):
+        table.add_column(heading, justify="right" if heading == "parties" else "left", no_wrap=heading != "source")
+    for one in named_partitions().values():
+        table.add_row(one.name, one.dataset, str(one.parties), one.sha256[:16], "its own" if one.split else "", one.source)
+    return table
+
+
 def partition_table(found: PartitionStatistics, most: int = 20, names: Sequence[str] = ()) -> Table:
     """A table for the terminal: a line per party, at most `most` of them, by name where they have names; bars are classes."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(caption=_caption(found), caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    for heading in ("party", "nodes", "edges", "train/val/test", "main", "main/other", "homophily", "classes"):
+    table = Table(caption=_caption(found), caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("party", "nodes", "edges", "parts", "train/val/test", "main", "main/other", "homophily", "classes"):
         table.add_column(heading, justify="left" if heading == "classes" else "right", no_wrap=True)
     for number, one in enumerate(found.parties[:most]):
         table.add_row(
             Text(shown(names[number]) if number < len(names) else str(number)),
             f"{one.nodes:,}",
             f"{one.edges:,}",
+            f"{one.components:,}",
             f"{one.train}/{one.val}/{one.test}",
             "-" if one.majority_class is None else str(one.majority_class),
             f"{one.majority_nodes}/{one.minority_nodes}",
@@ -76,7 +99,10 @@ def _caption(found: PartitionStatistics) -> str:
     if found.edges_lost is None or found.nodes_lost is None:
         return f"{nodes}, {edges}"
     lost = f"{nodes} kept, {found.nodes_lost:,} lost; {edges}, {found.edges_lost:,} lost"
-    meaning = "main: the most frequent class; homophily: the share of neighbors of a node's own class, main/other nodes"
+    meaning = (
+        "parts: connected components; main: the most frequent class; "
+        "homophily: the share of neighbors of a node's own class, main/other nodes"
+    )
     return f"{lost}\n{meaning}"
 
 

@@ -15,6 +15,7 @@ import torch
 
 from atoll.data.balanced import PROGRAMS, FillRule, louvain_balanced
 from atoll.data.builder import Ints
+from atoll.data.named import NamedPartition, named_partitions, with_roles
 from atoll.data.node_lists import dirichlet, louvain, metis, overlap, read_node_lists
 from atoll.data.subgraphs import induced_subgraphs, vertical
 from atoll.errors import AtollError, suggest
@@ -83,6 +84,8 @@ def partition(graph: Graph, kind: str, parties: int | None, settings: PartitionS
         raise AtollError(f"Only a whole graph can be partitioned; this one already has {graph.parties} parties.")
     if parties is not None and parties < 1:
         raise AtollError(f"There must be at least one party, not {parties}.")
+    if named := named_partitions().get(kind):
+        return _named(graph, named, parties, settings)
     if kind not in SCENARIO_OF:
         return _from_file(graph, kind, parties, settings)
     if kind in ("node", "whole"):
@@ -109,6 +112,18 @@ def partition(graph: Graph, kind: str, parties: int | None, settings: PartitionS
     return _checked_blocks(graph, lists, settings, kind)
 
 
+def _named(graph: Graph, named: NamedPartition, parties: int | None, settings: PartitionSettings) -> Graph:
+    named.check(graph)
+    _check_parties(parties, named.parties, f"The partition {named.name}")
+    lists, roles = named.lists()
+    return _checked_blocks(graph if roles is None else with_roles(graph, roles), lists, settings, named.name)
+
+
+def _check_parties(asked: int | None, there: int, what: str) -> None:
+    if asked not in (None, there):
+        raise AtollError(f"{what} has {there} parties, not {asked}; leave --parties out or set it to {there}.")
+
+
 def _from_file(graph: Graph, kind: str, parties: int | None, settings: PartitionSettings) -> Graph:
     name = kind if kind.endswith(".npz") else f"{kind}.npz"
     candidates = [Path(name).expanduser()]
@@ -117,12 +132,11 @@ def _from_file(graph: Graph, kind: str, parties: int | None, settings: Partition
     path = next((candidate for candidate in candidates if candidate.is_file()), None)
     if path is None:
         listed = " and ".join(str(candidate) for candidate in candidates)
-        raise AtollError(f"There is no partition {kind!r}, and no file {listed}{suggest(kind, SCENARIO_OF)}")
-    lists = read_node_lists(path, graph.num_nodes)
-    if parties is not None and parties != len(lists):
         raise AtollError(
-            f"The partition file {path} has {len(lists)} parties, not {parties}; leave --parties out or set it to {len(lists)}."
+            f"There is no partition {kind!r}, and no file {listed}{suggest(kind, [*SCENARIO_OF, *named_partitions()])}"
         )
+    lists = read_node_lists(path, graph.num_nodes)
+    _check_parties(parties, len(lists), f"The partition file {path}")
     return _checked_blocks(graph, lists, settings, kind)
 
 

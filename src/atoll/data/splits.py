@@ -14,7 +14,7 @@ from atoll.graphs.graph import Graph
 from atoll.random import generator
 from atoll.settings import setting
 
-KINDS = ("auto", "public", "random", "per_class", "geom", "stratified")
+KINDS = ("auto", "public", "random", "by_class", "per_class", "geom", "stratified")
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,13 @@ class SplitSettings:
 
     split: str = setting(
         "auto",
-        "auto: the dataset's own split, or else random; random splits within each party; the others split all nodes together.",
+        "auto: the dataset's own split, or else random; random splits within each party, by_class too, each class in the same "
+        "shares; the others split all nodes together.",
         choices=KINDS,
     )
-    train: float = setting(0.4, "Share of the labeled nodes used for training (random, stratified).", low=0, high=1)
-    val: float = setting(0.3, "Share of the labeled nodes used for validation (random, stratified).", low=0, high=1)
-    test: float = setting(0.3, "Share of the labeled nodes used for testing (random, stratified).", low=0, high=1)
+    train: float = setting(0.4, "Share of the labeled nodes used for training (random, by_class, stratified).", low=0, high=1)
+    val: float = setting(0.3, "Share of the labeled nodes used for validation (random, by_class, stratified).", low=0, high=1)
+    test: float = setting(0.3, "Share of the labeled nodes used for testing (random, by_class, stratified).", low=0, high=1)
     per_class: int = setting(20, "Training nodes per class (per_class).", low=1, high=10**9)
     val_count: int = setting(500, "Validation nodes in total (per_class).", low=0, high=10**9)
     test_count: int = setting(1000, "Test nodes in total (per_class).", low=0, high=10**9)
@@ -38,9 +39,9 @@ class SplitSettings:
 def split(graph: Graph, settings: SplitSettings, seed: int, parties: Sequence[int] | None = None) -> Graph:
     """The graph with its train, val and test masks set.
 
-    `random` shuffles within each party, keyed by (seed, party): a party gets the same split wherever it runs (`parties` are the
-    blocks' numbers in the federation, by default 0, 1, …). Everything else is drawn over the distinct nodes of all blocks, so
-    that a node of several parties has one role; so is `random` where parties share nodes or hold one each.
+    `random` and `by_class` shuffle within each party, keyed by (seed, party): a party gets the same split wherever it runs
+    (`parties` are the blocks' numbers in the federation, by default 0, 1, …). Everything else is drawn over the distinct nodes
+    of all blocks, so that a node of several parties has one role; so are these where parties share nodes or hold one each.
     """
     kind = _checked(settings)
     has_split = bool((graph.train | graph.val | graph.test).any())
@@ -50,19 +51,23 @@ def split(graph: Graph, settings: SplitSettings, seed: int, parties: Sequence[in
         if not has_split:
             raise AtollError(f"split='{kind}', but this graph comes without a split; use split='random' or 'per_class'.")
         return graph
-    if kind == "random" and not _shares_nodes(graph):
+    if kind in ("random", "by_class") and not _shares_nodes(graph):
         numbers = range(graph.parties) if parties is None else parties
         roles = torch.full((graph.num_nodes,), -1)
         blocks = zip(torch.split(roles, graph.sizes), torch.split(graph.y, graph.sizes), numbers, strict=True)
         for block, labels, number in blocks:
-            block[:] = _fractions(labels, settings, generator(seed, number, "split"))
+            source = generator(seed, number, "split")
+            by_class = kind == "by_class"
+            block[:] = (
+                _stratified(labels, graph.num_classes, settings, source) if by_class else _fractions(labels, settings, source)
+            )
         return _with_roles(graph, roles)
     ids, row = torch.unique(graph.ids, return_inverse=True)
     labels = torch.full((len(ids),), -1).scatter_reduce_(0, row, graph.y, "amax")
     source = generator(seed, "split")
     if kind == "random":
         roles = _fractions(labels, settings, source)
-    elif kind == "stratified":
+    elif kind in ("stratified", "by_class"):
         roles = _stratified(labels, graph.num_classes, settings, source)
     else:
         roles = _per_class(labels, graph.num_classes, settings, source)

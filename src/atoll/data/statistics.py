@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse.csgraph import connected_components
 
 from atoll.data.builder import Ints, distinct
 from atoll.graphs.graph import Graph
@@ -26,6 +27,7 @@ class PartyStatistics:
     minority_nodes: int
     majority_homophily: float | None  # None where no such node has a labeled neighbor
     minority_homophily: float | None
+    components: int = 0  # connected components of the party's graph
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ def partition_statistics(graph: Graph, whole: Graph | None = None) -> PartitionS
     rows = _pairs(graph.edge_index.numpy(), np.arange(graph.num_nodes))
     edges = np.bincount(party[rows[0]], minlength=parties)
     roles = [np.bincount(party[mask.numpy()], minlength=parties) for mask in (graph.train, graph.val, graph.test)]
+    _, component = connected_components(graph.adjacency, directed=False)
+    components = np.bincount(party[np.unique(component, return_index=True)[1]], minlength=parties)
     listed = [
         PartyStatistics(
             nodes=graph.sizes[p],
@@ -69,6 +73,7 @@ def partition_statistics(graph: Graph, whole: Graph | None = None) -> PartitionS
             minority_nodes=int(labels[p].sum() - labels[p].max()),
             majority_homophily=means[0][p],
             minority_homophily=means[1][p],
+            components=int(components[p]),
         )
         for p in range(parties)
     ]
