@@ -155,7 +155,14 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
             if isinstance(value, bool):
                 raise ValueError
             return float(value)
-        return str(value)
+        return _text(value)
     except (ValueError, KeyError, TypeError, OverflowError):
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
         raise AtollError(f"{where} is {value!r} but must be {names.get(target, str(target))}.") from None
+
+
+def _text(value: Any) -> str:
+    """A value as text: a list as `a,b`, a dict as `a:1,b:2`."""
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}:{item}" for name, item in value.items())
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

@@ -28,7 +28,7 @@ from atoll.runs.defaults import defaults
 from atoll.runs.run_settings import RunSettings
 from atoll.runs.setting_names import ARGUMENTS, GROUPS, bare_names, by_group, with_present_names
 from atoll.settings import Training, build, known
-from atoll.tasks import TASKS, selecting_metric
+from atoll.tasks import TASKS, class_weights, decisions, selecting_metric
 
 GIVEN = "given"  # the name of a dataset that was given as an object
 
@@ -182,6 +182,13 @@ def _check(algorithm: str, built: Mapping[str, Any]) -> None:
     if run.task not in (tasks := getattr(algorithms.find(algorithm), "TASKS", (run.task,))):
         raise AtollError(f"{algorithm} is for the task {' or '.join(tasks)}, not for {run.task}; choose another algorithm.")
     selecting_metric(TASKS.find(run.task), run.select_by)
+    class_weights.check(run.class_weight)
+    if run.class_weight == class_weights.BALANCED and built["dp"].active:
+        raise AtollError(
+            "class_weight=balanced needs exact class counts, which noise (dp) does not cover; give the weights: class_weight=1,5."
+        )
+    if run.threshold != decisions.NONE:
+        decisions.parse(run.threshold)
     check_algorithm(run.robust, algorithm, algorithms.find(algorithm).Cohort.averaged(), secure=run.secure)
     if run.participation <= 0:
         raise AtollError("participation is 0 but must be above 0: at least one party takes part in a round.")

@@ -139,7 +139,8 @@ def task_of(config: Config, schema: Schema, class_names: Sequence[str] | None = 
     """The run's task, as its settings want it; a class is known by its name only where the data is."""
     run, noised = config.run, bool(config.dp.evaluation_noise)
     options = TaskOptions(run.select_by, class_names=tuple(class_names or ()), classes=schema.classes, parties=schema.parties)
-    return configured(TASKS.find(run.task), replace(options, noised=noised))
+    options = replace(options, noised=noised, class_weight=run.class_weight, threshold=run.threshold)
+    return configured(TASKS.find(run.task), options)
 
 
 def _for_task(schema: Schema, task: Task) -> Schema:

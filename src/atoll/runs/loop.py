@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.errors import AtollWarning
+from atoll.federation import class_weights
 from atoll.federation.federation import Federation
 from atoll.privacy.releases import RELEASES_FILE, epsilon_of, require_accountant
 from atoll.runs import absence, checkpoint, extension, model_files, unchanged
@@ -41,11 +42,13 @@ def rounds(
     if saved is None:
         progress, best = Progress(), BestRound()
         federation.begin(0)
+        class_weights.agree(federation)
         state = algorithm.start(federation, config.settings)
     else:
         (progress, best), state = checkpoint.restore(experiment, saved), saved.get("state", {})
         changes = unchanged.changes(saved.get("config"), config)
         experiment.recall_spent(saved.get("spent", 0.0))
+        class_weights.recall(federation, saved.get("class_weights", []))
         earlier_warnings += changes
     ended = progress.finished(run.rounds, run.patience, run.target_accuracy, selection)
     if not (folder and extension.record(folder, config, finished=ended)):  # otherwise it was just asked for
@@ -54,7 +57,9 @@ def rounds(
     schedule = _Schedule(run)
     while not progress.finished(run.rounds, run.patience, run.target_accuracy, selection):
         progress.round += 1
+        ignorant = class_weights.ignorant(federation)
         federation.begin(progress.round)
+        class_weights.tell(federation, ignorant)
         state = algorithm.step(federation, state, config.settings)
         metrics = {}
         if extension.is_evaluated(progress.round, run):

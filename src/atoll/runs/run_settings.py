@@ -32,6 +32,18 @@ class RunSettings:
         "average_precision, brier, calibration_error, minority_accuracy, or of one class, as in recall[CLASS].",
         was="select",
     )
+    class_weight: str = setting(
+        "none",
+        "What a class weighs in the loss: none, balanced (n / (C·n_c) from the federation's class counts), a number per class "
+        "(0.2,0.8), or CLASS:NUMBER pairs; metrics are not weighted.",
+        since="0.2",
+    )
+    threshold: str = setting(
+        "none",
+        "Two classes: the second is predicted from this probability on: a number, or f1, youden or accuracy to choose it on "
+        "validation nodes (f1[CLASS] for another class); none predicts the likeliest.",
+        since="0.2",
+    )
     checkpoint_every: int = setting(0, "Save a checkpoint every N rounds; 0 means every few seconds.", low=0, high=10**9)
     participation: float = setting(1.0, "Share of the parties that take part in each round, drawn from the seed.", low=0, high=1)
     on_missing: str = setting(

@@ -11,6 +11,7 @@ from torch import Tensor
 from atoll.deferred import Deferred
 from atoll.tasks import confusion as matrices
 from atoll.tasks import ranking
+from atoll.tasks.decisions import decide
 from atoll.tasks.ranking import BINS
 from atoll.tasks.tallies import tally
 from atoll.tasks.task import CountField
@@ -18,6 +19,7 @@ from atoll.tasks.task import CountField
 CALIBRATION_BINS = 15
 FIELDS = {  # of one split; those of validation items begin with val_
     "confusion": CountField(("classes", "classes"), whole=True),
+    "decided": CountField(("classes", "classes"), whole=True),
     "minority": CountField((2,)),
     "brier": CountField((), "sum"),
     "calibration": CountField((CALIBRATION_BINS, 3), ("items", "items", "sum")),
@@ -38,9 +40,15 @@ NEEDED = {  # metric → the field it is made of
 
 
 def count(
-    names: Sequence[str], logits: Tensor, y: Tensor, party: Tensor, minority: Tensor, parties: int
+    names: Sequence[str],
+    logits: Tensor,
+    y: Tensor,
+    party: Tensor,
+    minority: Tensor,
+    parties: int,
+    threshold: Mapping[str, Any] | None = None,
 ) -> dict[str, Tensor | Deferred]:
-    """The fields `names` of the items of one split: each party's sums, (P, …)."""
+    """The fields `names` of the items of one split: each party's sums, (P, …). `threshold` is for `decided`."""
     classes = logits.shape[1]
     logits = logits.double()
     found: dict[str, Tensor | Deferred] = {}
@@ -56,9 +64,11 @@ def count(
         found["confusion"] = tally(party, (y * classes + predicted)[:, None], parties, (classes, classes))
     if "minority" in names:
         found["minority"] = sums([minority, minority * correct])
-    if {"brier", "calibration", "histogram"}.isdisjoint(names):
+    if {"decided", "brier", "calibration", "histogram"}.isdisjoint(names):
         return found
     shares = logits.softmax(1)
+    if "decided" in names:
+        found["decided"] = tally(party, (y * classes + decide(shares, threshold))[:, None], parties, (classes, classes))
     if "brier" in names:
         wrong = shares.square().sum(1) - 2 * shares.gather(1, y[:, None])[:, 0] + 1  # Σ_c (p_c − [y = c])²
         found["brier"] = sums([wrong.clamp(min=0)])[:, 0]

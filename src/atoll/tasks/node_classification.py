@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ from atoll.graphs.graph import Graph, majority_class
 from atoll.graphs.masks import Mask, cache_key, class_shares, party_shares, random_batch, resolve
 from atoll.graphs.softmax import softmax_loss
 from atoll.random import Draws
-from atoll.tasks import details
+from atoll.tasks import class_weights, decisions, details
 from atoll.tasks.confusion import macro_f1 as macro_f1
 from atoll.tasks.options import CLASS_METRICS, TaskOptions, class_index, selecting_metric, split_class_metric
 from atoll.tasks.task import CountField, Metric
@@ -35,6 +35,9 @@ class NodeClassification:
 
     class_names: tuple[str, ...] = ()
     selected: str = ""  # the metric that selects the best round, where it needs more than the usual counts
+    class_weights: tuple[float, ...] = ()  # of each class in the loss; empty where all weigh 1
+    balanced: bool = False  # whether the weights follow from the federation's class counts
+    decision: decisions.Rule | None = None  # how one of two classes is decided; None for the likeliest
 
     name = "node-classification"
     score = "accuracy"
@@ -59,13 +62,25 @@ class NodeClassification:
             "test": CountField((5,), ("items", "items", "sum", "items", "items")),
             "confusion": details.FIELDS["confusion"],
         }
-        return usual | {f"{VALIDATION}{name}": details.FIELDS[name] for name in self._extra}
+        usual |= {f"{VALIDATION}{name}": details.FIELDS[name] for name in self._extra}
+        return usual | {name: details.FIELDS[name] for name in self._decided}
 
-    @property
+    @cached_property
     def _extra(self) -> list[str]:
         """The fields of validation nodes beside the usual ones."""
         kind = split_class_metric(self.selected)[0]
-        return [details.NEEDED[kind]] if kind in details.NEEDED else []
+        needed = [details.NEEDED[kind]] if kind in details.NEEDED else []
+        return list(dict.fromkeys([*needed, *(["histogram"] if self.chooses else [])]))
+
+    @cached_property
+    def _decided(self) -> list[str]:
+        """The fields of test nodes beside the usual ones: what the decisions at a threshold are known from."""
+        return [] if self.decision is None else ["histogram"] if self.chooses else ["decided"]
+
+    @property
+    def chooses(self) -> bool:
+        """Whether a threshold is chosen on validation nodes."""
+        return self.decision is not None and self.decision.value is None
 
     def configured(self, options: TaskOptions) -> NodeClassification:
         """The task as a run wants it."""
@@ -73,12 +88,26 @@ class NodeClassification:
         kind, label = split_class_metric(selected)
         if label:
             class_index(label, options.class_names, options.classes, "select_by")
-        if options.noised and options.parties > MAX_NOISED_PARTIES and details.NEEDED.get(kind) == "histogram":
+        rule = decisions.rule_of(options.threshold, options.class_names, options.classes)
+        made = replace(
+            self,
+            class_names=options.class_names,
+            selected=selected if kind in details.NEEDED else "",
+            class_weights=class_weights.given(options.class_weight, options.class_names, options.classes),
+            balanced=options.class_weight == class_weights.BALANCED,
+            decision=rule,
+        )
+        if options.noised and options.parties > MAX_NOISED_PARTIES and "histogram" in made._extra:
+            asked = f"threshold={options.threshold}" if made.chooses else f"select_by={options.select_by}"
             raise AtollError(
-                f"select_by={options.select_by} counts histograms, which are not noised for more than {MAX_NOISED_PARTIES} "
+                f"{asked} counts histograms, which are not noised for more than {MAX_NOISED_PARTIES} "
                 "parties; select by another metric, or leave dp.evaluation_noise out."
             )
-        return NodeClassification(options.class_names, selected if kind in details.NEEDED else "")
+        return made
+
+    def weighted(self, weights: tuple[float, ...]) -> NodeClassification:
+        """The task with these class weights in its loss."""
+        return self if weights == self.class_weights else replace(self, class_weights=weights)
 
     def outputs(self, classes: int) -> int:
         """One logit per class."""
@@ -92,13 +121,20 @@ class NodeClassification:
     def loss(self, out: Tensor, graph: Graph, mask: Mask = "train", *, balance: bool = False) -> Tensor:
         """Σ_p mean_{i ∈ mask_p} −log softmax(out_i)[y_i]; unlabeled nodes are left out, a party without any counts 0.
 
-        With `balance` each party's mean is over its classes, of each class's mean.
+        With class weights every node's term is multiplied by that of its class, and still divided by the number of nodes: the sum
+        over parties, weighted by their nodes, is what the pooled nodes would give. With `balance` each party's mean is over its
+        classes, of each class's mean.
         """
-        return softmax_loss(out, *_targets(graph, mask, balance))
+        return softmax_loss(out, *_targets(graph, mask, balance, self.class_weights))
 
     def item_losses(self, out: Tensor, y: Tensor) -> Tensor:
-        """(n,) −log softmax(out_i)[y_i]; 0 where y_i is −1."""
-        return F.cross_entropy(out, y, ignore_index=-1, reduction="none")
+        """(n,) −w[y_i]·log softmax(out_i)[y_i]; 0 where y_i is −1."""
+        weights = torch.tensor(self.class_weights) if self.class_weights else None
+        return F.cross_entropy(out, y, weights, ignore_index=-1, reduction="none")
+
+    def item_weights(self, targets: Tensor) -> Tensor | float:
+        """(…) the weight of each row of one-hot targets (…, C) in the loss; 1 where all weigh the same."""
+        return targets @ torch.tensor(self.class_weights) if self.class_weights else 1.0
 
     def counts(self, out: Tensor, graph: Graph) -> dict[str, Tensor]:
         """Each party's counts on its labeled validation and test nodes.
@@ -124,12 +160,14 @@ class NodeClassification:
         return usual if len(self.fields) == len(usual) else usual | self._extra_counts(logits, y, graph)
 
     def _extra_counts(self, logits: Tensor, y: Tensor, graph: Graph) -> dict[str, Any]:
-        """The fields beside the usual ones, of validation nodes."""
+        """The fields beside the usual ones, of validation nodes and of test nodes."""
         rows, group, _ = _evaluation_plan(graph)
         first = int((group < graph.parties).sum())  # the rows of test nodes begin here
-        minority = (graph.y != majority_class(graph))[rows[:first]].float()
-        counted = details.count(self._extra, logits[:first], y[:first], group[:first], minority, graph.parties)
-        return {f"{VALIDATION}{name}": value for name, value in counted.items()}
+        minority, parties = (graph.y != majority_class(graph))[rows[:first]].float(), graph.parties
+        counted = details.count(self._extra, logits[:first], y[:first], group[:first], minority, parties)
+        value = None if self.decision is None else decisions.described(self.decision, None, None)
+        tested = logits[first:], y[first:], group[first:] - parties, minority, parties
+        return {f"{VALIDATION}{name}": value for name, value in counted.items()} | details.count(self._decided, *tested, value)
 
     def metrics(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """Metrics from summed counts; what cannot be said (no such nodes) is left out.
@@ -152,6 +190,9 @@ class NodeClassification:
         fields = {name: sums[f"{VALIDATION}{name}"] for name in self._extra}
         classes = len(sums["confusion"])
         found = details.metrics_of(fields, float(sums["validation"][0]), classes)
+        if self.decision is not None and self.chooses:
+            chosen = decisions.choose(fields["histogram"][self.decision.index], self.decision.by)
+            found |= {} if chosen is None else {"threshold": chosen}
         kind, label = split_class_metric(self.selected)
         if label:
             value = details.class_value(kind, class_index(label, self.class_names, classes, "select_by"), fields)
@@ -174,14 +215,16 @@ def evaluated_rows(graph: Graph) -> Tensor:
     return _evaluation_plan(graph)[0]
 
 
-def _targets(graph: Graph, mask: Mask, balance: bool) -> tuple[Tensor, Tensor]:
+def _targets(graph: Graph, mask: Mask, balance: bool, of_classes: tuple[float, ...] = ()) -> tuple[Tensor, Tensor]:
     """Weighted one-hot targets (N, C) and weights (N,) of the labeled nodes in the mask, 0 elsewhere; kept with the graph."""
     name = cache_key(graph, mask)
-    keys = f"targets.{name}.{balance}", f"labeled.{name}.{balance}"
+    keys = f"targets.{name}.{balance}.{of_classes}", f"labeled.{name}.{balance}.{of_classes}"
     if name is not None and keys[0] in graph.derived:
         return graph.derived[keys[0]], graph.derived[keys[1]]
     selected = resolve(graph, mask) & (graph.y >= 0)
     weights = class_shares(graph, selected) if balance else party_shares(graph, selected)
+    if of_classes:
+        weights = weights * torch.tensor(of_classes)[graph.y.clamp(min=0)]
     targets = torch.zeros(graph.num_nodes, graph.num_classes).scatter_(1, graph.y.clamp(min=0)[:, None], weights[:, None])
     if name is not None:
         graph.derived[keys[0]], graph.derived[keys[1]] = targets, weights

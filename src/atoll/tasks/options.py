@@ -1,4 +1,4 @@
-"""What a run asks of its task: which metric selects the best round."""
+"""What a run asks of its task: which metric selects the best round, what a class weighs, how a class is decided."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ class TaskOptions:
     classes: int = 0
     parties: int = 0
     noised: bool = False  # whether counts are noised, and so written out
+    class_weight: str = "none"
+    threshold: str = "none"
 
 
 def configured(task: Task, options: TaskOptions) -> Task:
@@ -35,6 +37,9 @@ def configured(task: Task, options: TaskOptions) -> Task:
     if configure := getattr(task, "configured", None):
         result: Task = configure(options)
         return result
+    for name in ("class_weight", "threshold"):
+        if getattr(options, name) != "none":
+            raise AtollError(f"{name} is {getattr(options, name)!r}, but {task.name} does not use it; leave it out.")
     return task
 
 

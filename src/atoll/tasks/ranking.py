@@ -33,6 +33,13 @@ def bins_of(probabilities: Tensor, edges: Tensor) -> Tensor:
     return torch.bucketize(probabilities, edges, right=True)
 
 
+def exact_bins(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
+    """Negatives and positives by distinct score, ascending: with a bin of its own for each, the metrics below are exact."""
+    distinct, bins = scores.unique(return_inverse=True)
+    negatives, positives = (torch.bincount(bins[positive == kind], minlength=len(distinct)) for kind in (False, True))
+    return negatives, positives
+
+
 def auc(negatives: Tensor, positives: Tensor) -> Estimate | None:
     """Area under the ROC curve from two histograms (BINS,), ties in a bin counted half; None where a class is missing.
 

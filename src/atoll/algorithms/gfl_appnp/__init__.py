@@ -39,7 +39,7 @@ from atoll.privacy.noise import Noise
 from atoll.privacy.noise_settings import NoiseSettings
 from atoll.random import SERVER, Draws, seed_of
 from atoll.settings import setting
-from atoll.tasks.node_classification import TASK
+from atoll.tasks.node_classification import TASK, NodeClassification
 
 SCENARIOS = ("node",)
 TASKS = ("node-classification",)
@@ -111,6 +111,7 @@ class Cohort(atoll.federation.cohort.Cohort):
     """Parties with one node each; they remember nothing."""
 
     settings: Settings
+    task: NodeClassification
 
     def setup(self) -> None:
         """Caches of what can be computed again: an evaluation computes what the next round begins with."""
@@ -156,10 +157,11 @@ class Cohort(atoll.federation.cohort.Cohort):
         s, trained = self.settings, Trained.of(self.graph)
         local = self.start(trained, model, gradient)
         keys = self.keys(trained)
+        weights = self.task.item_weights(trained.targets)  # of the classes
         for step in range(s.local_steps):
             logits = torch.addcmul(context[:, None], weight[:, None, None], local.outputs())
             shares = trained.shares(s.batch_size, None if keys is None else keys[:, :, step])
-            errors = logits.softmax(2).sub_(trained.targets).mul_(shares[:, :, None])
+            errors = logits.softmax(2).sub_(trained.targets).mul_((shares * weights)[:, :, None])
             local.descend(errors, weight, s.lr, s.weight_decay)
         first, second = local.weights()
         return {"model": {FIRST: first, SECOND: second}, "n": torch.ones(self.graph.parties, dtype=torch.int64)}

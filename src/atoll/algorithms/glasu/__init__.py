@@ -199,7 +199,7 @@ class Cohort(atoll.federation.cohort.Cohort):
             assert self.message is not None
             round, training = self.message.round, self.message.training
             sampler = Sampler(self.graph, self.targets, self.settings, self.seed, self.parties, round, training)
-            self.forward = ForwardPass(self.model, self.inbox, sampler, self.settings, self.schema.parties)
+            self.forward = ForwardPass(self.model, self.inbox, sampler, self.settings, self.schema.parties, self.task)
         return self.forward
 
     def _shared_below(self, layer: int) -> int:

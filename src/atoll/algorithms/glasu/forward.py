@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -12,14 +14,14 @@ from atoll.graphs.blocks import broadcast_to_rows
 from atoll.graphs.sampling import Batch, Level
 from atoll.models.split import SplitModel
 from atoll.random import Draws
-from atoll.tasks.node_classification import TASK
 
 
 class ForwardPass:
     """How far a cohort has computed on this round's batch; follows from its memory and can be computed again."""
 
-    def __init__(self, model: SplitModel, inbox: Inbox, sampler: Sampler, settings: Settings, parties: int) -> None:
+    def __init__(self, model: SplitModel, inbox: Inbox, sampler: Sampler, settings: Settings, parties: int, task: Any) -> None:
         """`parties`: M, those of all cohorts."""
+        self.task = task
         self.model, self.inbox, self.sampler, self.settings, self.parties = model, inbox, sampler, settings, parties
         self.shared = shared(settings)  # 𝓘
         self.partial = sampler.batch(inbox.stored("nodes", settings.layers), edges=model.edges)
@@ -87,7 +89,7 @@ class ForwardPass:
         """Algorithm 4, line 11: Σ_m mean over S[L] of ℓ(y, f_m(H_m[L])), over the parties that hold labels."""
         batch, layers = self.batch(), self.settings.layers
         y = self.sampler.targets[batch.level(layers).index]
-        losses = TASK.item_losses(self.model.classify(top, batch, self._dropout(layers)), y)
+        losses = self.task.item_losses(self.model.classify(top, batch, self._dropout(layers)), y)
         counts = batch.blocks(layers).sum((y >= 0).float()).clamp(min=1)
         return (losses / broadcast_to_rows(counts, batch.blocks(layers))).sum()
 

@@ -1,0 +1,104 @@
+"""`class_weight=balanced`: the parties' class counts are added up before the first round, and every party is told the weights.
+
+Both verbs are functions of a cohort, which `Cohort` lists among its own. The weights are memory of the parties, so that they are
+kept where the rest of it is; the server keeps them with its checkpoints.
+
+Payload bytes, once: up 8·C per party, down 8·C. The server sees the number of training nodes of each class in the federation (of
+each party, unless totals are secure).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from atoll.errors import AtollError, PartyFailure
+from atoll.federation.declarations import real, whole
+from atoll.federation.fields import Fields
+from atoll.federation.messages import Message, verb
+from atoll.privacy.masking import SECURE_STEPS
+from atoll.tasks.class_weights import balanced
+from atoll.tasks.tallies import tally
+
+if TYPE_CHECKING:
+    from atoll.federation.cohort import Cohort
+    from atoll.federation.federation import Federation
+
+MEMORY = "class_weights"  # the attribute of a cohort: (P, C), NaN before they are told
+VERBS = ("count_classes", "set_class_weights")
+UNKNOWN = "does not know the class weights, after a restart without a save"
+
+
+@verb(takes={}, gives={"counts": whole("classes", high="max_weight")})
+def count_classes(cohort: Cohort) -> Fields:
+    """(P, C) labeled training nodes of each class."""
+    graph = cohort.graph
+    rows = (graph.train & (graph.y >= 0)).nonzero()[:, 0]
+    return {"counts": tally(graph.party[rows], graph.y[rows][:, None], graph.parties, (graph.num_classes,))}
+
+
+@verb(takes={"weights": real("classes", low=0, double=True)}, gives={})
+def set_class_weights(cohort: Cohort, weights: Tensor) -> None:
+    """Keep what each class weighs in the loss."""
+    cohort.class_weights = weights.double().expand(cohort.graph.parties, -1).clone()
+
+
+def unset(cohort: Cohort) -> Tensor:
+    """The memory before the weights are known."""
+    return torch.full((cohort.graph.parties, cohort.schema.classes), torch.nan, dtype=torch.float64)
+
+
+def apply(cohort: Cohort, message: Message) -> None:
+    """Weigh the task's loss as the parties' memory says, before a message of training is answered."""
+    if not message.training or message.verb in (*SECURE_STEPS, *VERBS):
+        return
+    if bool(cohort.class_weights.isnan().any()):
+        raise PartyFailure(UNKNOWN)
+    task: Any = cohort.task
+    cohort.task = task.weighted(tuple(cohort.class_weights[0].tolist()))
+
+
+def agree(federation: Federation) -> None:
+    """Before the first round: count the classes of all parties, and tell them the weights."""
+    if not needed(federation):
+        return
+    counts = federation.total("count_classes")["counts"]
+    if not float(counts.sum()) > 0:
+        raise AtollError("class_weight=balanced found no labeled training node; label some, or leave it out.")
+    recall(federation, balanced(counts).tolist())
+    tell(federation)
+    if federation.missing:
+        raise AtollError(
+            f"class_weight=balanced needs the class counts of every party ({federation.reasons(federation.missing)}); "
+            "start again when all are here, or give the weights: class_weight=1,5."
+        )
+
+
+def needed(federation: Federation) -> bool:
+    """Whether the run's weights follow from class counts."""
+    return bool(getattr(federation.task, "balanced", False))
+
+
+def recall(federation: Federation, weights: Sequence[float]) -> None:
+    """The server's own task with these weights: new ones, or a checkpoint's."""
+    task: Any = federation.task
+    federation.task = task.weighted(tuple(map(float, weights)))
+
+
+def known(federation: Federation) -> list[float]:
+    """For a checkpoint: the weights that were agreed; empty where none were."""
+    return list(getattr(federation.task, "class_weights", ())) if needed(federation) else []
+
+
+def ignorant(federation: Federation) -> list[int]:
+    """Parties that failed in this round because they lost the weights."""
+    return [party for party, reason in federation.missing.items() if UNKNOWN in reason]
+
+
+def tell(federation: Federation, to: Sequence[int] | None = None) -> None:
+    """Tell all parties the weights, or those that lost them."""
+    if to is None or len(to):
+        federation.tell("set_class_weights", to=to, weights=torch.tensor(known(federation), dtype=torch.float64))
