@@ -11,7 +11,7 @@ from torch import Tensor
 
 from atoll import deferred
 from atoll.errors import AtollError
-from atoll.federation import class_weights, secure_steps
+from atoll.federation import class_counts, secure_steps
 from atoll.federation.bounds import Limits
 from atoll.federation.fields import Fields, pick, put, take
 from atoll.federation.first_model import MODEL, backbone, first_model
@@ -124,8 +124,8 @@ class Cohort:
         self.subgraphs: dict[bytes, Graph] = {}
         self.phase = torch.full((len(self.parties),), -1)  # 2·round + training that the round memory of each party belongs to
         if getattr(self.task, "balanced", False):
-            self.memory = {**self.memory, class_weights.MEMORY: PARTY}  # type: ignore[misc]
-            self.class_weights = class_weights.unset(self)
+            self.memory = {**self.memory, class_counts.MEMORY: PARTY}  # type: ignore[misc]
+            self.class_weights = class_counts.unset(self)
         self.setup()
         self.clear_round()
 
@@ -188,8 +188,8 @@ class Cohort:
 
     def _receive(self, message: Message) -> None:
         self.message = message
-        if class_weights.MEMORY in self.memory:
-            class_weights.apply(self, message)
+        if class_counts.MEMORY in self.memory:
+            class_counts.apply(self, message)
         if self.round_memory and message.verb not in SECURE_STEPS:
             self._enter_phase(2 * message.round + message.training)
 
@@ -207,8 +207,8 @@ class Cohort:
             restore_attributes(self, {name: put(cleared[name], rows[name], take(kept[name], rows[name])) for name in kept})
         self.phase = torch.full_like(self.phase, phase)
 
-    count_classes = class_weights.count_classes
-    set_class_weights = class_weights.set_class_weights
+    count_classes = class_counts.count_classes
+    set_class_weights = class_counts.set_class_weights
     secure_keys = secure_steps.secure_keys
     secure_shares = secure_steps.secure_shares
     secure_open = secure_steps.secure_open
@@ -282,7 +282,7 @@ class Cohort:
 
     def trained(self) -> Fields:
         """What of the memory makes predictions, as live tensors: all but the round's and what only training needs."""
-        held = {name: getattr(self, name) for name in self.memory if name != class_weights.MEMORY}
+        held = {name: getattr(self, name) for name in self.memory if name != class_counts.MEMORY}
         return {name: state_of(value) for name, value in held.items() if not isinstance(value, Optimizer)}
 
     def restore(self, memory: Mapping[str, Any]) -> None:

@@ -103,6 +103,7 @@ class Federation:
         self.limits = limits
         self.task = task or TASKS.find(DEFAULT_TASK)
         self.derived: dict[str, Any] = {}  # what the server makes once of what it knows, by name
+        self.counted: Fields = {}  # the counts of the last evaluation (`metrics.keep_counts`)
         self.ledger = Ledger(schema.parties)
         self.round = 0
         self.calls = 0

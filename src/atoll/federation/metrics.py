@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from atoll.deferred import dense
 from atoll.federation.cohort import Fields, backbone
 from atoll.federation.federation import Federation
 from atoll.federation.fields import sum_over_parties
@@ -24,11 +25,22 @@ def evaluate(
     Where parties overlap, what they measure on their own graphs is the local goal: `local_accuracy` and so on.
     """
     if federation.secure or not federation.evaluate_at_server:
-        return _goal(federation, federation.task.metrics(federation.total(verb, each=each, **common)))
+        sums = federation.total(verb, each=each, **common)
+        keep_counts(federation, sums)
+        return _goal(federation, federation.task.metrics(sums))
     replies = federation.ask(verb, each=each, **common)
     counts = {name: replies.stack(name) for name in federation.task.fields}
-    metrics = federation.task.metrics({name: sum_over_parties(value) for name, value in counts.items()})
-    return _goal(federation, metrics) | by_party(federation, replies.parties, counts)
+    sums = {name: sum_over_parties(value) for name, value in counts.items()}
+    keep_counts(federation, sums, replies.parties, counts)
+    return _goal(federation, federation.task.metrics(sums)) | by_party(federation, replies.parties, counts)
+
+
+def keep_counts(federation: Federation, sums: Fields, parties: Sequence[int] = (), counts: Fields | None = None) -> None:
+    """Keep the last evaluation's sums and, of few parties, their own counts: the detail of the best round is made of them."""
+    kept: Fields = {"sums": {name: sums[name] for name in federation.task.fields if name in sums}}
+    if counts and 1 < len(parties) <= MAX_LISTED_PARTIES:
+        kept |= {"parties": torch.tensor(list(parties)), "by_party": {name: dense(counts[name]) for name in kept["sums"]}}
+    federation.counted = kept
 
 
 def evaluate_shared(federation: Federation, settings: Training, model: Fields) -> dict[str, Any]:

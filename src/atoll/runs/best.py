@@ -16,17 +16,19 @@ class BestRound:
     round: int = 0  # 0 while there is none
     state: dict[str, Any] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)  # by name, the parties' rows in party order
+    counts: dict[str, Any] = field(default_factory=dict)  # of its evaluation, as the server got them
 
     def keep(self, experiment: Experiment, state: dict[str, Any], round: int) -> None:
         """Copy this round, over the one before."""
         self.round = round
         self.state = copied(state, self.state)
+        self.counts = experiment.federation.counted
         snapshot = getattr(experiment.engine, "snapshot", None)  # another package's engine may have none
         self.memory = snapshot(self.memory) if snapshot is not None else {}
 
     def document(self, round: int) -> dict[str, Any]:
         """For the checkpoint of a round: only its number where it is that very round, whose state and memory are there anyway."""
-        return {"round": self.round} if self.round == round else vars(self)
+        return {"round": self.round, "counts": self.counts} if self.round == round else vars(self)
 
     @classmethod
     def restored(cls, experiment: Experiment, checkpoint: dict[str, Any]) -> BestRound:
@@ -35,6 +37,7 @@ class BestRound:
         best = cls()
         if progress["best_round"] == progress["round"] > 0:
             best.keep(experiment, checkpoint.get("state", {}), progress["round"])
+            best.counts = kept.get("counts", {})
         elif kept.get("round") == progress["best_round"] > 0:
-            best = cls(progress["best_round"], kept.get("state", {}), kept.get("memory", {}))
+            best = cls(progress["best_round"], kept.get("state", {}), kept.get("memory", {}), kept.get("counts", {}))
         return best

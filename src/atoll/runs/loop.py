@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.errors import AtollWarning
-from atoll.federation import class_weights
+from atoll.federation import class_counts
 from atoll.federation.federation import Federation
 from atoll.privacy.releases import RELEASES_FILE, epsilon_of, require_accountant
-from atoll.runs import absence, checkpoint, extension, model_files, unchanged
+from atoll.runs import absence, checkpoint, detail, extension, model_files, unchanged
 from atoll.runs.best import BestRound
 from atoll.runs.experiment import Experiment
 from atoll.runs.folder import Folder
@@ -42,13 +42,13 @@ def rounds(
     if saved is None:
         progress, best = Progress(), BestRound()
         federation.begin(0)
-        class_weights.agree(federation)
+        class_counts.agree(federation)
         state = algorithm.start(federation, config.settings)
     else:
         (progress, best), state = checkpoint.restore(experiment, saved), saved.get("state", {})
         changes = unchanged.changes(saved.get("config"), config)
         experiment.recall_spent(saved.get("spent", 0.0))
-        class_weights.recall(federation, saved.get("class_weights", []))
+        class_counts.recall(federation, saved.get("class_weights", []))
         earlier_warnings += changes
     ended = progress.finished(run.rounds, run.patience, run.target_accuracy, selection)
     if not (folder and extension.record(folder, config, finished=ended)):  # otherwise it was just asked for
@@ -57,9 +57,9 @@ def rounds(
     schedule = _Schedule(run)
     while not progress.finished(run.rounds, run.patience, run.target_accuracy, selection):
         progress.round += 1
-        ignorant = class_weights.ignorant(federation)
+        ignorant = class_counts.ignorant(federation)
         federation.begin(progress.round)
-        class_weights.tell(federation, ignorant)
+        class_counts.tell(federation, ignorant)
         state = algorithm.step(federation, state, config.settings)
         metrics = {}
         if extension.is_evaluated(progress.round, run):
@@ -80,8 +80,12 @@ def rounds(
         if watch:
             watch(row, run.rounds)
     result = _result(experiment, progress, rows, state)
-    result.warnings = _warnings(earlier_warnings, folder, experiment)
-    result.trained = _trained(experiment, progress, best, folder)
+    threshold = detail.threshold_of(experiment, progress)
+    result.detail = detail.of_best(experiment, best, next((row for row in rows if row["round"] == best.round), {}), threshold)
+    unchosen = detail.missing_threshold(experiment, threshold)
+    _warn(unchosen)
+    result.warnings = _warnings([*earlier_warnings, *unchosen], folder, experiment)
+    result.trained = _trained(experiment, progress, best, folder, threshold)
     if folder and result.trained and not (progress.round == first and model_files.is_whole(folder.path, best.round)):
         result.trained.write(folder.path, card(result.trained.description))
     if folder and (progress.round > first or not folder.finished()):
@@ -89,11 +93,13 @@ def rounds(
     return result
 
 
-def _trained(experiment: Experiment, progress: Progress, best: BestRound, folder: Folder | None) -> ModelFiles | None:
+def _trained(
+    experiment: Experiment, progress: Progress, best: BestRound, folder: Folder | None, threshold: dict[str, Any] | None
+) -> ModelFiles | None:
     """The best round's model; None where a checkpoint of an earlier version did not keep it."""
     if not best.round:
         return None
-    about = describe_run(experiment, progress, digest=folder is not None)
+    about = describe_run(experiment, progress, digest=folder is not None) | {"threshold": threshold}
     return ModelFiles(about, best.state, best.memory)
 
 
@@ -127,7 +133,7 @@ def _evaluate(experiment: Experiment, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _warn(changes: list[str]) -> None:
-    """Warn of settings that were changed in config.toml since the checkpoint and only move the end of the run."""
+    """Warn of settings that were changed in config.toml since the checkpoint, and of what could not be done."""
     for text in changes:
         warnings.warn(text, AtollWarning, stacklevel=3)
 

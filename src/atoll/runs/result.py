@@ -26,6 +26,7 @@ class Result:
         best_round: The round with the best validation score.
         metrics: Test metrics at the best round.
         last: Test metrics at the last evaluated round.
+        detail: Of the best round's test nodes: metrics overall, by class and by party, confusion matrix, calibration, threshold.
         bytes: Payload of training by direction (`up`, `down`) and verb, and of evaluation apart.
         seconds: `total` and `per_round`; with a network model also `simulated`.
         rows: The history, one dict per round; `history` is the same as a pandas table.
@@ -61,6 +62,7 @@ class Result:
     rows: list[dict[str, Any]] = field(repr=False)
     state: dict[str, Any] = field(repr=False)  # the server's state after the last round
     memory: dict[str, Any] = field(repr=False)  # what the parties keep, as far as this process holds them
+    detail: dict[str, Any] = field(default_factory=dict, repr=False)  # of the best round: `Evaluation.to_dict`
     names: tuple[str, ...] = ()  # what the parties are called, in party order; empty where they have only numbers
     missing: dict[str, int] = field(default_factory=dict)  # party → rounds in which it was missing
     partial: bool = False  # whether `metrics` leave out a party that was missing
@@ -92,6 +94,7 @@ class Result:
             "best_round": self.best_round,
             "metrics": self.metrics,
             "last": self.last,
+            "detail": self.detail,
             "missing": self.missing,
             "partial": self.partial,
             "last_partial": self.last_partial,

@@ -35,7 +35,7 @@ def bins_of(probabilities: Tensor, edges: Tensor) -> Tensor:
 
 def exact_bins(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
     """Negatives and positives by distinct score, ascending: with a bin of its own for each, the metrics below are exact."""
-    distinct, bins = scores.unique(return_inverse=True)
+    distinct, bins = torch.unique(scores, return_inverse=True)
     negatives, positives = (torch.bincount(bins[positive == kind], minlength=len(distinct)) for kind in (False, True))
     return negatives, positives
 

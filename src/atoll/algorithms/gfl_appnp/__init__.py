@@ -270,11 +270,14 @@ def evaluate(federation: Federation, state: State, settings: Settings) -> dict[s
     each = {"weight": weight, "context": (graph @ hidden)[judged] - weight[:, None] * hidden[judged]}
     judges = Parties(judged.numpy())
     if not federation.evaluate_at_server:
-        return _metrics(federation, federation.total("evaluate", to=judges, each=each, model=state["model"]))
+        sums = federation.total("evaluate", to=judges, each=each, model=state["model"])
+        metrics.keep_counts(federation, sums)
+        return _metrics(federation, sums)
     answers = federation.ask("evaluate", to=judges, each=each, model=state["model"])
     counts = {name: answers.stack(name) for name in answers.fields}
     sums = {name: value.sum(0) for name, value in counts.items()}
     sums |= {name: torch.stack([column.sum() for column in counts[name].unbind(1)]) for name in sums.keys() & {"train", "votes"}}
+    metrics.keep_counts(federation, sums, answers.parties, counts)
     return _metrics(federation, sums) | metrics.by_party(federation, answers.parties, counts)
 
 

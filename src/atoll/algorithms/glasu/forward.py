@@ -89,7 +89,7 @@ class ForwardPass:
         """Algorithm 4, line 11: Σ_m mean over S[L] of ℓ(y, f_m(H_m[L])), over the parties that hold labels."""
         batch, layers = self.batch(), self.settings.layers
         y = self.sampler.targets[batch.level(layers).index]
-        losses = self.task.item_losses(self.model.classify(top, batch, self._dropout(layers)), y)
+        losses: Tensor = self.task.item_losses(self.model.classify(top, batch, self._dropout(layers)), y)
         counts = batch.blocks(layers).sum((y >= 0).float()).clamp(min=1)
         return (losses / broadcast_to_rows(counts, batch.blocks(layers))).sum()
 

@@ -1,0 +1,129 @@
+"""The detail of a run's best round: the evaluation of its test nodes, made once at the end.
+
+A simulation asks the best round's model for the outputs themselves, in cohorts made for it, so that the run's own parties, bytes
+and randomness are untouched. Where the parties are elsewhere, or their replies are noised, it is what the server's sums tell.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.engines.inprocess import InProcessEngine
+from atoll.federation.cohort import Cohort, Fields, Observation
+from atoll.federation.ledger import Ledger
+from atoll.runs.best import BestRound
+from atoll.runs.evaluation import MAX_LISTED, Evaluation, from_counts, of_items
+from atoll.runs.experiment import Experiment
+from atoll.runs.predictions import observe
+from atoll.runs.progress import Progress
+from atoll.tasks import decisions
+
+
+def threshold_of(experiment: Experiment, progress: Progress) -> dict[str, Any] | None:
+    """The threshold by which the best round's model decides, as result.json and model.json hold it."""
+    rule = getattr(experiment.federation.task, "decision", None)
+    return decisions.described(rule, progress.best.get("val_threshold"), _class_names(experiment))
+
+
+def missing_threshold(experiment: Experiment, threshold: Mapping[str, Any] | None) -> list[str]:
+    """A warning where a threshold was asked for and could not be chosen."""
+    if threshold is not None or getattr(experiment.federation.task, "decision", None) is None:
+        return []
+    asked = experiment.config.run.threshold
+    return [f"threshold={asked}: the validation nodes do not have both classes, so the likeliest class is predicted."]
+
+
+def of_best(
+    experiment: Experiment, best: BestRound, row: Mapping[str, Any], threshold: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """`detail` of result.json; empty where the best round is not known, or the task does not predict classes.
+
+    `row` is the best round's line of the history: parties that were missing in it are not judged.
+    """
+    task: Any = experiment.federation.task
+    if not best.round or "confusion" not in task.fields:
+        return {}
+    seen = _outputs(experiment, best, row)
+    found = _judged(experiment, seen, threshold) if seen else _counted(experiment, best, threshold)
+    return {} if found is None else found.to_dict()
+
+
+def _judged(experiment: Experiment, seen: Sequence[Observation], threshold: Mapping[str, Any] | None) -> Evaluation | None:
+    """The evaluation of what the parties predict for their labeled test nodes."""
+    y, logits, party = [], [], []
+    for one in seen:
+        rows = (one.graph.test & (one.graph.y >= 0)).nonzero()[:, 0]
+        y.append(one.graph.y[rows])
+        logits.append(one.output[rows].detach())
+        party.append(torch.tensor(one.parties.numbers)[one.graph.party[rows]])
+    if not sum(map(len, y)):
+        return None
+    federation = experiment.federation
+    return of_items(
+        torch.cat(y),
+        torch.cat(logits),
+        torch.cat(party),
+        federation.schema.parties,
+        federation.names,
+        _class_names(experiment),
+        threshold,
+        list_parties=federation.evaluate_at_server and not federation.secure,
+    )
+
+
+def _counted(experiment: Experiment, best: BestRound, threshold: Mapping[str, Any] | None) -> Evaluation | None:
+    """The evaluation that the counts of the best round tell."""
+    federation, sums = experiment.federation, best.counts.get("sums", {})
+    listed = best.counts.get("by_party", {})
+    numbers = best.counts["parties"].tolist() if listed else []
+    by_party = {
+        federation.name_of(party): {name: value[index] for name, value in listed.items()} for index, party in enumerate(numbers)
+    }
+    return from_counts(sums, by_party if len(by_party) <= MAX_LISTED else {}, _class_names(experiment), threshold)
+
+
+def _outputs(experiment: Experiment, best: BestRound, row: Mapping[str, Any]) -> list[Observation]:
+    """What the parties predict with the best round's model; nothing where they are elsewhere, or their replies are noised."""
+    engine = experiment.engine
+    if not isinstance(engine, InProcessEngine) or experiment.config.dp.active:
+        return []
+
+    def make(parties: Sequence[int], blank: bool) -> Cohort:
+        cohort = engine.make(parties, True)
+        cohort.guards, cohort.secrets = (), None
+        return cohort
+
+    twin = InProcessEngine(make, engine.sites)
+    for cohort, memory in zip(twin.cohorts, _by_site(best.memory, [cohort.trained() for cohort in twin.cohorts]), strict=True):
+        cohort.restore(memory)
+    federation = copy.copy(experiment.federation)
+    federation.engine, federation.ledger, federation.secure = twin, Ledger(federation.schema.parties), False
+    federation.begin(best.round)
+    federation.missing = {int(party): reason for party, reason in row.get("missing", {}).items()}
+    return observe(replace(experiment, federation=federation), best.state)
+
+
+def _by_site(memory: Fields, shapes: Sequence[Fields]) -> list[Any]:
+    """The parties' rows, in party order, cut into those of each site; `shapes` are memories of the same sizes."""
+    return [memory] if len(shapes) == 1 else _cut(memory, shapes)
+
+
+def _cut(value: Any, shapes: Sequence[Any]) -> list[Any]:
+    if isinstance(value, Mapping):
+        parts = {name: _cut(item, [shape[name] for shape in shapes]) for name, item in value.items()}
+        return [{name: part[site] for name, part in parts.items()} for site in range(len(shapes))]
+    sizes = [len(shape) for shape in shapes]
+    if isinstance(value, Tensor):
+        return list(torch.split(value, sizes))
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    return [value[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+def _class_names(experiment: Experiment) -> Sequence[str] | None:
+    return None if experiment.data is None else experiment.data.parts.class_names

@@ -1,0 +1,244 @@
+"""How good predictions are: overall, by class and by party, of items with labels (`judge`) or of their sums (`from_counts`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from atoll.errors import AtollError
+from atoll.graphs.graph import Graph
+from atoll.graphs.masks import Mask, resolve
+from atoll.runs.evaluation_text import table
+from atoll.tasks import confusion as matrices
+from atoll.tasks import details, ranking
+from atoll.tasks.decisions import confusion_at, decide
+
+MAX_EXACT = 20_000_000  # probabilities that are sorted for AUC and average precision; of more, histograms are made
+MAX_LISTED = 100  # parties with metrics of their own
+EXACT, HISTOGRAM = "exact", "histogram"
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Metrics of some items.
+
+    Attributes:
+        classes: The classes' names.
+        items: How many items were judged.
+        overall: Metric → value over all items, None where it cannot be said.
+        by_class: Class → `items`, `precision`, `recall`, `f1`, `auc` and `average_precision`, one class against the rest.
+        confusion: Items by true class (rows) and decided class (columns).
+        parties: Party → its metrics and `confusion`; empty where there are too many, or only sums are known.
+        calibration: By 15 bins of the likeliest class's probability: items, correct ones, summed probability.
+        threshold: How one of two classes was decided; None for the likeliest.
+        ranking: Whether AUC and average precision are `exact` or from a `histogram`; empty where they are not known.
+
+    Examples:
+        >>> import atoll
+        >>> result = atoll.run("fedavg", dataset="csbm", parties=2, rounds=3, nodes=200)
+        >>> sorted(result.detail)[:4]
+        ['by_class', 'calibration', 'classes', 'confusion']
+    """
+
+    classes: tuple[str, ...]
+    items: int
+    overall: dict[str, float | None]
+    by_class: dict[str, dict[str, float | None]]
+    confusion: list[list[float]]
+    parties: dict[str, dict[str, Any]] = field(default_factory=dict)
+    calibration: list[list[float]] | None = None
+    threshold: dict[str, Any] | None = None
+    ranking: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as `detail` in result.json."""
+        return vars(self) | {"classes": list(self.classes)}
+
+    def __str__(self) -> str:
+        """Tables that fit a screen."""
+        return table(self.to_dict())
+
+
+def judge(
+    graph: Graph,
+    logits: Tensor,
+    names: Sequence[str] = (),
+    class_names: Sequence[str] | None = None,
+    threshold: Mapping[str, Any] | None = None,
+    *,
+    mask: Mask | None = None,
+) -> Evaluation:
+    """Judge a model's outputs (N, C) of a graph's nodes.
+
+    Parameters:
+        graph: With labels; its parties are judged together and one by one.
+        logits: The outputs of its nodes, in order.
+        names: The parties' names; their numbers without.
+        class_names: The classes' names; the graph's own, or their numbers, without.
+        threshold: As `model.json` holds it: how one of two classes is decided. None decides for the likeliest.
+        mask: The nodes to judge, of which only labeled ones count; without, the test nodes or, in a graph that marks none, all.
+    """
+    selected = resolve(graph, mask if mask is not None else "test" if bool(graph.test.any()) else None)
+    rows = (selected & (graph.y >= 0)).nonzero()[:, 0]
+    if not len(rows):
+        raise AtollError("There is no labeled node to judge the predictions by; give data with labels.")
+    labels = class_names or graph.class_names
+    return of_items(graph.y[rows], logits[rows], graph.party[rows], graph.parties, names, labels, threshold)
+
+
+def of_items(
+    y: Tensor,
+    logits: Tensor,
+    party: Tensor,
+    parties: int,
+    names: Sequence[str] = (),
+    class_names: Sequence[str] | None = None,
+    threshold: Mapping[str, Any] | None = None,
+    *,
+    list_parties: bool = True,
+) -> Evaluation:
+    """Judge the outputs (n, C) of labeled items of parties 0 … `parties` − 1."""
+    classes = tuple(map(str, class_names or range(logits.shape[1])))
+    shares = logits.double().softmax(1)
+    decided = logits.argmax(1) if threshold is None else decide(shares, threshold)
+    exact = logits.numel() <= MAX_EXACT
+    overall, matrix, table_of_bins, ranked = _measured(y, logits, shares, decided, exact)
+    by_party: dict[str, dict[str, Any]] = {}
+    if list_parties and parties <= MAX_LISTED and len(y) > parties:  # not where every node is a party
+        for index in range(parties):
+            rows = (party == index).nonzero()[:, 0]
+            if len(rows):
+                own, counted, _, _ = _measured(y[rows], logits[rows], shares[rows], decided[rows], exact)
+                by_party[_name(names, index)] = {"items": len(rows), **own, "confusion": counted.tolist()}
+    return Evaluation(
+        classes=classes,
+        items=len(y),
+        overall=overall,
+        by_class=_by_class(classes, matrix, ranked),
+        confusion=matrix.tolist(),
+        parties=by_party,
+        calibration=table_of_bins.tolist(),
+        threshold=None if threshold is None else dict(threshold),
+        ranking=EXACT if exact else HISTOGRAM,
+    )
+
+
+def from_counts(
+    sums: Mapping[str, Any],
+    by_party: Mapping[str, Mapping[str, Any]],
+    class_names: Sequence[str] | None = None,
+    threshold: Mapping[str, Any] | None = None,
+) -> Evaluation | None:
+    """What the sums of the parties' counts tell of test items, and party → counts of its own; None without a confusion matrix.
+
+    AUC and average precision are there where histograms were counted. A threshold for which nothing was counted is left out:
+    the likeliest class is judged.
+    """
+    if "confusion" not in sums:
+        return None
+    classes = tuple(map(str, class_names or range(len(sums["confusion"]))))
+    known = threshold if threshold is not None and _decided(sums, threshold) is not None else None
+    overall, matrix, ranked = _summed(sums, known)
+    parties = {}
+    for name, counts in by_party.items():
+        own, counted, _ = _summed(counts, known)
+        if float(counts["test"][0]) > 0:
+            parties[name] = {"items": round(float(counts["test"][0])), **own, "confusion": counted.tolist()}
+    return Evaluation(
+        classes=classes,
+        items=max(round(float(sums["test"][0])), 0),
+        overall=overall,
+        by_class=_by_class(classes, matrix, ranked),
+        confusion=matrix.tolist(),
+        parties=parties,
+        threshold=None if known is None else dict(known),
+        ranking=HISTOGRAM if ranked else "",
+    )
+
+
+def _measured(
+    y: Tensor, logits: Tensor, shares: Tensor, decided: Tensor, exact: bool
+) -> tuple[dict[str, float | None], Tensor, Tensor, list[tuple[Any, Any]]]:
+    """Metrics, confusion matrix, calibration bins, and AUC and average precision of each class."""
+    classes, nobody = shares.shape[1], torch.zeros_like(y)
+    matrix = torch.bincount(y * classes + decided, minlength=classes**2).view(classes, classes)
+    counts: Any = details.count(["brier", "calibration"], logits, y, nobody, nobody, 1)
+    counts = {name: value[0] for name, value in counts.items()}
+    found = details.metrics_of(counts, float(len(y)), classes)
+    ranked = []
+    for index in range(classes):
+        pair = _pair(shares[:, index], y == index, exact)
+        ranked.append((ranking.auc(*pair), ranking.average_precision(*pair)))
+    overall = {
+        **_of_matrix(matrix),
+        **_ranked(ranked),
+        "log_loss": float(cross_entropy(logits.double(), y)),
+        "brier": found["brier"],
+        "calibration_error": found["calibration_error"],
+    }
+    return overall, matrix, counts["calibration"], ranked
+
+
+def _summed(
+    sums: Mapping[str, Any], threshold: Mapping[str, Any] | None
+) -> tuple[dict[str, float | None], Tensor, list[tuple[Any, Any]]]:
+    """Metrics, confusion matrix, and AUC and average precision of each class, from sums."""
+    matrix = (sums["confusion"] if threshold is None else _decided(sums, threshold)).clamp(min=0)
+    items, _, loss = map(float, sums["test"][:3])
+    histograms = sums.get("histogram")
+    ranked = [] if histograms is None else [(ranking.auc(*one), ranking.average_precision(*one)) for one in histograms]
+    overall = {**_of_matrix(matrix), **_ranked(ranked), "log_loss": max(loss, 0.0) / items if items > 0 else None}
+    return overall, matrix, ranked
+
+
+def _decided(sums: Mapping[str, Any], threshold: Mapping[str, Any]) -> Any:
+    """The confusion matrix at a threshold; None where it was not counted."""
+    if "decided" in sums:
+        return sums["decided"]
+    return confusion_at(sums["histogram"], threshold) if "histogram" in sums else None
+
+
+def _of_matrix(matrix: Tensor) -> dict[str, float | None]:
+    items = float(matrix.sum())
+    return {
+        "accuracy": float(matrix.diagonal().sum()) / items if items > 0 else None,
+        "macro_f1": matrices.macro_f1(matrix) if items > 0 else None,
+        "weighted_f1": matrices.weighted_f1(matrix),
+    }
+
+
+def _ranked(ranked: Sequence[tuple[Any, Any]]) -> dict[str, float | None]:
+    """The mean over classes, one against the rest; of two classes the second alone. A class that cannot be ranked is left out."""
+    judged = ranked[1:] if len(ranked) == 2 else ranked
+    means: dict[str, float | None] = {}
+    for name, column in (("auc", 0), ("average_precision", 1)):
+        values = [one[column].value for one in judged if one[column] is not None]
+        means[name] = sum(values) / len(values) if values else None
+    return means
+
+
+def _by_class(classes: Sequence[str], matrix: Tensor, ranked: Sequence[tuple[Any, Any]]) -> dict[str, dict[str, float | None]]:
+    rows = matrices.by_class(matrix)
+    for row, pair in zip(rows, ranked or [(None, None)] * len(rows), strict=True):
+        row["items"] = round(row["items"])
+        for name, estimate in zip(("auc", "average_precision"), pair, strict=True):
+            row[name] = None if estimate is None else estimate.value
+    return dict(zip(classes, rows, strict=True))
+
+
+def _pair(scores: Tensor, positive: Tensor, exact: bool) -> tuple[Tensor, Tensor]:
+    """Negatives and positives by score or, of too many to sort, by bin."""
+    if exact:
+        return ranking.exact_bins(scores, positive)
+    bins = ranking.bins_of(scores, ranking.bin_edges())
+    negatives, positives = (torch.bincount(bins[positive == kind], minlength=ranking.BINS) for kind in (False, True))
+    return negatives, positives
+
+
+def _name(names: Sequence[str], index: int) -> str:
+    return names[index] if index < len(names) else str(index)
