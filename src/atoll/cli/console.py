@@ -125,6 +125,10 @@ def result_table(result: Result) -> Table:
             table.add_row(
                 form.words, f"{100 * value:.2f} %", f"last round {100 * last:.2f} %{without}" if last is not None else ""
             )
+    if decided := result.detail.get("threshold"):
+        table.add_row(
+            "threshold", f"{decided['value']:.4g}", f"of {decided['class']}, by {decided['by']} (details in result.json)"
+        )
     table.add_row("best round", f"{result.best_round} of {result.rounds}", "by validation")
     if result.missing:
         often = summary(result.missing, result.rounds, result.names)

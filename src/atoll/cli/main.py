@@ -11,6 +11,7 @@ import typer
 from atoll.cli.catalog import algorithms, datasets
 from atoll.cli.compare import compare
 from atoll.cli.deploy import join, provision, serve
+from atoll.cli.evaluate import evaluate
 from atoll.cli.journal import journal
 from atoll.cli.models import models
 from atoll.cli.partition import partition
@@ -28,7 +29,10 @@ app = typer.Typer(
     help="Federated graph learning: train graph neural networks on graphs that cannot be put in one place.\n\n"
     "Start with `atoll compare local,fedavg,centralized`: a small synthetic graph, no data needed.",
 )
-COMMANDS = (run, resume, compare, partition, report, reproduce, provision, serve, join, journal, algorithms, models, datasets)
+COMMANDS = (
+    *(run, resume, compare, evaluate, partition, report, reproduce),
+    *(provision, serve, join, journal, algorithms, models, datasets),
+)
 for command in COMMANDS:
     app.command()(command)
 

@@ -64,6 +64,14 @@ def parties(request: Mapping[str, Any]) -> Parties:
     return Parties(listed)
 
 
+def probability(request: Mapping[str, Any], name: str) -> float | None:
+    """A number between 0 and 1 in a request; None where there is none."""
+    value = request.get(name)
+    if value is not None and not (isinstance(value, float) and 0 < value < 1):
+        raise AtollError(f"{name} is {short(repr(value), 50)}, not a number between 0 and 1.")
+    return value
+
+
 def message(request: Mapping[str, Any]) -> Message:
     """The message that calls a verb."""
     verb = request.get("verb")

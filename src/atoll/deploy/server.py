@@ -138,7 +138,7 @@ class ServerRun:
                 report(warn=f"{', '.join(engine.lost)} was lost; resuming from the last checkpoint once all sites are connected")
                 self.resume = True
                 self._wait(everybody=True)
-        engine.finish()
+        engine.finish(result.metrics.get("val_threshold"))
         self.folder.keep(MODEL, result.state)
 
     def _checkpoint(self) -> dict[str, Any] | None:

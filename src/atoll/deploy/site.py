@@ -46,8 +46,7 @@ from atoll.privacy.releases import Releases
 from atoll.privacy.secrets import Secrets
 from atoll.runs import config as configuration
 from atoll.runs.config import Config
-from atoll.runs.experiment import build_cohort, noise
-from atoll.tasks import TASKS
+from atoll.runs.experiment import build_cohort, noise, task_of
 from atoll.version import __version__
 
 TOTALS_FILE = "totals.jsonl"  # in a run's folder: which secure totals were opened, and over which parties
@@ -201,7 +200,7 @@ class Site:
         secrets = self._secrets(config, schema, parties, digest, checkpoints.known()) if config.run.secure else None
         checkpoints.check_data(graph.digest, str(self.data or config.dataset))
         saved = checkpoints.read(token, exact) if token >= 0 else None
-        metrics = SiteMetrics(self._run_folder() / "metrics.jsonl", TASKS.find(config.run.task))
+        metrics = SiteMetrics(self._run_folder() / "metrics.jsonl", task_of(config, schema, graph.class_names))
         guards = [metrics, *self._noise(config)]
         cohort = build_cohort(config, graph, schema, parties, blank=saved is not None, secrets=secrets, guards=guards)
         names = participants(self.kit) if self.kit is not None and self.data is not None else ()
@@ -297,7 +296,8 @@ class Site:
         checkpoints = SiteCheckpoints(self._run_folder(), self.notify)
         checkpoints.finish(personal_models(cohort))
         if best := requests.best_round(request, "best"):
-            checkpoints.write_model(model.files(cohort, best, requests.integer(request, "round", best)))
+            chosen = requests.probability(request, "threshold")
+            checkpoints.write_model(model.files(cohort, best, requests.integer(request, "round", best), chosen))
         return {}
 
 

@@ -23,12 +23,14 @@ class SiteMetrics:
     def __init__(self, path: Path, task: Task) -> None:
         self.path, self.task = path, task
         self.last: tuple[int, dict[str, Any]] = (0, {})  # the round of the last evaluation, and its metrics over the parties here
+        self.counts: dict[str, Any] = {}  # what they were made of
 
     def __call__(self, message: Message, fields: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the fields unchanged."""
         if message.verb == EVALUATE and self.task.fields.keys() <= fields.keys():
             lines = []
-            self.last = message.round, self.task.metrics({name: sum_over_parties(fields[name]) for name in self.task.fields})
+            self.counts = {name: sum_over_parties(fields[name]) for name in self.task.fields}
+            self.last = message.round, self.task.metrics(self.counts)
             for index, party in enumerate(message.parties):
                 counts = {name: fields[name][index] for name in self.task.fields}
                 lines.append(json.dumps(finite({"round": message.round, "party": party, **self.task.metrics(counts)})) + "\n")
@@ -40,3 +42,7 @@ class SiteMetrics:
     def of_round(self, round: int) -> dict[str, Any]:
         """The metrics of a round over the parties here; none if it was not the last to be evaluated."""
         return self.last[1] if self.last[0] == round else {}
+
+    def counts_of_round(self, round: int) -> dict[str, Any]:
+        """The counts of a round, summed over the parties here; none if it was not the last to be evaluated."""
+        return self.counts if self.last[0] == round else {}

@@ -16,9 +16,11 @@ from atoll.models.parameters import get_parameters
 from atoll.privacy.noise_settings import EVALUATE
 from atoll.privacy.releases import Releases
 from atoll.runs.config import Config
+from atoll.runs.evaluation import from_counts
 from atoll.runs.folder import finite
 from atoll.runs.model_card import describe
 from atoll.runs.model_files import ModelFiles
+from atoll.tasks import decisions
 
 
 @dataclass
@@ -35,7 +37,7 @@ class SiteModel:
     metrics: SiteMetrics
     releases: Releases | None = None  # of a run with noise
     round: int = 0  # the best round; 0 while there is none
-    kept: Fields = field(default_factory=dict)  # its memory, arguments and metrics
+    kept: Fields = field(default_factory=dict)  # its memory, arguments, metrics and counts
     asked: int = -1  # the round of the last message, after which the memory is what it is now
     arguments: Fields = field(default_factory=dict)  # of the last `evaluate` to all parties in that round
 
@@ -55,6 +57,7 @@ class SiteModel:
             "memory": copied(cohort.trained(), self.kept.get("memory")),
             "arguments": copied(self.arguments, self.kept.get("arguments")),
             "metrics": finite(self.metrics.of_round(round)),
+            "counts": copied(self.metrics.counts_of_round(round)),
         }
         self.round = round
 
@@ -69,16 +72,19 @@ class SiteModel:
         """Return to what `document` gave, after the cohort's memory was restored."""
         self.asked, self.round = round, int(document.get("round", 0))
         memory = cohort.trained() if self.round == round else document.get("memory", {})
-        kept = {"memory": memory, "arguments": document.get("arguments", {}), "metrics": document.get("metrics", {})}
+        kept = {"memory": memory, **{name: document.get(name, {}) for name in ("arguments", "metrics", "counts")}}
         self.kept = copied(kept) if self.round else {}
 
-    def files(self, cohort: Cohort, best: int, rounds: int) -> ModelFiles:
-        """What `model/` is to hold; it must be of the server's best round."""
+    def files(self, cohort: Cohort, best: int, rounds: int, chosen: float | None = None) -> ModelFiles:
+        """What `model/` is to hold; it must be of the server's best round. `chosen`: the federation's threshold."""
         if self.round != best:
             raise AtollError(
                 f"it has no model of the best round, {best}: it was not asked, or it restarted without a save of it."
             )
-        facts: dict[str, Any] = {"rounds": rounds}
+        rule, names = getattr(cohort.task, "decision", None), cohort.graph.class_names
+        threshold = decisions.described(rule, chosen, names)
+        judged = from_counts(self.kept["counts"], {}, names, threshold)
+        facts: dict[str, Any] = {"rounds": rounds, "threshold": threshold, "detail": judged.to_dict() if judged else {}}
         if self.releases is not None:
             facts |= {"epsilon": self.releases.epsilon(), "delta": self.config.dp.delta}
         about = describe(
@@ -89,7 +95,7 @@ class SiteModel:
             metrics=self.kept["metrics"],
             names=self.names,
             columns=cohort.graph.feature_names,
-            classes=cohort.graph.class_names,
+            classes=names,
             party_numbers=cohort.parties,
             **facts,
         )

@@ -83,8 +83,9 @@ def judge(
         threshold: As `model.json` holds it: how one of two classes is decided. None decides for the likeliest.
         mask: The nodes to judge, of which only labeled ones count; without, the test nodes or, in a graph that marks none, all.
     """
-    selected = resolve(graph, mask if mask is not None else "test" if bool(graph.test.any()) else None)
-    rows = (selected & (graph.y >= 0)).nonzero()[:, 0]
+    labeled = graph.y >= 0
+    selected = resolve(graph, mask if mask is not None else "test" if bool((graph.test & labeled).any()) else None)
+    rows = (selected & labeled).nonzero()[:, 0]
     if not len(rows):
         raise AtollError("There is no labeled node to judge the predictions by; give data with labels.")
     labels = class_names or graph.class_names

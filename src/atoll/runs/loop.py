@@ -85,7 +85,7 @@ def rounds(
     unchosen = detail.missing_threshold(experiment, threshold)
     _warn(unchosen)
     result.warnings = _warnings([*earlier_warnings, *unchosen], folder, experiment)
-    result.trained = _trained(experiment, progress, best, folder, threshold)
+    result.trained = _trained(experiment, progress, best, folder, threshold, result.detail)
     if folder and result.trained and not (progress.round == first and model_files.is_whole(folder.path, best.round)):
         result.trained.write(folder.path, card(result.trained.description))
     if folder and (progress.round > first or not folder.finished()):
@@ -94,12 +94,18 @@ def rounds(
 
 
 def _trained(
-    experiment: Experiment, progress: Progress, best: BestRound, folder: Folder | None, threshold: dict[str, Any] | None
+    experiment: Experiment,
+    progress: Progress,
+    best: BestRound,
+    folder: Folder | None,
+    threshold: dict[str, Any] | None,
+    judged: dict[str, Any],
 ) -> ModelFiles | None:
     """The best round's model; None where a checkpoint of an earlier version did not keep it."""
     if not best.round:
         return None
-    about = describe_run(experiment, progress, digest=folder is not None) | {"threshold": threshold}
+    about = describe_run(experiment, progress, digest=folder is not None)
+    about |= {"threshold": threshold, "detail": judged}
     return ModelFiles(about, best.state, best.memory)
 
 

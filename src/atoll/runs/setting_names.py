@@ -22,9 +22,7 @@ def with_present_names(values: Mapping[str, Any], algorithm: str, groups: Mappin
     for name, value in values.items():
         owner, dot, rest = name.rpartition(".")
         searched = [owner] if owner in groups else [group for group in groups if group not in PREFIXED]
-        here = any(rest in known(groups[group]) for group in searched) and (
-            rest != "task" or str(value).lower() not in EXPERIMENTS
-        )
+        here = any(rest in known(groups[group]) for group in searched) and not _means_earlier(rest, value, groups, owner)
         if owner in ("", algorithm, *groups) and not here:
             new = next((renamed(groups[group])[rest] for group in searched if rest in renamed(groups[group])), rest)
             new = "experiment" if rest == "task" and str(value).lower() in EXPERIMENTS else new
@@ -34,6 +32,18 @@ def with_present_names(values: Mapping[str, Any], algorithm: str, groups: Mappin
     if warn:
         warn_renamed(changed)
     return result
+
+
+def _means_earlier(name: str, value: Any, groups: Mapping[str, type], owner: str) -> bool:
+    """Whether a name that a run's setting has now means the algorithm's setting that had it before 0.2, by its value."""
+    if name == "task":
+        return str(value).lower() in EXPERIMENTS
+    if name != "threshold" or owner == "run" or name not in renamed(groups["settings"]):
+        return False
+    try:
+        return float(value) >= 0  # FedGL's; a way to choose one is the run's
+    except (TypeError, ValueError):
+        return False
 
 
 def bare_names(values: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
