@@ -83,7 +83,11 @@ def needed(federation: Federation) -> bool:
 
 
 def recall(federation: Federation, weights: Sequence[float]) -> None:
-    """The server's own task with these weights: new ones, or a checkpoint's."""
+    """The server's own task with these weights, if they follow from class counts: new ones, or a checkpoint's."""
+    if not needed(federation):
+        return
+    if len(weights) != federation.schema.classes:
+        raise AtollError("The checkpoint has lost the class weights of class_weight=balanced; start a new run.")
     task: Any = federation.task
     federation.task = task.weighted(tuple(map(float, weights)))
 

@@ -236,7 +236,7 @@ def _pair(scores: Tensor, positive: Tensor, exact: bool) -> tuple[Tensor, Tensor
     """Negatives and positives by score or, of too many to sort, by bin."""
     if exact:
         return ranking.exact_bins(scores, positive)
-    bins = ranking.bins_of(scores, ranking.bin_edges())
+    bins = ranking.bins_of(scores.contiguous(), ranking.bin_edges())
     negatives, positives = (torch.bincount(bins[positive == kind], minlength=ranking.BINS) for kind in (False, True))
     return negatives, positives
 

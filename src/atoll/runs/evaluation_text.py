@@ -23,7 +23,8 @@ def _overall(detail: Mapping[str, Any]) -> str:
     known = {name: value for name, value in detail["overall"].items() if value is not None}
     words = {metric_format(name).words: _number(name, known[name]) for name in in_order(known)}
     width = max(map(len, words), default=0)
-    lines = [f"{detail['items']} nodes, {_decision(detail.get('threshold'))}"]
+    nodes = "1 node" if detail["items"] == 1 else f"{detail['items']} nodes"
+    lines = [f"{nodes}, {_decision(detail.get('threshold'))}"]
     return "\n".join([*lines, *(f"{word:<{width}}  {value:>8}" for word, value in words.items())])
 
 
@@ -88,4 +89,4 @@ def _is_share(name: str) -> bool:
 
 def _short(name: str, most: int = MAX_NAME) -> str:
     name = " ".join(str(name).split())
-    return name if len(name) <= most else name[: most - 1] + "…"
+    return name if len(name) <= most else name[: most - 1].rstrip() + "…"
