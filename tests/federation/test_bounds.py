@@ -186,7 +186,7 @@ def test_the_first_party_that_answers_does_not_decide() -> None:
         federation.begin(1)
         replies = federation._gather(message, changed(honest, liar, {**reply_of(honest, liar), "extra": torch.zeros(1)}))
         assert list(replies.parties) == [1 - liar]
-        assert federation.missing == {liar: "field 'extra' is not one of its fields (validation, test, confusion)"}
+        assert federation.missing == {liar: "field 'extra' is not one of its fields (validation, test, confusion, training)"}
 
 
 def test_an_absurd_number_of_nodes_exhausts_nobody() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 # Fields that cannot be negative; all others may have any sign.
-COUNTS = {"n", "nodes", "ids", "links", "validation", "test", "confusion", "train", "votes", "share", "held", "predictions"}
+COUNTS = {"n", "nodes", "ids", "links", "validation", "test", "confusion", "training", "votes", "share", "held", "predictions"}
 OTHER_TYPE = {torch.float32: torch.float64, torch.int64: torch.float32, torch.int32: torch.int64}
 
 

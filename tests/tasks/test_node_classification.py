@@ -13,7 +13,7 @@ from torch import Tensor
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph, majority_class
 from atoll.runs import runner
-from atoll.tasks.node_classification import TASK, evaluated_rows
+from atoll.tasks.node_classification import TASK, evaluated_rows, training_counts
 from labeled import blocks, labeled_graph, random_logits
 from small import small
 
@@ -150,6 +150,24 @@ def test_what_cannot_be_said_is_left_out() -> None:
     counts = torch.tensor([[0.0, 0, 0, 0, 0], [4.0, 3, 0, 0, 0]])
     assert TASK.by_party({"test": counts})["party_accuracy"] == [None, 0.75]
     assert TASK.by_party({"test": counts.clamp(max=1)}) == {}
+
+
+def test_training_nodes_are_counted_party_by_party(graph: Graph, logits: Tensor) -> None:
+    """Labeled training nodes and their losses; a task that counts them leaves every other count as it is."""
+    expected = []
+    for own, y, train in zip(blocks(logits.detach()), blocks(graph.y), blocks(graph.train), strict=True):
+        losses = [float(-own[node].log_softmax(0)[y[node]]) for node in range(len(y)) if train[node] and y[node] >= 0]
+        expected.append([len(losses), sum(losses)])
+    torch.testing.assert_close(training_counts(logits.detach(), graph), torch.tensor(expected, dtype=torch.float64))
+    counting = replace(TASK, training=True)
+    counts, usual = counting.counts(logits.detach(), graph), TASK.counts(logits.detach(), graph)
+    assert counts.keys() - usual.keys() == counting.fields.keys() - TASK.fields.keys() == {"training"}
+    assert all(torch.equal(value, counts[name]) for name, value in usual.items())
+    sums = {name: value.sum(0) for name, value in counts.items()}
+    nodes, loss = map(sum, zip(*expected, strict=True))
+    assert counting.metrics(sums) == TASK.metrics(sums | {"training": torch.zeros(2)}) | {
+        "train_loss": pytest.approx(loss / nodes)
+    }
 
 
 def test_validation_nodes_come_before_test_nodes(parts: Graph) -> None:

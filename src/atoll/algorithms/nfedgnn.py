@@ -100,8 +100,10 @@ class Cohort(atoll.federation.cohort.Cohort):
 
     @verb(takes={"logits": real("classes")}, gives=COUNTS)
     def evaluate(self, logits: Tensor) -> Fields:
-        """Counts of the server's prediction at each user."""
-        return self.task.counts(self.predict(logits), self.graph)
+        """Counts of the server's prediction at each user; the server knows the training loss itself."""
+        counts = self.task.counts(self.predict(logits), self.graph)
+        counts.pop("training", None)
+        return counts
 
     def predict(self, logits: Tensor) -> Tensor:
         """What the server predicts."""

@@ -52,11 +52,12 @@ def show(table: RenderableType) -> None:
 
 MAX_NAMES = 3  # missing parties that the progress line names
 PLAIN_EVERY = 10.0  # seconds between progress lines where there is no terminal
+LOSSES = {"train_loss": "train", "val_loss": "val"}  # those of the progress line
 HIDDEN = ("local_minority_accuracy", "local_macro_f1")  # metrics that the end of a run leaves to result.json
 
 
 class ProgressLine:
-    """One line while a run goes on: round, loss, validation, megabytes, seconds left. Call it with each history row."""
+    """One line while a run goes on: round, losses, validation, megabytes, seconds left. Call it with each history row."""
 
     def __init__(self, label: str, folder: Path | None = None) -> None:
         self.label = shown(label)
@@ -99,11 +100,9 @@ class ProgressLine:
 
 
 def _score(row: Mapping[str, Any]) -> str:
-    parts = []
-    if "val_loss" in row:
-        parts.append(f"loss {row['val_loss']:.3f}")
+    parts = [f"{word} loss {row[name]:.3f}" for name, word in LOSSES.items() if row.get(name) is not None]
     if "val_accuracy" in row:
-        parts.append(f"val {100 * row['val_accuracy']:.1f} %")
+        parts.append(f"val acc {100 * row['val_accuracy']:.1f} %")
     if "missing" in row:
         names = list(row.get("missing_names", {}).values())
         parts.append(f"{', '.join(names) if 0 < len(names) <= MAX_NAMES else len(row['missing'])} missing")

@@ -163,7 +163,7 @@ class TaskCounts:
             most = counted.most
             high = limits[most] if isinstance(most, str) else tuple(limits[one] for one in most)
             form = Numbers(counted.shape, torch.int64 if counted.whole else torch.float64, 0, high)
-            found |= form.leaves(field_name, case, optional)
+            found |= form.leaves(field_name, case, optional or counted.optional)
         return found
 
 

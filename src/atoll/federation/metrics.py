@@ -14,6 +14,7 @@ from atoll.federation.fields import sum_over_parties
 from atoll.models.parameters import set_parameters
 from atoll.settings import Training
 
+NOT_TEST = ("val_", "train_")  # how the names of metrics of other than test items begin
 MAX_LISTED_PARTIES = 100  # of more parties, no metrics of each one are kept
 
 
@@ -29,7 +30,7 @@ def evaluate(
         keep_counts(federation, sums)
         return _goal(federation, federation.task.metrics(sums))
     replies = federation.ask(verb, each=each, **common)
-    counts = {name: replies.stack(name) for name in federation.task.fields}
+    counts = {name: replies.stack(name) for name in federation.task.fields if name in replies.fields}
     sums = {name: sum_over_parties(value) for name, value in counts.items()}
     keep_counts(federation, sums, replies.parties, counts)
     return _goal(federation, federation.task.metrics(sums)) | by_party(federation, replies.parties, counts)
@@ -46,7 +47,7 @@ def keep_counts(federation: Federation, sums: Fields, parties: Sequence[int] = (
 def evaluate_shared(federation: Federation, settings: Training, model: Fields) -> dict[str, Any]:
     """Metrics of one model for all, at the parties and, where they overlap, on the union of their graphs: the global goal.
 
-    The validation scores are always the parties': outside a simulation there is no union graph.
+    The validation scores and the training loss are always the parties': outside a simulation there is no union graph.
     """
     metrics = evaluate(federation, model=model)
     if federation.scenario != "overlapping" or federation.whole is None:
@@ -56,7 +57,7 @@ def evaluate_shared(federation: Federation, settings: Training, model: Fields) -
     with torch.no_grad():
         counts = federation.task.counts(network(federation.whole), federation.whole)
     on_union = federation.task.metrics({name: value[0] for name, value in counts.items()})
-    return {name: value for name, value in on_union.items() if not name.startswith("val_")} | metrics
+    return {name: value for name, value in on_union.items() if not name.startswith(NOT_TEST)} | metrics
 
 
 def by_party(federation: Federation, parties: Sequence[int], counts: Fields) -> dict[str, Any]:
@@ -77,4 +78,4 @@ def by_party(federation: Federation, parties: Sequence[int], counts: Fields) -> 
 def _goal(federation: Federation, metrics: dict[str, float]) -> dict[str, float]:
     if federation.scenario != "overlapping":
         return metrics
-    return {name if name.startswith("val_") else f"local_{name}": value for name, value in metrics.items()}
+    return {name if name.startswith(NOT_TEST) else f"local_{name}": value for name, value in metrics.items()}

@@ -103,8 +103,9 @@ def fitting(
         reason = limits.misfit(declared, answer.fields, len(answer.parties))
         odd |= dict.fromkeys(answer.parties, reason) if reason else {}
         kept += [] if reason else [answer]
-    if len(kept) > 1 and any(isinstance(part, Free) and not leaf.ragged for leaf in declared.values() for part in leaf.shape):
-        kept, others = agreeing(kept)  # a number of rows that the declaration leaves open
+    open_rows = any(isinstance(part, Free) and not leaf.ragged for leaf in declared.values() for part in leaf.shape)
+    if len(kept) > 1 and (open_rows or any(leaf.optional for leaf in declared.values())):
+        kept, others = agreeing(kept)  # a number of rows, or a field, that the declaration leaves open
         odd |= others
     return kept, odd
 

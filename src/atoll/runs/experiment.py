@@ -137,9 +137,9 @@ def schema_of(data: FederatedData) -> Schema:
 
 def task_of(config: Config, schema: Schema, class_names: Sequence[str] | None = None) -> Task:
     """The run's task, as its settings want it; a class is known by its name only where the data is."""
-    run, noised = config.run, bool(config.dp.evaluation_noise)
+    run, noised, training = config.run, bool(config.dp.evaluation_noise), not config.dp.active
     options = TaskOptions(run.select_by, class_names=tuple(class_names or ()), classes=schema.classes, parties=schema.parties)
-    options = replace(options, noised=noised, class_weight=run.class_weight, threshold=run.threshold)
+    options = replace(options, noised=noised, training=training, class_weight=run.class_weight, threshold=run.threshold)
     return configured(TASKS.find(run.task), options)
 
 

@@ -38,6 +38,7 @@ class NodeClassification:
     class_weights: tuple[float, ...] = ()  # of each class in the loss; empty where all weigh 1
     balanced: bool = False  # whether the weights follow from the federation's class counts
     decision: decisions.Rule | None = None  # how one of two classes is decided; None for the likeliest
+    training: bool = False  # whether training nodes are counted too
 
     name = "node-classification"
     score = "accuracy"
@@ -63,7 +64,8 @@ class NodeClassification:
             "confusion": details.FIELDS["confusion"],
         }
         usual |= {f"{VALIDATION}{name}": details.FIELDS[name] for name in self._extra}
-        return usual | {name: details.FIELDS[name] for name in self._decided}
+        usual |= {name: details.FIELDS[name] for name in self._decided}
+        return usual | ({"training": CountField((2,), ("items", "sum"), optional=True)} if self.training else {})
 
     @cached_property
     def _extra(self) -> list[str]:
@@ -96,6 +98,7 @@ class NodeClassification:
             class_weights=class_weights.given(options.class_weight, options.class_names, options.classes),
             balanced=options.class_weight == class_weights.BALANCED,
             decision=rule,
+            training=options.training,
         )
         if options.noised and options.parties > MAX_NOISED_PARTIES and "histogram" in made._extra:
             asked = f"threshold={options.threshold}" if made.chooses else f"select_by={options.select_by}"
@@ -140,7 +143,8 @@ class NodeClassification:
         """Each party's counts on its labeled validation and test nodes.
 
         `validation` (P, 3): nodes, correct, summed loss. `test` (P, 5): the same, then minority nodes and correct ones.
-        `confusion` (P, C, C): test nodes by class and prediction. Whatever else `fields` declares, as `details.count` does.
+        `confusion` (P, C, C): test nodes by class and prediction. `training` (P, 2), where it is declared: labeled training
+        nodes and their summed loss. Whatever else `fields` declares, as `details.count` does.
         """
         rows, group, minority = _evaluation_plan(graph)
         parties, classes = graph.parties, graph.num_classes
@@ -157,7 +161,9 @@ class NodeClassification:
             "test": sums[parties:],
             "confusion": cells.view(2, parties, classes, classes)[1],
         }
-        return usual if len(self.fields) == len(usual) else usual | self._extra_counts(logits, y, graph)
+        if self._extra or self._decided:
+            usual |= self._extra_counts(logits, y, graph)
+        return usual | {"training": training_counts(out, graph)} if self.training else usual
 
     def _extra_counts(self, logits: Tensor, y: Tensor, graph: Graph) -> dict[str, Any]:
         """The fields beside the usual ones, of validation nodes and of test nodes."""
@@ -183,6 +189,9 @@ class NodeClassification:
             metrics |= {"loss": _mean(loss, nodes), "accuracy": _share(correct, nodes), "macro_f1": macro_f1(sums["confusion"])}
         if minority:
             metrics["minority_accuracy"] = _share(minority_correct, minority)
+        nodes, loss = sums["training"].tolist() if "training" in sums else (0, 0)
+        if nodes:
+            metrics["train_loss"] = _mean(loss, nodes)
         return metrics | self._extra_metrics(sums) if self._extra else metrics
 
     def _extra_metrics(self, sums: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,6 +217,16 @@ class NodeClassification:
             "party_accuracy": _ratios(test[:, 1], test[:, 0]),
             "party_minority_accuracy": _ratios(test[:, 4], test[:, 3]),
         }
+
+
+def training_counts(out: Tensor, graph: Graph) -> Tensor:
+    """(P, 2) each party's labeled training nodes and the sum of their losses."""
+    if "training.rows" not in graph.derived:
+        graph.derived["training.rows"] = (graph.train & (graph.y >= 0)).nonzero().squeeze(1)
+    rows = graph.derived["training.rows"]
+    losses = F.cross_entropy(out.index_select(0, rows), graph.y.index_select(0, rows), reduction="none")
+    columns = torch.stack([torch.ones_like(losses), losses], 1).double()
+    return torch.zeros(graph.parties, 2, dtype=torch.float64).index_add_(0, graph.party[rows], columns)
 
 
 def evaluated_rows(graph: Graph) -> Tensor:

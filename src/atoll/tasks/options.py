@@ -30,6 +30,7 @@ class TaskOptions:
     noised: bool = False  # whether counts are noised, and so written out
     class_weight: str = "none"
     threshold: str = "none"
+    training: bool = True  # whether training items may be counted too: not where noise protects them
 
 
 def configured(task: Task, options: TaskOptions) -> Task:

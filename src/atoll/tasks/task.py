@@ -34,13 +34,14 @@ class CountField:
     shape: tuple[int | str, ...]  # "classes" stands for the number of classes
     most: str | tuple[str, ...] = "items"
     whole: bool = False  # int64 instead of float64
+    optional: bool = False  # whether an algorithm may leave it out of its replies
 
 
 class Task(Protocol):
     """What is predicted and how it is judged. It holds no data, so that it is the same at every site.
 
     Every loss is the sum over parties of each party's mean, and every count has a leading party axis. Metrics of validation
-    items begin with `val_`; `val_loss` is what selects the best round unless a run says otherwise.
+    items begin with `val_`, those of training items with `train_`; `val_loss` selects the best round unless a run says otherwise.
 
     Examples:
         >>> import atoll
@@ -82,7 +83,7 @@ class Task(Protocol):
         ...
 
     def counts(self, out: Tensor, graph: Graph) -> dict[str, Tensor]:
-        """Each party's sums over its validation and test items, (P, …): all that an evaluation sends."""
+        """Each party's sums over its items, (P, …): all that an evaluation sends."""
         ...
 
     def metrics(self, sums: Mapping[str, Any]) -> dict[str, float]:

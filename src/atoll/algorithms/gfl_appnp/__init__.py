@@ -39,7 +39,7 @@ from atoll.privacy.noise import Noise
 from atoll.privacy.noise_settings import NoiseSettings
 from atoll.random import SERVER, Draws, seed_of
 from atoll.settings import setting
-from atoll.tasks.node_classification import TASK, NodeClassification
+from atoll.tasks.node_classification import NodeClassification, training_counts
 
 SCENARIOS = ("node",)
 TASKS = ("node-classification",)
@@ -181,16 +181,14 @@ class Cohort(atoll.federation.cohort.Cohort):
 
     @verb(
         takes=PLACE,
-        gives=lambda case: {**COUNTS, "train": SUMS, **({"votes": VOTES} if case.settings.experiment == "snc" else {})},
+        gives=lambda case: {**COUNTS, "training": SUMS, **({"votes": VOTES} if case.settings.experiment == "snc" else {})},
     )
     def evaluate(self, model: Fields, weight: Tensor, context: Tensor) -> Fields:
         """Counts of softmax(Ã_kk·h_ks + C_k), of its training loss and, for one label per node, of the parties' votes."""
         graph, logits = self.graph, self.predict(model, weight, context)
-        rows = (graph.train & (graph.y >= 0)).nonzero()[:, 0]
-        losses = TASK.item_losses(logits[rows], graph.y[rows])
-        train = torch.stack([torch.ones_like(losses), losses], 1).double()
-        sums = torch.zeros(graph.parties, 2, dtype=torch.float64).index_add_(0, graph.party[rows], train)
-        counts = self.task.counts(logits, graph) | {"train": sums}
+        counts = self.task.counts(logits, graph)
+        if "training" not in counts:  # noise leaves it out; Figure 3 is made of it
+            counts["training"] = training_counts(logits, graph)
         if self.settings.experiment == "snc":
             counts["votes"] = votes(logits, graph)
         return counts
@@ -276,7 +274,9 @@ def evaluate(federation: Federation, state: State, settings: Settings) -> dict[s
     answers = federation.ask("evaluate", to=judges, each=each, model=state["model"])
     counts = {name: answers.stack(name) for name in answers.fields}
     sums = {name: value.sum(0) for name, value in counts.items()}
-    sums |= {name: torch.stack([column.sum() for column in counts[name].unbind(1)]) for name in sums.keys() & {"train", "votes"}}
+    sums |= {
+        name: torch.stack([column.sum() for column in counts[name].unbind(1)]) for name in sums.keys() & {"training", "votes"}
+    }
     metrics.keep_counts(federation, sums, answers.parties, counts)
     return _metrics(federation, sums) | metrics.by_party(federation, answers.parties, counts)
 
@@ -284,7 +284,7 @@ def evaluate(federation: Federation, state: State, settings: Settings) -> dict[s
 def _metrics(federation: Federation, sums: Fields) -> dict[str, Any]:
     """Metrics from summed counts."""
     found: dict[str, Any] = dict(federation.task.metrics(sums))
-    found["train_loss"] = float(sums["train"][1] / sums["train"][0])
+    found["train_loss"] = float(sums["training"][1] / sums["training"][0])
     if "votes" in sums:
         found["majority_accuracy"] = float(sums["votes"][1] / sums["votes"][0])
     return found
