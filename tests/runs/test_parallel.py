@@ -47,5 +47,5 @@ def test_a_senseless_number_of_processes(jobs: int, sentence: str) -> None:
 
 def test_objects_do_not_go_to_other_processes() -> None:
     """A graph given as an object cannot be read by another process."""
-    with pytest.raises(AtollError, match="give names or files, or jobs=1"):
+    with pytest.raises(AtollError, match="jobs runs in other processes: give datasets"):
         atoll.compare("local", jobs=2, **(SMALL | {"dataset": atoll.load("csbm", nodes=60), "nodes": 60}))

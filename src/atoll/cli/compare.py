@@ -7,11 +7,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.options import Dataset, Parties, Partition, Quiet, Rounds, Sets, Threads, prepare_torch, read_values, split_names
+from atoll.cli.options import (
+    Dataset,
+    Log,
+    Parties,
+    Partition,
+    Quiet,
+    Rounds,
+    Sets,
+    Threads,
+    prepare_torch,
+    read_values,
+    split_names,
+)
 from atoll.errors import AtollError
 
 if TYPE_CHECKING:
-    from atoll.runs.comparison import Comparison
+    from atoll.runs.comparison import Comparison, Trial
+    from atoll.runs.result import Result
 
 MAX_SEEDS = 10_000
 
@@ -32,6 +45,7 @@ def compare(
     against: Annotated[str | None, typer.Option(help="The row that differences are taken from; the first by default.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at the same time, each in a process with one thread.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Folder for all runs; those already there are not run again.")] = None,
+    log: Log = None,
     threads: Threads = None,
     quiet: Quiet = False,
 ) -> None:
@@ -50,7 +64,7 @@ def compare(
         sweep=read_sweep(sweep),
         against=against,
     )
-    _run(comparison, out, jobs, quiet)
+    _run(comparison, out, jobs, quiet, log or [])
     _show(comparison)
     if out is not None:
         from atoll.cli.console import out as console
@@ -87,13 +101,22 @@ def read_sweep(items: list[str] | None) -> dict[str, list[str]]:
     return swept
 
 
-def _run(comparison: Comparison, out: Path | None, jobs: int, quiet: bool) -> None:
+def _run(comparison: Comparison, out: Path | None, jobs: int, quiet: bool, log: list[str]) -> None:
     from atoll.cli.board import Board
     from atoll.runs import parallel
+    from atoll.runs.loggers import open_loggers
+
+    def one(trial: Trial, folder: Path | None) -> Result:
+        with open_loggers([board.watcher(trial), *log], trial.label, folder, trial.config) as watch:
+            result = trial.run(folder, None, watch)
+            watch.finish(result)
+        return result
 
     with Board(comparison, quiet=quiet) as board:
         if jobs == 1:
-            comparison.run(lambda trial, folder: trial.run(folder, None, board.watcher(trial)), out)
+            comparison.run(one, out)
+        elif log:
+            raise AtollError("--log is for runs in this process; leave --jobs or --log out.")
         else:
             parallel.run(comparison, out, jobs, board.watch)
 
@@ -101,13 +124,11 @@ def _run(comparison: Comparison, out: Path | None, jobs: int, quiet: bool) -> No
 def _show(comparison: Comparison) -> None:
     from atoll.cli.console import comparison_table, difference_table
     from atoll.cli.console import out as console
+    from atoll.runs.summary import comparison_title
 
-    config = next(iter(comparison.results.values()))[0].config
-    seeds = len(comparison.seeds)
-    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     for note in comparison.notes:
         console.print(note)
-    console.print(comparison_table(comparison.summary(), f"{config.dataset}, {config.partition}, {over} (%)"))
+    console.print(comparison_table(comparison.summary(), comparison_title(comparison)))
     differences = comparison.differences()
-    if differences and seeds > 1:
+    if differences and len(comparison.seeds) > 1:
         console.print(difference_table(differences))

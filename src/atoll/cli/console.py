@@ -18,9 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.errors import shown
-from atoll.runs.absence import summary, verdict
-from atoll.runs.metrics import mean_text, metric_format
 from atoll.runs.paired import TEST, Difference
+from atoll.runs.summary import comparison_cells, facts
 
 if TYPE_CHECKING:
     from atoll.runs.result import Result
@@ -53,15 +52,13 @@ def show(table: RenderableType) -> None:
 MAX_NAMES = 3  # missing parties that the progress line names
 PLAIN_EVERY = 10.0  # seconds between progress lines where there is no terminal
 LOSSES = {"train_loss": "train", "val_loss": "val"}  # those of the progress line
-HIDDEN = ("local_minority_accuracy", "local_macro_f1")  # metrics that the end of a run leaves to result.json
 
 
 class ProgressLine:
-    """One line while a run goes on: round, losses, validation, megabytes, seconds left. Call it with each history row."""
+    """One line while a run goes on: round, losses, validation, megabytes, seconds left. Call it with each row of the history."""
 
     def __init__(self, label: str, folder: Path | None = None) -> None:
         self.label = shown(label)
-        self.megabytes = 0.0
         self.began = self.told = time.perf_counter()
         self.first_round = 0
         self.live = err.is_terminal
@@ -88,10 +85,10 @@ class ProgressLine:
         if self.task is None:
             self.task = self.bar.add_task(self.label, total=rounds, facts="")
             self.first_round = row["round"] - 1
-        self.megabytes += (row["up"] + row["down"]) / 1e6
+        megabytes = (row["bytes_up_total"] + row["bytes_down_total"]) / 1e6
         now = time.perf_counter()
         left = (now - self.began) / (row["round"] - self.first_round) * (rounds - row["round"])
-        facts = f"round {row['round']}/{rounds}{_score(row)}  {self.megabytes:.1f} MB  {_clock(left)} left"
+        facts = f"round {row['round']}/{rounds}{_score(row)}  {megabytes:.1f} MB  {_clock(left)} left"
         if self.live:
             self.bar.update(self.task, completed=row["round"], facts=facts)
         elif now - self.told > PLAIN_EVERY:
@@ -114,43 +111,21 @@ def _clock(seconds: float) -> str:
 
 
 def result_table(result: Result) -> Table:
-    """The end of a run."""
+    """The end of a run: as `print(result)` has it, as wide as the terminal."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    without = " (a party missing)" if result.last_partial else ""
-    for name, value in result.metrics.items():
-        form = metric_format(name)
-        if isinstance(value, float) and form.percent and name not in HIDDEN:
-            last = result.last.get(name)
-            table.add_row(
-                form.words, f"{100 * value:.2f} %", f"last round {100 * last:.2f} %{without}" if last is not None else ""
-            )
-    if decided := result.detail.get("threshold"):
-        table.add_row(
-            "threshold", f"{decided['value']:.4g}", f"of {decided['class']}, by {decided['by']} (details in result.json)"
-        )
-    table.add_row("best round", f"{result.best_round} of {result.rounds}", "by validation")
-    if result.missing:
-        often = summary(result.missing, result.rounds, result.names)
-        table.add_row("missing", often, verdict(result.missing, result.partial, result.config.run.allow_partial_best))
-    traffic = result.bytes
-    messages = f"{traffic['messages']} messages"
-    table.add_row("bytes", f"{traffic['up'] / 1e6:.2f} MB up, {traffic['down'] / 1e6:.2f} MB down", messages)
-    table.add_row("seconds", f"{result.seconds['total']:.1f}", f"{1e3 * result.seconds['per_round']:.1f} ms per round")
-    for warning in result.warnings:
-        table.add_row("warning", warning)
+    for line in facts(result):
+        table.add_row(*line)
     return table
 
 
 def comparison_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     """Mean ± standard deviation over the seeds, one row per algorithm."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("", no_wrap=True)
-    second = "local" if any("local_accuracy" in row for row in rows) else "minority"
-    for name in ("accuracy", second, "MB up", "MB down", "seconds"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        cells = [_percent(row, name) for name in ("accuracy", f"{second}_accuracy")]
-        table.add_row(row["row"], *cells, f"{row['mb_up']:.2f}", f"{row['mb_down']:.2f}", f"{row['seconds']:.1f}")
+    head, *cells = comparison_cells(rows)
+    for index, name in enumerate(head):
+        table.add_column(name, justify="right" if index else "left", no_wrap=True)
+    for row in cells:
+        table.add_row(*row)
     return table
 
 
@@ -167,12 +142,6 @@ def difference_table(differences: Sequence[Difference]) -> Table:
         p = "–" if one.p is None else f"{one.p:.3f}{star}"
         table.add_row(one.row, f"{100 * one.mean:+.2f}", interval, f"{one.wins}/{one.pairs}", p)
     return table
-
-
-def _percent(row: Mapping[str, Any], name: str) -> str:
-    if name not in row:
-        return "–"
-    return mean_text(100 * row[name], 100 * row[f"{name}_std"], 2)
 
 
 def settings_table(groups: Mapping[str, type], chosen: Any) -> Table:

@@ -9,7 +9,17 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.options import Quiet, Threads, bound_spinning, check_threads, open_loggers, print_result, read_toml, split_names
+from atoll.cli.options import (
+    Log,
+    Quiet,
+    Threads,
+    bound_spinning,
+    check_threads,
+    open_loggers,
+    print_result,
+    read_toml,
+    split_names,
+)
 from atoll.errors import AtollError
 
 
@@ -34,6 +44,7 @@ def serve(
     kit: Annotated[Path, typer.Argument(help="The server's kit, from `atoll provision`.")],
     config: Annotated[Path, typer.Option(help="The run as TOML: algorithm, settings, rounds; without dataset and parties.")],
     out: Annotated[Path | None, typer.Option(help="Folder of the run; `result` in the kit by default.")] = None,
+    log: Log = None,
     threads: Threads = None,
     quiet: Quiet = False,
 ) -> None:
@@ -44,9 +55,10 @@ def serve(
 
     opened = Kit.open(kit, server=True)
     chosen, target = launch.deployment_config(read_toml(config), str(config), opened.sites), out or opened.path / "result"
-    with open_loggers(chosen.algorithm, quiet=quiet) as watch:
+    with open_loggers(chosen.algorithm, quiet=quiet, log=log, folder=target, config=chosen) as watch:
         result = launch.serve(opened, chosen, target, watch=watch)
-    print_result(result, target)
+        watch.finish(result)
+    print_result(result)
 
 
 def join(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,8 @@ import typer
 from atoll.errors import AtollError
 
 if TYPE_CHECKING:
-    from atoll.runs.loop import Watch
+    from atoll.runs.config import Config
+    from atoll.runs.loggers import RunLoggers
     from atoll.runs.result import Result
 
 MAX_THREADS = 256
@@ -33,7 +33,7 @@ Threads = Annotated[int | None, typer.Option(help="Threads of torch; all cores b
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress line.")]
 Log = Annotated[
     list[str] | None,
-    typer.Option("--log", metavar="NAME", help="Also log every round with csv, tensorboard or a logger of another package."),
+    typer.Option("--log", metavar="NAME", help="Also log every round: csv, tensorboard, wandb, mlflow, or another package's."),
 ]
 
 
@@ -88,21 +88,19 @@ def prepare_torch(threads: int | None) -> None:
 
 
 def open_loggers(
-    label: str, *, quiet: bool, log: Sequence[str] | None = None, folder: Path | None = None
-) -> AbstractContextManager[Watch]:
+    label: str, *, quiet: bool, log: Sequence[str] | None = None, folder: Path | None = None, config: Config | None = None
+) -> RunLoggers:
     """The progress line, unless `quiet`, and the loggers that `--log` named, as one."""
     from atoll.runs.loggers import open_loggers as opened
 
-    return opened([*([] if quiet else ["progress"]), *(log or [])], label, folder)
+    return opened([*([] if quiet else ["progress"]), *(log or [])], label, folder, config)
 
 
-def print_result(result: Result, folder: Path | None) -> None:
+def print_result(result: Result) -> None:
     """Print what a run came to, and where it was written."""
     from atoll.cli.console import out as console
     from atoll.cli.console import result_table
+    from atoll.runs.summary import title
 
-    config = result.config
-    console.print(f"{config.algorithm} on {config.dataset}: {result.parties} parties, {result.scenario}, seed {config.seed}")
+    console.print(title(result))
     console.print(result_table(result))
-    if folder is not None:
-        console.print(f"Written to {folder}")

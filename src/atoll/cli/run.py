@@ -57,9 +57,10 @@ def run(
     given = {"dataset": dataset, "partition": partition, "parties": parties, "seed": seed, "engine": engine}
     config = _config(what, {name: value for name, value in given.items() if value is not None}, values)
     names = [*(log or []), *(["tensorboard"] if tensorboard else [])]
-    with open_loggers(config.algorithm, quiet=quiet, log=names, folder=out) as watch:
+    with open_loggers(config.algorithm, quiet=quiet, log=names, folder=out, config=config) as watch:
         result = runner.run(config, out=out, watch=watch)
-    print_result(result, out)
+        watch.finish(result)
+    print_result(result)
 
 
 def _config(what: str, given: dict[str, Any], values: dict[str, Any]) -> Config:
@@ -93,8 +94,10 @@ def resume(
     """Continue a run from its last checkpoint, or with more rounds."""
     prepare_torch(threads)
     from atoll.runs import runner
+    from atoll.runs.folder import Folder
 
     ending = read_values(sets, rounds=rounds)
-    with open_loggers(str(folder), quiet=quiet, log=log, folder=folder) as watch:
+    with open_loggers(str(folder), quiet=quiet, log=log, folder=folder, config=Folder.open(folder)[1]) as watch:
         result = runner.resume(folder, algorithm=algorithm, model=model, watch=watch, ending=ending)
-    print_result(result, folder)
+        watch.finish(result)
+    print_result(result)

@@ -67,7 +67,9 @@ def launch(
             terminable(),
             local_federation(sites, Path(scratch), target / "sites", _warn, files) as federation,
         ):
-            return federation.run(config, target, parties, resume=resume, watch=watch)
+            result = federation.run(config, target, parties, resume=resume, watch=watch)
+            result.folder = None if out is None else target
+            return result
 
 
 def serve(kit: Kit, config: Config, target: Path, *, watch: Watch | None = None) -> Result:

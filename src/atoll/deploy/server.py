@@ -65,11 +65,14 @@ class CommandLoop:
 
     def __init__(self, carrier: NVFlareCarrier) -> None:
         self.carrier = carrier
+        self.stopping = threading.Event()  # whether the run is to end with its present round
 
-    @staticmethod
-    def _listen(pending: queue.Queue[dict[str, Any]]) -> None:
+    def _listen(self, pending: queue.Queue[dict[str, Any]]) -> None:
         for command in commands():
-            pending.put(command)
+            if "stop_run" in command:
+                self.stopping.set()
+            else:
+                pending.put(command)
 
     def run(self) -> None:
         """Execute commands until the parent closes standard input."""
@@ -86,7 +89,8 @@ class CommandLoop:
                     seconds = echo(self.carrier, command["echo"], int(command["bytes"]), int(command["times"]))
                     report(number=number, seconds=seconds)
                 else:
-                    ServerRun(self.carrier, command).execute()
+                    self.stopping.clear()
+                    ServerRun(self.carrier, command, self.stopping).execute()
                 report(number=number, done=True)
             except AtollError as error:
                 log.error("%s", error)
@@ -98,8 +102,8 @@ class CommandLoop:
 class ServerRun:
     """One run: wait for the sites, execute the rounds, and resume from the last checkpoint when a site was lost."""
 
-    def __init__(self, carrier: NVFlareCarrier, command: Mapping[str, Any]) -> None:
-        self.carrier = carrier
+    def __init__(self, carrier: NVFlareCarrier, command: Mapping[str, Any], stopping: threading.Event | None = None) -> None:
+        self.carrier, self.stopping = carrier, stopping or threading.Event()
         document = command["config"]  # from the parent process, which is its user's own
         self.config = config.from_dict(document, "The configuration", config.user_model(document))
         self.roster = {site: Parties(range(first, end)) for site, (first, end) in command["roster"].items()}
@@ -158,13 +162,17 @@ class ServerRun:
         self.resume = True
         return True
 
-    def _report_round(self, row: Mapping[str, Any], rounds: int) -> None:
-        """Report a round to the parent; log who was left out for an invalid reply (missing replies are logged already)."""
+    def _report_round(self, row: Mapping[str, Any], rounds: int) -> bool:
+        """Report a round to the parent; log who was left out for an invalid reply (missing replies are logged already).
+
+        False where the parent has asked to stop.
+        """
         for party, reason in row.get("missing", {}).items():
             site = next(site for site, parties in self.roster.items() if int(party) in parties)
             if not reason.startswith(f"{site} "):
                 log.warning("round %d: left out %s: %s", row["round"], site, reason)
         report(row=row, rounds=rounds)
+        return not self.stopping.is_set()
 
     def _engine(self, schema: Schema) -> RemoteEngine:
         run = self.config.run

@@ -74,8 +74,8 @@ class ServerProcess:
                 polled = time.monotonic()
             if "row" in report:
                 restarts = 0
-                if watch:
-                    watch(report["row"], report["rounds"])
+                if watch and watch(report["row"], report["rounds"]) is False:
+                    self.child.send({"stop_run": True, "number": self.number})
             elif "warn" in report:
                 self.warn(report["warn"])
             elif report.get("waiting"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from atoll.graphs.graph import Graph
 from atoll.models import user
 from atoll.runs import config, parallel, runner
 from atoll.runs.comparison import Comparison, Trial
+from atoll.runs.folder import Folder
 from atoll.runs.loggers import Logger, MakeLogger, RoundCallback, open_loggers
 from atoll.runs.result import Result
 
+OnRound = Callable[[Mapping[str, Any]], Any]
 Loggers = Sequence[str | MakeLogger | Logger | RoundCallback]
 
 
@@ -30,6 +32,7 @@ def run(
     out: str | Path | None = None,
     progress: bool = False,
     loggers: Loggers = (),
+    on_round: OnRound | None = None,
     **settings: Any,
 ) -> Result:
     """Run one algorithm. Whatever is left out is as in the algorithm's own paper.
@@ -46,8 +49,10 @@ def run(
             package's.
         out: A new folder for the configuration, history, checkpoints and result; without it nothing is written.
         progress: Whether to show a progress line.
-        loggers: What else to call with every round: names such as `"tensorboard"` or `"csv"`, loggers, or functions of
-            (row, rounds).
+        loggers: What else to call with every round: names such as `"tensorboard"`, `"wandb"` or `"csv"`, loggers, or functions
+            of (row, rounds).
+        on_round: A function that is called after every round with its row, a dict with the columns of `history`. If it returns
+            False, the run ends with this round; `resume` would continue it.
         **settings: Any setting of the algorithm, model, partition, split or run (`atoll algorithms NAME` lists them).
             `model` is a name (`atoll models` lists them), the path of a Python file with a `torch.nn.Module`, such a class, or
             a function that makes a module; a setting of the model itself is written `**{"model.heads": 4}`.
@@ -62,13 +67,19 @@ def run(
         (5, 3, 'horizontal')
         >>> sorted(result.bytes["by_verb"])
         ['fit']
+        >>> rows = []
+        >>> result = atoll.run("local", dataset="csbm", parties=2, rounds=9, nodes=200, on_round=lambda row: row["round"] < 3)
+        >>> result.rounds
+        3
     """
     name, graph = _dataset(dataset)
     chosen = config.resolve(
         algorithm, dataset=name, partition=partition, parties=parties, seed=seed, engine=engine, values=settings
     )
-    with open_loggers([*(["progress"] if progress else []), *loggers], algorithm, out) as watch:
-        return runner.run(chosen, graph, out=out, watch=watch)
+    with open_loggers(_called(progress, loggers, on_round), algorithm, out, chosen) as watch:
+        result = runner.run(chosen, graph, out=out, watch=watch)
+        watch.finish(result)
+    return result
 
 
 def resume(
@@ -82,6 +93,7 @@ def resume(
     model: Any = None,
     progress: bool = False,
     loggers: Loggers = (),
+    on_round: OnRound | None = None,
 ) -> Result:
     """Continue a run from its last checkpoint, exactly; a finished run returns its result again.
 
@@ -93,7 +105,7 @@ def resume(
         dataset: The dataset again, if it was given as an object, which a folder cannot hold.
         algorithm: The file of an algorithm of your own again: a folder alone never makes atoll run a file.
         model: The file, class or function of a model of your own again.
-        progress, loggers: As for `run`.
+        progress, loggers, on_round: As for `run`.
 
     Returns:
         As of a run that was never interrupted.
@@ -108,8 +120,10 @@ def resume(
         (True, 3)
     """
     ending = {"rounds": rounds, "patience": patience, "target_accuracy": target_accuracy}
-    with open_loggers([*(["progress"] if progress else []), *loggers], str(path), path) as watch:
-        return runner.resume(path, _dataset(dataset)[1], algorithm=algorithm, model=model, watch=watch, ending=ending)
+    with open_loggers(_called(progress, loggers, on_round), str(path), path, Folder.open(path)[1]) as watch:
+        result = runner.resume(path, _dataset(dataset)[1], algorithm=algorithm, model=model, watch=watch, ending=ending)
+        watch.finish(result)
+    return result
 
 
 def compare(
@@ -124,13 +138,14 @@ def compare(
     jobs: int = 1,
     out: str | Path | None = None,
     progress: bool = False,
+    loggers: Loggers = (),
     **settings: Any,
 ) -> Comparison:
     """Run several algorithms on the same data, split, seeds and budget.
 
     Parameters:
         algorithms: A list of names, or one text with commas.
-        dataset, partition, parties, progress: As for `run`.
+        dataset, partition, parties, progress, loggers: As for `run`; the loggers are called with every run.
         seeds: How many seeds (0, 1, 2, …), or the seeds themselves.
         models: Backbones to run each algorithm with, as for `run`; the paper's by default.
         sweep: Settings of the algorithms, each with several values: every combination is a row.
@@ -160,14 +175,16 @@ def compare(
     )
     if jobs != 1:
         objects = [model for model in comparison.models if user.is_user_model(model) and user.file_of(model) is None]
-        if graph is not None or objects:
-            raise AtollError("jobs needs datasets and models that other processes can read: give names or files, or jobs=1.")
+        if graph is not None or objects or loggers:
+            raise AtollError("jobs runs in other processes: give datasets and models by name or file and no loggers, or jobs=1.")
         parallel.run(comparison, Path(out) if out is not None else None, jobs)
         return comparison
 
     def one(trial: Trial, folder: Path | None) -> Result:
-        with open_loggers(["progress"] if progress else [], trial.label) as watch:
-            return trial.run(folder, graph, watch)
+        with open_loggers(_called(progress, loggers), trial.label, folder, trial.config) as watch:
+            result = trial.run(folder, graph, watch)
+            watch.finish(result)
+        return result
 
     comparison.run(one, Path(out) if out is not None else None)
     return comparison
@@ -183,6 +200,14 @@ def _dataset(dataset: Any) -> tuple[str | None, Graph | None]:
     if not any(hasattr(dataset, name) for name in ("x", "edge_index", "y")):
         raise AtollError(f"dataset is a {type(dataset).__name__}; give a name, a path, a torch_geometric Data or an atoll Graph.")
     return config.GIVEN, from_pyg(dataset)
+
+
+def _called(progress: bool, loggers: Loggers, on_round: OnRound | None = None) -> list[Any]:
+    """What is called with every round; `on_round`, which may end the run, last."""
+    if on_round is not None and not callable(on_round):
+        raise AtollError(f"on_round is {on_round!r} but must be a function of one argument, a round's row.")
+    last = [] if on_round is None else [lambda row, rounds: on_round(row)]
+    return [*(["progress"] if progress else []), *loggers, *last]
 
 
 def _listed(what: str, items: Any) -> list[Any]:

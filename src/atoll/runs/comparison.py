@@ -25,6 +25,7 @@ from atoll.runs.metrics import in_order, mean_std
 from atoll.runs.paired import Difference, compare_rows
 from atoll.runs.result import Result
 from atoll.runs.setting_names import PREFIXED
+from atoll.runs.summary import comparison_text
 from atoll.runs.terms import Terms, check_same_data, shared_names
 from atoll.settings import known, renamed
 
@@ -50,7 +51,7 @@ class Trial:
         return runner.run(self.config, graph, out=folder, watch=watch)
 
 
-@dataclass
+@dataclass(repr=False)
 class Comparison:
     """Several algorithms, models and seeds on the same terms; `atoll.compare` makes and runs one.
 
@@ -77,6 +78,11 @@ class Comparison:
         >>> comparison = atoll.compare("local,fedavg", dataset="csbm", parties=2, rounds=2, nodes=200, seeds=2)
         >>> sorted(comparison.results), len(comparison.results["fedavg"])
         (['fedavg', 'local'], 2)
+        >>> comparison
+        Comparison(local, fedavg on csbm; 2 seeds)
+        >>> print(comparison)  # doctest: +ELLIPSIS
+        csbm, louvain, mean ± std over 2 seeds (%)
+        ...
     """
 
     algorithms: Sequence[str]
@@ -90,6 +96,13 @@ class Comparison:
     against: str | None = None
     results: dict[str, list[Result]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        names, data = ", ".join(map(str, self.algorithms)), f" on {self.dataset}" if self.dataset else ""
+        return f"Comparison({names}{data}; {len(self.seeds)} seeds{'' if self.results else ', not run'})"
+
+    def __str__(self) -> str:
+        return comparison_text(self) if self.results else repr(self)
 
     def trials(self) -> list[Trial]:
         """All runs, the seeds of a row together; everything is checked before the first one starts."""

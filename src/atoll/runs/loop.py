@@ -21,7 +21,7 @@ from atoll.runs.progress import Progress, Selection
 from atoll.runs.result import Result
 from atoll.runs.run_settings import RunSettings
 
-Watch = Callable[[dict[str, Any], int], None]  # called with each round's history row and the number of rounds
+Watch = Callable[[dict[str, Any], int], bool | None]  # called with each round's row and the number of rounds; False stops
 MIN_SECONDS_BETWEEN_CHECKPOINTS = 5.0
 MIN_GAP_IN_WRITES = 20.0  # minimum gap between checkpoints, in multiples of the last write's duration
 
@@ -29,16 +29,16 @@ MIN_GAP_IN_WRITES = 20.0  # minimum gap between checkpoints, in multiples of the
 def rounds(
     experiment: Experiment, folder: Folder | None = None, watch: Watch | None = None, saved: dict[str, Any] | None = None
 ) -> Result:
-    """Run an experiment from its first round, or from the checkpoint `saved`, to its last; with `folder`, write it there."""
+    """Run an experiment from its first round, or from the checkpoint `saved`, to its last; with `folder`, write it there.
+
+    It ends early where `watch` returns False; a later resume continues from that round.
+    """
     algorithm, federation, config = experiment.algorithm, experiment.federation, experiment.config
     run, selection = config.run, Selection.of(config.run)
     rows = folder.rows() if folder else []
     changes: list[str] = []
     earlier_warnings = list((saved or {}).get("warnings", []))
-    if config.dp.active:
-        require_accountant()
-        if folder:
-            experiment.releases.keep(folder.path / RELEASES_FILE)
+    _account(experiment, folder)
     if saved is None:
         progress, best = Progress(), BestRound()
         federation.begin(0)
@@ -72,14 +72,17 @@ def rounds(
         rows.append(row)
         if folder:
             folder.append(row)
-            now = time.perf_counter()
-            if schedule.due(progress.round, now) or progress.finished(run.rounds, run.patience, run.target_accuracy, selection):
-                held = checkpoint.capture(experiment, progress, state, best)
-                folder.save(held | {"warnings": _warnings(earlier_warnings, folder, experiment)})
-                schedule.written(now, time.perf_counter())
-        if watch:
-            watch(row, run.rounds)
+            last = progress.finished(run.rounds, run.patience, run.target_accuracy, selection)
+            if last or schedule.due(progress.round):
+                schedule.save(folder, experiment, progress, state, best, earlier_warnings)
+        stopped, waited = _call(watch, row, run.rounds)
+        started += waited
+        if stopped:
+            if folder and schedule.saved != progress.round:
+                schedule.save(folder, experiment, progress, state, best, earlier_warnings)
+            break
     result = _result(experiment, progress, rows, state)
+    result.folder = folder.path if folder else None
     threshold = detail.threshold_of(experiment, progress)
     result.detail = detail.of_best(experiment, best, next((row for row in rows if row["round"] == best.round), {}), threshold)
     unchosen = detail.missing_threshold(experiment, threshold)
@@ -109,6 +112,21 @@ def _trained(
     return ModelFiles(about, best.state, best.memory)
 
 
+def _call(watch: Watch | None, row: dict[str, Any], rounds: int) -> tuple[bool, float]:
+    """Whether `watch` wants the run to stop, and the seconds it took, which are not the run's."""
+    before = time.perf_counter()
+    stopped = watch is not None and watch(row, rounds) is False
+    return stopped, time.perf_counter() - before
+
+
+def _account(experiment: Experiment, folder: Folder | None) -> None:
+    """With noise, count what is released; with `folder`, in a file."""
+    if experiment.config.dp.active:
+        require_accountant()
+        if folder:
+            experiment.releases.keep(folder.path / RELEASES_FILE)
+
+
 class _Schedule:
     """When checkpoints are due: every `checkpoint_every` rounds or, with 0, by the clock, so that writing them costs little.
 
@@ -119,14 +137,28 @@ class _Schedule:
         self.every = run.checkpoint_every
         self.before_last = run.rounds - 1 if run.rounds % run.evaluate_every else 0
         self.next = time.perf_counter() + MIN_SECONDS_BETWEEN_CHECKPOINTS
+        self.saved = 0  # the round of the last checkpoint
 
-    def due(self, number: int, now: float) -> bool:
+    def due(self, number: int) -> bool:
         """Whether a checkpoint is due after this round."""
-        return number == self.before_last or (number % self.every == 0 if self.every else now > self.next)
+        by_clock = time.perf_counter() > self.next
+        return number == self.before_last or (number % self.every == 0 if self.every else by_clock)
 
-    def written(self, start: float, end: float) -> None:
-        """Set the next date after a checkpoint was written."""
-        self.next = end + max(MIN_SECONDS_BETWEEN_CHECKPOINTS, MIN_GAP_IN_WRITES * (end - start))
+    def save(
+        self,
+        folder: Folder,
+        experiment: Experiment,
+        progress: Progress,
+        state: dict[str, Any],
+        best: BestRound,
+        earlier_warnings: list[str],
+    ) -> None:
+        """Write a checkpoint, and set the date of the next."""
+        start = time.perf_counter()
+        held = checkpoint.capture(experiment, progress, state, best)
+        folder.save(held | {"warnings": _warnings(earlier_warnings, folder, experiment)})
+        end = time.perf_counter()
+        self.saved, self.next = progress.round, end + max(MIN_SECONDS_BETWEEN_CHECKPOINTS, MIN_GAP_IN_WRITES * (end - start))
 
 
 def _evaluate(experiment: Experiment, state: dict[str, Any]) -> dict[str, Any]:

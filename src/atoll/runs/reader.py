@@ -63,6 +63,7 @@ def read(path: str | Path, config: Config | None = None, *, history: bool = True
         partial=bool(written.get("partial", False)),
         last_partial=bool(written.get("last_partial", False)),
         warnings=list(map(str, written.get("warnings") or ())),
+        folder=folder.path,
     )
 
 
@@ -96,6 +97,7 @@ def _unfinished(folder: Folder, config: Config, *, state: bool) -> Result:
         last_partial=progress.last_partial,
         warnings=list(map(str, saved.get("warnings") or ())),
         finished=False,
+        folder=folder.path,
     )
 
 

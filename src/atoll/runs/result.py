@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atoll.runs import summary
 from atoll.runs.config import Config
 from atoll.runs.model_files import ModelFiles
 from atoll.runs.unchanged import file_digests
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """The result of a run, as `run`, `resume` and `read` return it.
 
@@ -29,7 +31,8 @@ class Result:
         detail: Of the best round's test nodes: metrics overall, by class and by party, confusion matrix, calibration, threshold.
         bytes: Payload of training by direction (`up`, `down`) and verb, and of evaluation apart.
         seconds: `total` and `per_round`; with a network model also `simulated`.
-        rows: The history, one dict per round; `history` is the same as a pandas table.
+        rows: The history, one dict per round, as history.jsonl has it.
+        history: The same as a pandas table with clear names: `test_accuracy`, `bytes_up`, `bytes_up_total` and so on.
         state: The server's state after the last round.
         memory: The parties' memory, as far as this process holds them.
         names: The parties' names, in party order; empty where they only have numbers.
@@ -37,6 +40,7 @@ class Result:
         partial: Whether `metrics` leave out a missing party; `last_partial` says it of `last`.
         warnings: What went wrong with files and was repaired.
         finished: False where it was read from the folder of a run that is still going.
+        folder: Where it is written; None where it is not.
         trained: The best round's model as `model/` holds it; None where it was read from a folder, which has it.
 
     Examples:
@@ -44,8 +48,11 @@ class Result:
         >>> result = atoll.run("fedavg", dataset="csbm", parties=2, rounds=3, nodes=200)
         >>> len(result.rows), sorted(result.seconds)
         (3, ['per_round', 'total'])
-        >>> list(result.history.columns)[:2]
-        ['round', 'val_loss']
+        >>> list(result.history.columns)[:4]
+        ['round', 'train_loss', 'val_loss', 'val_accuracy']
+        >>> print(result)  # doctest: +ELLIPSIS
+        fedavg on csbm: 2 parties, horizontal, seed 0
+        test accuracy ...
         >>> sorted(result.to_dict())[:4]
         ['algorithm', 'atoll', 'best_round', 'bytes']
     """
@@ -59,24 +66,31 @@ class Result:
     last: dict[str, Any]  # those of the last round
     bytes: dict[str, Any]
     seconds: dict[str, float]
-    rows: list[dict[str, Any]] = field(repr=False)
-    state: dict[str, Any] = field(repr=False)  # the server's state after the last round
-    memory: dict[str, Any] = field(repr=False)  # what the parties keep, as far as this process holds them
-    detail: dict[str, Any] = field(default_factory=dict, repr=False)  # of the best round: `Evaluation.to_dict`
+    rows: list[dict[str, Any]]
+    state: dict[str, Any]  # the server's state after the last round
+    memory: dict[str, Any]  # what the parties keep, as far as this process holds them
+    detail: dict[str, Any] = field(default_factory=dict)  # of the best round: `Evaluation.to_dict`
     names: tuple[str, ...] = ()  # what the parties are called, in party order; empty where they have only numbers
     missing: dict[str, int] = field(default_factory=dict)  # party → rounds in which it was missing
     partial: bool = False  # whether `metrics` leave out a party that was missing
     last_partial: bool = False  # whether `last` does
     warnings: list[str] = field(default_factory=list)  # what went wrong with files and was repaired
     finished: bool = True  # False where it was read from the folder of a run that is still going
-    trained: ModelFiles | None = field(default=None, repr=False)  # the best round's model, where this process has it
+    folder: Path | None = None  # where it is written
+    trained: ModelFiles | None = None  # the best round's model, where this process has it
+
+    def __repr__(self) -> str:
+        return summary.short(self)
+
+    def __str__(self) -> str:
+        return summary.text(self)
 
     @property
     def history(self) -> pd.DataFrame:
-        """The history as a pandas table, one row per round."""
-        import pandas as pd
+        """The history as a pandas table, one row per round; docs/runs.md says what each column is."""
+        from atoll.runs.history import HistoryTable
 
-        return pd.DataFrame(self.rows)
+        return HistoryTable.of(self.rows)
 
     def to_dict(self) -> dict[str, Any]:
         """What result.json holds."""

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from atoll.errors import AtollError
+from atoll.runs.loggers.logger import numbers
 
 
 class TensorBoard:
@@ -36,6 +37,6 @@ class TensorBoard:
         """Write a round; the first one makes the folder."""
         if self.writer is None:
             self.writer = self.make(str(self.folder))
-        for name, value in row.items():
-            if isinstance(value, (int, float)) and name not in ("round", "partial"):
+        for name, value in numbers(row).items():
+            if name != "round":
                 self.writer.add_scalar(name, value, row["round"])

@@ -1,0 +1,154 @@
+"""Results in a few lines of plain text, as `print(result)` and the command line show them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from atoll.errors import shown
+from atoll.runs import absence
+from atoll.runs.columns import column_of
+from atoll.runs.metrics import in_order, mean_text, metric_format
+
+if TYPE_CHECKING:
+    from atoll.runs.comparison import Comparison
+    from atoll.runs.result import Result
+
+WIDTH = 80
+MAX_METRICS, MAX_WARNINGS = 9, 2  # lines of each; result.json has all
+HIDDEN = ("local_loss", "local_minority_accuracy", "local_macro_f1")
+MAX_LABEL = 24
+Fact = tuple[str, str, str]  # a label, a value, and a note
+
+
+def title(result: Result) -> str:
+    """What was run, in one line."""
+    config = result.config
+    parties = f"{result.parties} part{'y' if result.parties == 1 else 'ies'}"
+    scenario = f", {result.scenario}" if result.scenario else ""
+    return shown(f"{config.algorithm} on {config.dataset}: {parties}{scenario}, seed {config.seed}")
+
+
+def short(result: Result) -> str:
+    """A result in less than a line: `Result(fedavg on csbm, 3 parties, round 3 of 5: accuracy 0.9194)`."""
+    config, first = result.config, _metrics(result)[:1]
+    score = "".join(f": {name} {result.metrics[name]:.4g}" for name in first)
+    done = "" if result.finished else " so far"
+    return shown(
+        f"Result({config.algorithm} on {config.dataset}, {result.parties} parties, "
+        f"best round {result.best_round} of {result.rounds}{done}{score})"
+    )
+
+
+def facts(result: Result) -> list[Fact]:
+    """The lines of a summary: metrics at the best and at the last round, rounds, bytes, seconds, and what went wrong."""
+    lines = [_metric(result, name) for name in _metrics(result)[:MAX_METRICS]]
+    if decided := result.detail.get("threshold"):
+        lines.append(("threshold", f"{decided['value']:.4g}", f"of {decided['class']}, by {decided['by']}"))
+    run = result.config.run
+    early = "" if result.rounds >= run.rounds else ", stopped early" if result.finished else " so far"
+    note = f"by validation {run.select_by}" if result.metrics else "no round was evaluated"
+    lines.append(("best round", f"{result.best_round} of {result.rounds}{early}", note))
+    if (epsilon := result.last.get("epsilon")) is not None:
+        lines.append(("privacy", f"ε = {epsilon:.4g}", f"at δ = {result.config.dp.delta:g}"))
+    if result.missing:
+        often = absence.summary(result.missing, result.rounds, result.names)
+        lines.append(("missing", often, absence.verdict(result.missing, result.partial, run.allow_partial_best)))
+    traffic = result.bytes
+    messages = f"{traffic['messages']} messages" if "messages" in traffic else ""
+    lines.append(("bytes", f"{traffic['up'] / 1e6:.2f} MB up, {traffic['down'] / 1e6:.2f} MB down", messages))
+    lines.append(("seconds", f"{result.seconds['total']:.1f}", f"{1e3 * result.seconds['per_round']:.1f} ms per round"))
+    if "simulated" in result.seconds:
+        lines.append(("simulated seconds", f"{result.seconds['simulated']:.1f}", "of messages"))
+    lines += [("warning", text, "") for text in result.warnings[:MAX_WARNINGS]]
+    if len(result.warnings) > MAX_WARNINGS:
+        lines.append(("", f"{len(result.warnings) - MAX_WARNINGS} more warnings", ""))
+    if result.folder is not None:
+        lines.append(("written to", str(result.folder), ""))
+    return [(label, shown(value), note) for label, value, note in lines]
+
+
+def text(result: Result) -> str:
+    """The summary as plain text of at most 80 columns, where names are not longer."""
+    lines = facts(result)
+    label = max(len(line[0]) for line in lines) + 2
+    value = max((len(line[1]) for line in lines if line[2] and len(line[1]) <= 30), default=0) + 2
+    written = [title(result)]
+    for name, content, note in lines:
+        whole = f"{content:<{value}}{note}" if len(content) < value else f"{content}  {note}"
+        written += textwrap.wrap(
+            whole.rstrip(),
+            WIDTH,
+            initial_indent=f"{name:<{label}}",
+            subsequent_indent=" " * label,
+            drop_whitespace=True,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return "\n".join(written)
+
+
+def _metrics(result: Result) -> list[str]:
+    """The metrics to be shown, test ones first."""
+    scalars = [name for name, value in result.metrics.items() if isinstance(value, float) and name not in (*HIDDEN, "epsilon")]
+    return sorted(in_order(scalars), key=lambda name: name.startswith("val_") + 2 * name.startswith("train_"))
+
+
+def _metric(result: Result, name: str) -> Fact:
+    form, last = metric_format(name), result.last.get(name)
+    words = f"test {form.words}" if column_of(name) != name else form.words
+
+    def number(value: float) -> str:
+        return f"{100 * value:.2f} %" if form.percent else f"{value:.4g}"
+
+    without = " (a party missing)" if result.last_partial else ""
+    note = f"last round {number(last)}{without}" if last is not None else ""
+    return words[:MAX_LABEL], number(result.metrics[name]), note
+
+
+def comparison_title(comparison: Comparison) -> str:
+    """What was compared."""
+    config = next(iter(comparison.results.values()))[0].config
+    count = len(comparison.seeds)
+    return shown(
+        f"{config.dataset}, {config.partition}, mean ± standard deviation over {count} seed{'s' if count > 1 else ''} (%)"
+    )
+
+
+def comparison_cells(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """The head and the rows of a comparison's table."""
+    second = "local" if any("local_accuracy" in row for row in rows) else "minority"
+    score = "accuracy" if any("accuracy" in row for row in rows) else _score(rows)
+    cells = [["", score.replace("_", " "), second, "MB up", "MB down", "seconds"]]
+    for row in rows:
+        scores = [_percent(row, name) for name in (score, f"{second}_accuracy")]
+        cells.append([row["row"], *scores, f"{row['mb_up']:.2f}", f"{row['mb_down']:.2f}", f"{row['seconds']:.1f}"])
+    return cells
+
+
+def _score(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The most important metric of a task without accuracy."""
+    known = {"row", "seeds", "mb_up", "mb_down", "seconds"}
+    names = in_order(name for row in rows for name in row if name not in known and not name.endswith("_std"))
+    return next(iter(names), "accuracy")
+
+
+def _percent(row: Mapping[str, Any], name: str) -> str:
+    if name not in row:
+        return "–"
+    scale = 100 if metric_format(name).percent else 1
+    return mean_text(scale * row[name], scale * row[f"{name}_std"], 2)
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """A comparison as a plain table."""
+    cells = [[shown(cell) for cell in row] for row in comparison_cells(comparison.summary())]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        ).rstrip()
+        for row in cells
+    ]
+    return "\n".join([comparison_title(comparison), "", *lines])
