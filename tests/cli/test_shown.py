@@ -80,6 +80,8 @@ def test_results_and_comparisons_print_text() -> None:
     traffic, seconds = {"up": 1, "down": 1, "messages": 1}, {"total": 1.0, "per_round": 1.0}
     result = Result(small("local"), "horizontal", 1, 1, 1, {}, {}, traffic, seconds, [], {}, {}, warnings=[NASTY])
     assert_text(printed(console.result_table(result)))
+    assert_text(str(result))
+    assert_text(repr(replace(result, config=replace(result.config, dataset=NASTY))))
     row = {"row": NASTY, "mb_up": 1.0, "mb_down": 1.0, "seconds": 1.0}
     assert_text(printed(console.comparison_table([row], NASTY)))
 
@@ -88,10 +90,10 @@ def test_progress_is_text(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With and without a terminal."""
     monkeypatch.setattr(console, "PLAIN_EVERY", -1.0)
     with console.ProgressLine(NASTY) as progress:
-        progress({"round": 1, "up": 1, "down": 1}, 2)
+        progress({"round": 1, "bytes_up_total": 1, "bytes_down_total": 1}, 2)
     assert_text(capsys.readouterr().err)
     live = console.ProgressLine(NASTY)
-    live({"round": 1, "up": 1, "down": 1}, 2)
+    live({"round": 1, "bytes_up_total": 1, "bytes_down_total": 1}, 2)
     assert_text(printed(live.bar.get_renderable()))
 
 

@@ -16,8 +16,8 @@ import pytest
 import atoll
 from atoll.errors import AtollError
 from atoll.runs import runner
-from atoll.runs.loggers import LOGGERS
-from atoll.runs.loggers.csv import CsvLogger
+from atoll.runs.columns import Columns
+from atoll.runs.loggers import LOGGERS, open_loggers
 from small import small
 
 TINY: dict[str, Any] = {"dataset": "csbm", "nodes": 80, "partition": "random", "parties": 2, "rounds": 3}
@@ -59,10 +59,10 @@ def test_a_logger_of_ones_own(how: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_function_is_a_logger() -> None:
-    """Called with each row of the history, in order."""
+    """Called with each row of the history, in order, under the names of the table's columns."""
     rows: list[Any] = []
     result = atoll.run("local", **TINY, loggers=[lambda row, rounds: rows.append(row)])
-    assert rows == result.rows
+    assert rows == result.history.to_dict("records")
 
 
 def test_a_logger_is_closed_where_the_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,11 +77,58 @@ def test_a_logger_is_closed_where_the_run_fails(monkeypatch: pytest.MonkeyPatch)
     assert Toy.made[0].closed
 
 
+def test_a_logger_is_told_of_the_beginning_and_the_end() -> None:
+    """Where it has `configure` and `finish`: with what config.toml and result.json hold, before and after all rounds."""
+    told: list[Any] = []
+
+    class Told(Toy):
+        """Keeps what it is told."""
+
+        def configure(self, config: Mapping[str, Any]) -> None:
+            """Keep it."""
+            told.append(config)
+
+        def finish(self, result: Mapping[str, Any]) -> None:
+            """Keep it."""
+            told.append((len(self.rounds), result))
+
+    result = atoll.run("local", **TINY, seed=5, loggers=[Told])
+    assert told == [result.config.to_dict(), (3, result.to_dict())]
+    assert told[0]["seed"] == 5
+
+
+def test_a_logger_that_cannot_open_closes_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing stays open, and nothing runs."""
+    monkeypatch.setattr(Toy, "made", [])
+
+    class Refusing(Toy):
+        def __enter__(self) -> Toy:
+            raise AtollError("no account")
+
+    with pytest.raises(AtollError, match="no account"):
+        atoll.run("local", **TINY, loggers=[Toy, Refusing])
+    assert (Toy.made[0].closed, Toy.made[0].rounds) == (True, [])
+
+
+def test_totals_go_on_after_a_resume_and_when_rounds_are_done_again(tmp_path: Path) -> None:
+    """A sum over all rounds so far is that of the whole run, wherever the logger joined."""
+    whole = atoll.run("fedavg", **TINY, out=tmp_path / "run")
+    expected = whole.history["bytes_up_total"].tolist()
+    assert expected[2] == 3 * expected[0] > 0
+    seen: list[Any] = []
+    with open_loggers([lambda row, rounds: seen.append(row["bytes_up_total"])], "", tmp_path / "run") as logger:
+        for row in [*whole.rows[1:], *whole.rows[1:]]:
+            logger(row, 3)
+    assert seen == 2 * expected[1:]
+    atoll.resume(tmp_path / "run", rounds=4, loggers=[lambda row, rounds: seen.append(row["bytes_up_total"])])
+    assert seen[-1] == 4 * expected[0]
+
+
 def test_mistakes_get_one_sentence() -> None:
     """An unknown name is answered with what there is, before anything runs."""
     with pytest.raises(AtollError, match="There is no logger 'tensorbord'; did you mean 'tensorboard'"):
         atoll.run("local", **TINY, loggers=["tensorbord"])
-    with pytest.raises(AtollError, match=r"loggers holds 3; give a name \(csv, progress, tensorboard\), a logger or a function"):
+    with pytest.raises(AtollError, match=r"loggers holds 3; give a name \(csv, mlflow, progress, tensorboard, wandb\), a logger"):
         atoll.run("local", **TINY, loggers=[3])  # type: ignore[list-item]
     with pytest.raises(AtollError, match="The logger csv writes into the run's folder; give --out as well"):
         atoll.run("local", **TINY, loggers=["csv"])
@@ -98,8 +145,9 @@ def test_the_csv_is_the_history(tmp_path: Path) -> None:
     result = runner_with_csv(tmp_path / "run", rounds=4, evaluate_every=2)
     rows = read_csv(tmp_path / "run" / "history.csv")
     assert [row["round"] for row in rows] == [1, 2, 3, 4]
-    assert rows[0]["accuracy"] is None
-    for row, told in zip(rows, result.rows, strict=True):
+    assert rows[0]["test_accuracy"] is None
+    columns = Columns()
+    for row, told in zip(rows, map(columns, result.rows), strict=True):
         numbers = {name: value for name, value in told.items() if isinstance(value, (int, float))}
         assert {name: value for name, value in row.items() if value is not None} == numbers
 
@@ -108,17 +156,18 @@ def test_a_resumed_run_continues_its_csv(tmp_path: Path) -> None:
     """Rounds that are run again after a crash replace their lines."""
     folder = tmp_path / "run"
     whole = runner_with_csv(folder, rounds=3)
-    with CsvLogger("", folder) as logger:
+    with open_loggers(["csv"], "", folder) as logger:
         for row in whole.rows[1:]:
             logger({**row, "accuracy": 0.5}, 3)
     rows = read_csv(folder / "history.csv")
-    assert [(row["round"], row["accuracy"]) for row in rows] == [(1, whole.rows[0]["accuracy"]), (2, 0.5), (3, 0.5)]
+    assert [(row["round"], row["test_accuracy"]) for row in rows] == [(1, whole.rows[0]["accuracy"]), (2, 0.5), (3, 0.5)]
+    assert [row["bytes_up_total"] for row in rows] == whole.history["bytes_up_total"].tolist()
 
 
 def runner_with_csv(folder: Path, **values: Any) -> atoll.Result:
     """A run whose rounds go to history.csv as well."""
-    with CsvLogger("local", folder) as logger:
-        return runner.run(small("local", **values), out=folder, watch=logger)
+    with open_loggers(["csv"], "fedavg", folder) as logger:
+        return runner.run(small("fedavg", **values), out=folder, watch=logger)
 
 
 PACKAGE = '''

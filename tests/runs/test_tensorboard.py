@@ -33,9 +33,10 @@ def test_events_are_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     rows = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
-    found = [(event.step, event.value) for event in events.Scalars("accuracy")]
+    found = [(event.step, event.value) for event in events.Scalars("test_accuracy")]
     assert found == [(row["round"], pytest.approx(row["accuracy"])) for row in rows]
-    assert {"val_loss", "up", "down", "seconds"} <= set(events.Tags()["scalars"])
+    assert {"train_loss", "val_loss", "bytes_up", "bytes_down_total", "seconds_total"} <= set(events.Tags()["scalars"])
+    assert [event.value for event in events.Scalars("bytes_up_total")] == [0.0, 0.0]  # local sends nothing
 
 
 def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,9 @@ class Board:
 
     def __init__(self, comparison: Comparison, *, quiet: bool) -> None:
         self.seeds = len(list(comparison.seeds))
-        self.rows: dict[str, dict[int, tuple[dict[str, Any], int]]] = {}  # by row and seed: the last round seen, and of how many
+        self.rows: dict[
+            str, dict[int, tuple[Mapping[str, Any], int]]
+        ] = {}  # by row and seed: the last round seen, and of how many
         self.reported = time.perf_counter()
         self.live = (
             Live(self._table(), console=err, transient=True, refresh_per_second=4) if err.is_terminal and not quiet else None
@@ -40,7 +42,7 @@ class Board:
         if self.live:
             self.live.stop()
 
-    def watch(self, trial: Trial, row: dict[str, Any], rounds: int) -> None:
+    def watch(self, trial: Trial, row: Mapping[str, Any], rounds: int) -> None:
         """Note a round of a trial."""
         self.rows.setdefault(trial.row, {})[trial.config.seed] = (row, rounds)
         if self.live:
@@ -49,7 +51,7 @@ class Board:
             self.reported = time.perf_counter()
             print(shown(f"{trial.label}: round {row['round']}/{rounds}"), file=sys.stderr, flush=True)
 
-    def watcher(self, trial: Trial) -> Callable[[dict[str, Any], int], None]:
+    def watcher(self, trial: Trial) -> Callable[[Mapping[str, Any], int], None]:
         """`watch` for one trial."""
         return lambda row, rounds: self.watch(trial, row, rounds)
 

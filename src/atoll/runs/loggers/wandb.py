@@ -56,7 +56,7 @@ class WandbLogger:
         """Log a round; the first one starts the run."""
         if self.run is None:
             self.run = self._start()
-        self.run.log(numbers(row), step=row["round"])
+        self.run.log(numbers(row), step=row["round"] if self.owned else None, commit=True)  # another run has steps of its own
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write the best round's metrics to the run's summary."""
