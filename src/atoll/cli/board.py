@@ -26,7 +26,7 @@ class Board:
         self.seeds = len(list(comparison.seeds))
         self.rows: dict[
             str, dict[int, tuple[Mapping[str, Any], int]]
-        ] = {}  # by row and seed: the last round seen, and of how many
+        ] = {}  # by row and seed: the last round, of how many
         self.reported = time.perf_counter()
         self.live = (
             Live(self._table(), console=err, transient=True, refresh_per_second=4) if err.is_terminal and not quiet else None
