@@ -15,7 +15,7 @@ from atoll.data.catalog import DataSettings
 from atoll.data.datasets import encoded_alone, read_dataset
 from atoll.data.encoding import Encoding
 from atoll.data.partition import SCENARIO_OF, PartitionSettings, partition, scenario_of
-from atoll.data.party_graphs import parts_of, pooled, read_folders, scenario_of_parties
+from atoll.data.party_graphs import parts_of, pooled, read_folders, scenario_of_parties, with_tables
 from atoll.data.registry import lookup
 from atoll.data.splits import SplitSettings, replaces_split, split
 from atoll.errors import AtollError, AtollWarning
@@ -122,7 +122,7 @@ def _own_parties(config: DataConfig, graph: Graph | None, scenarios: Sequence[st
 
     if graph is not None or not isinstance(config.data, DataSettings):
         raise AtollError(f"--partition files takes a folder with one folder per party, but the dataset is {config.dataset!r}.")
-    parties = read_folders(Path(config.dataset), directed=config.data.directed)
+    parties = read_folders(Path(config.dataset), directed=config.data.directed, encode=config.data.encode)
     scenario = scenario_of_parties(parties, config.algorithm, scenarios, config.partition_settings.scenario)
     if config.parties not in (None, len(parties)):
         raise AtollError(f"{config.dataset} holds {len(parties)} parties, not {config.parties}; leave --parties out.")
@@ -136,6 +136,7 @@ def _own_parties(config: DataConfig, graph: Graph | None, scenarios: Sequence[st
         parts = split(row_normalize(parts) if normalize else parts, config.split, config.seed)
         whole = source = vertical_files.joined(parts)
     else:
+        parties = with_tables(parties, directed=config.data.directed)
         parts = parts_of(parties, scenario, config.split, config.seed, normalize=normalize)
         source = pooled(parts)
         whole = union(parts, source, merged=True)

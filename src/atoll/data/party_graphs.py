@@ -26,6 +26,7 @@ from atoll.data.builder import Ints, row_normalize
 from atoll.data.splits import SplitSettings, replaces_split, split
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.graph import Graph, stack
+from atoll.graphs.table import common_columns
 
 SCENARIOS = ("horizontal", "overlapping", "vertical")  # in which a party's own graph can be one party
 OWN_ROLES = "parties that share nodes must agree on their roles"
@@ -49,14 +50,14 @@ class PartyGraph:
         return self.node_ids in (tuple(map(str, range(rows))), tuple(map(str, range(1, rows + 1))))
 
 
-def read_folders(folder: Path, *, directed: bool = False) -> list[PartyGraph]:
-    """The graphs of the folders in a folder."""
-    return [read_party(path, path.name, directed=directed) for path in party_folders(folder)]
+def read_folders(folder: Path, *, directed: bool = False, encode: str = "auto") -> list[PartyGraph]:
+    """The graphs of the folders in a folder; `encode`: which columns of tables are encoded (see `files.read`)."""
+    return [read_party(path, path.name, directed=directed, encode=encode) for path in party_folders(folder)]
 
 
-def read_party(path: Path, name: str = "", *, directed: bool = False) -> PartyGraph:
+def read_party(path: Path, name: str = "", *, directed: bool = False, encode: str = "auto") -> PartyGraph:
     """The graph in a folder or .npz, and how its nodes are named."""
-    graph = files.read(path, directed=directed)
+    graph = files.read(path, directed=directed, encode=encode)
     archive = path / "graph.npz" if path.is_dir() else path
     if archive.is_file():
         with np.load(archive) as arrays:
@@ -65,9 +66,10 @@ def read_party(path: Path, name: str = "", *, directed: bool = False) -> PartyGr
         if ids is not None and len(set(ids)) < len(ids):
             raise AtollError(f"`ids` in {archive} names a node twice; make ids unique.")
         return PartyGraph(name, str(path), graph, numbered, ids, deployable=True)
-    from atoll.data.table_files import read_table  # pandas takes a while to import
+    from atoll.data.columns import read_features  # pandas takes a while to import
+    from atoll.data.tables import read_nodes
 
-    nodes = read_table(path, "nodes", ("id",))
+    nodes = read_nodes(path, None if encode == "never" else read_features(path))
     numbered = "index" in nodes.frame.columns
     if numbered and len(torch.unique(graph.ids)) < graph.num_nodes:
         raise AtollError(f"The column `index` of `nodes` in {path} has a number twice; number each node once.")
@@ -127,8 +129,12 @@ def scenario_of_parties(parties: Sequence[PartyGraph], algorithm: str, scenarios
 
 
 def _columns_differ(parties: Sequence[PartyGraph]) -> bool:
-    names = {frozenset(party.graph.feature_names or ()) for party in parties}
+    names = {frozenset(_column_names(party.graph)) for party in parties}
     return len(names - {frozenset()}) > 1 or len({party.graph.num_features for party in parties}) > 1
+
+
+def _column_names(graph: Graph) -> Sequence[str]:
+    return graph.table.column_names if graph.table is not None else graph.feature_names or ()
 
 
 def _ambiguous(parties: Sequence[PartyGraph], same: tuple[str, int, int], shared: str) -> str:
@@ -162,12 +168,7 @@ def parts_of(
 ) -> Graph:
     """The parties' graphs, block-diagonal, each prepared as a site prepares its own; horizontal or overlapping."""
     where = [party.where for party in parties]
-    for party in parties:
-        if party.graph.table is not None:  # sites do not fit an encoding either
-            raise AtollError(
-                f"{party.where} has columns that need an encoding (categories, dates, missing values or a features.toml), which "
-                "is not fitted across folders yet; give numbers without missing values."
-            )
+    require_common_table(parties)
     graphs = align([party.graph for party in parties], where, extend_classes=not all(party.deployable for party in parties))
     numbers = _numbers(parties, scenario)
     graphs = [replace(graph, ids=torch.from_numpy(ids)) for graph, ids in zip(graphs, numbers, strict=True)]
@@ -176,6 +177,32 @@ def parts_of(
     if scenario == "overlapping":
         return _with_common_roles(parties, stack(graphs), settings, seed)
     return stack([split(graph, settings, seed, [number]) for number, graph in enumerate(graphs)])
+
+
+def with_tables(parties: Sequence[PartyGraph], *, directed: bool = False) -> list[PartyGraph]:
+    """The parties with a table each if one of them has one: plain numbers of a folder are then columns like the others."""
+    if not any(party.graph.table is not None for party in parties):
+        return list(parties)
+    return [
+        read_party(Path(party.where), party.name, directed=directed, encode="always")
+        if party.deployable and party.graph.table is None
+        else party
+        for party in parties
+    ]
+
+
+def require_common_table(parties: Sequence[PartyGraph]) -> None:
+    """Refuse tables with different columns, and a table beside a graph that has none."""
+    tables = [party.graph.table for party in parties]
+    having = [table for table in tables if table is not None]
+    if having and len(having) < len(tables):
+        encoded, plain = (parties[[(table is None) == none for table in tables].index(True)].where for none in (False, True))
+        raise AtollError(
+            f"{encoded} has columns that are encoded together with the other parties' columns, but {plain} has only numbers "
+            "without a table (an .npz); give tables at all parties."
+        )
+    if having:
+        common_columns([table.columns for table in having], [p.where for p in parties], [table.ignored for table in having])
 
 
 def _numbers(parties: Sequence[PartyGraph], scenario: str) -> list[Ints]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -94,44 +94,64 @@ def stack_tables(tables: Sequence[Table], owners: Sequence[str] = ()) -> Table:
     return Table(columns, stacked, tuple(names), tables[0].ignored)
 
 
+class ColumnMismatch(AtollError):
+    """Two owners' tables do not have the same columns; `owners` are the two, `column` the name of the one that differs."""
+
+    def __init__(self, sentence: str, owners: tuple[str, str], column: str) -> None:
+        super().__init__(f"{sentence[0].upper()}{sentence[1:]}")
+        self.owners = owners
+        self.column = column
+
+
 def common_columns(
-    columns: Sequence[Sequence[Column]], owners: Sequence[str], ignored: Sequence[Sequence[str]] = ()
+    columns: Sequence[Sequence[Column]],
+    owners: Sequence[str],
+    ignored: Sequence[Sequence[str]] = (),
+    label: Callable[[str], str] = "column `{}`".format,
 ) -> tuple[Column, ...]:
-    """The columns of several tables if they are the same; one that is empty somewhere is what it is elsewhere."""
+    """The columns of several tables if they are the same; one that is empty somewhere is what it is elsewhere.
+
+    `label`: what an error calls a column of this name.
+    """
     reference = {column.name: column for column in columns[0]}
     left_out = [set(names) for names in ignored] or [set[str]() for _ in columns]
     holder = dict.fromkeys(reference, owners[0])
     for owner, others, unused in zip(owners[1:], columns[1:], left_out[1:], strict=True):
         for column in others:
-            known = reference.get(column.name)
+            known, called = reference.get(column.name), label(column.name)
             if known is None:
-                raise _differs(owners[0], owner, column, column.name in left_out[0])
+                raise _differs(owners[0], owner, column, column.name in left_out[0], called)
+            there = holder[column.name]
             if known.kind == "empty":
                 reference[column.name], holder[column.name] = column, owner
             elif column.kind not in ("empty", known.kind):
-                raise AtollError(
-                    f"Column `{column.name}` is a {known.kind} at {holder[column.name]} and a {column.kind} at {owner}; "
-                    "say in a features.toml, the same for all, what it is."
+                raise ColumnMismatch(
+                    f"{called} is a {known.kind} at {there} and a {column.kind} at {owner}; {SAME_KINDS}",
+                    (there, owner),
+                    column.name,
                 )
             elif column.kind != "empty" and column != known:
-                raise AtollError(
-                    f"Column `{column.name}` is encoded in another way at {owner} than at {holder[column.name]}; "
-                    "give all parties the same features.toml."
+                raise ColumnMismatch(
+                    f"{called} is encoded in another way at {owner} than at {there}; give all parties the same features.toml.",
+                    (there, owner),
+                    column.name,
                 )
         present = {column.name for column in others}
         for name, known in reference.items():
             if name not in present:
-                raise _differs(owner, owners[0], known, name in unused)
+                raise _differs(owner, owners[0], known, name in unused, label(name))
     return tuple(reference.values())
 
 
-def _differs(lacking: str, having: str, column: Column, ignored: bool) -> AtollError:
+SAME_KINDS = "say in a features.toml, the same for all, what it is."
+
+
+def _differs(lacking: str, having: str, column: Column, ignored: bool, called: str) -> ColumnMismatch:
     if ignored:
-        return AtollError(
-            f"Column `{column.name}` is a {column.kind} at {having} and ignored at {lacking}; "
-            "say in a features.toml, the same for all, what it is."
+        sentence = f"{called} is a {column.kind} at {having} and ignored at {lacking}; {SAME_KINDS}"
+    else:
+        sentence = (
+            f"{lacking} has no {called}, which {having} has; "
+            'add it (it may be empty), or leave it out everywhere: kind = "ignore" in features.toml.'
         )
-    return AtollError(
-        f"{lacking[0].upper()}{lacking[1:]} has no column `{column.name}`, which {having} has; "
-        'add it (it may be empty), or leave it out everywhere: kind = "ignore" in features.toml.'
-    )
+    return ColumnMismatch(sentence, (lacking, having), column.name)
