@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from atoll import algorithms, wire
-from atoll.data.encoding_fit import PartyCounts
+from atoll.data.encoding_counts import PartyCounts
 from atoll.errors import AtollError
 from atoll.federation import cohort
 from atoll.graphs.table import Column, Table
@@ -228,6 +228,7 @@ def test_the_verbs_that_encode_tables_are_on_the_page() -> None:
     counts = PartyCounts(table, np.zeros(3, np.int64), 1)
     ranges = {"low": torch.zeros(1).double(), "high": torch.ones(1).double()}
     whole = {"columns": torch.zeros(1, dtype=torch.int64), "buckets": torch.zeros(1, dtype=torch.int64)}
+    whole["codes"] = whole["prefixes"] = whole["buckets"]
     for verb, each in lines.items():
         assert TableCohort.verbs()[verb] == "private"
         assert each.channel == each.secure == "total"

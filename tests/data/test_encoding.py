@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from messy import patients, write
 
 from atoll.data import load
-from atoll.data.encoding import Encoding
-from atoll.data.encoding_fit import MIN_CELLS, PartyCounts, fit, fit_locally, named
+from atoll.data.encoding import Encoding, codes_of
+from atoll.data.encoding_counts import PartyCounts
+from atoll.data.encoding_fit import MIN_CELLS, fit, fit_locally, named
 from atoll.data.files import read
 from atoll.errors import AtollError
 from atoll.graphs.table import Column, Table, stack_tables
@@ -99,6 +100,27 @@ def test_a_rare_value_is_not_clipped_away() -> None:
     values[:5] = 1
     x = fit_locally(table_of(values)).apply(table_of(values))
     assert x[0, 0] > 5 * abs(x[-1, 0])
+
+
+@pytest.mark.parametrize("names", [12, 300, 3000])
+def test_the_key_of_the_digests_does_not_matter(names: int) -> None:
+    """Many values are equally frequent, also where the last one is kept, and rare ones fill buckets: same columns, same order."""
+    rng = np.random.default_rng(names)
+    codes = np.concatenate([np.repeat(np.arange(names), 10), rng.integers(0, names // 3, names)]).astype(np.float64)
+    table = Table((Column("c", "category", min_count=10),), codes[:, None], (tuple(f"n{name}" for name in range(names)),))
+    counts = {name: int((codes == name).sum()) for name in range(names)}
+    twin = sorted(counts, key=lambda name: (-counts[name], codes_of("c", (f"n{name}",))[0]))[:64]
+    found = []
+    for key in (b"", b"secret", b"key of a kit"):
+        parties = PartyCounts(table, rng.integers(0, 3, len(codes)), 3, key)
+        fitted = fit(
+            table.columns,
+            lambda verb, parties=parties, **given: {n: v.sum(0) for n, v in getattr(parties, verb)(**given).items()},
+        )
+        assert not key or not set(fitted.encoding.columns[0].buckets) & set(codes_of("c", table.names[0]).tolist())
+        found.append(named(fitted, table, key))
+    assert found[0] == found[1] == found[2]
+    assert found[0].columns[0].labels == tuple(f"n{name}" for name in twin)
 
 
 def test_a_million_categories_become_other() -> None:

@@ -22,7 +22,9 @@ from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.graphs.table import Column, Floats, Table
 
-BUCKETS, SUB_BUCKETS = 4096, 256  # of category names: a name's bucket, and the part of the bucket it is in
+BUCKETS, PARTS = 4096, 256  # of category names: a name's bucket, the part of the bucket it is in, and the part of that part
+PREFIXES = BUCKETS * PARTS
+CODES = PREFIXES * PARTS
 DENSE_SHARE = 0.25  # an encoding whose rows have a smaller share of non-zeros is kept sparse
 
 
@@ -36,7 +38,7 @@ class EncodedColumn:
     high: float = 0.0
     mean: float = 0.0
     std: float = 1.0
-    buckets: tuple[int, ...] = ()  # category: bucket · SUB_BUCKETS + part, of each kept value; empty where values are given
+    buckets: tuple[int, ...] = ()  # category: the code of each kept value (`codes_of`); empty where values are given
     labels: tuple[str, ...] = ()  # category: what the kept values are called here; "" where no name is known
     other: bool = False  # category: whether it has a column for other values
 
@@ -52,7 +54,7 @@ class EncodedColumn:
         kept = tuple(f"{name}={label or f'#{place}'}" for place, label in enumerate(self.labels))
         return (*kept, *((f"{name}=other",) if self.other else ()), *missing)
 
-    def apply(self, values: Floats, names: tuple[str, ...], key: bytes) -> NDArray[np.float32]:
+    def apply(self, values: Floats, names: tuple[str, ...]) -> NDArray[np.float32]:
         """(N, len(self.names)) the encoded values."""
         result = np.zeros((len(values), len(self.names)), np.float32)
         absent = np.isnan(values)
@@ -61,7 +63,7 @@ class EncodedColumn:
         if self.missing:
             result[absent, -1] = 1
         if self.column.kind == "category":
-            place = self._places(names, key)[values[~absent].astype(np.int64)] if names else np.empty(0, np.int64)
+            place = self._places(names)[values[~absent].astype(np.int64)] if names else np.empty(0, np.int64)
             rows = np.flatnonzero(~absent)
             kept = place >= 0
             result[rows[kept], place[kept]] = 1
@@ -74,13 +76,13 @@ class EncodedColumn:
             result[~absent, 0] = (clipped - self.mean) / self.std
         return result
 
-    def _places(self, names: tuple[str, ...], key: bytes) -> NDArray[np.int64]:
+    def _places(self, names: tuple[str, ...]) -> NDArray[np.int64]:
         """The index among the kept values of each name; −1 for another one."""
         if self.column.values:
             listed = {value: place for place, value in enumerate(self.column.values)}
             return np.array([listed.get(name, -1) for name in names], np.int64)
         known = {bucket: place for place, bucket in enumerate(self.buckets)}
-        return np.array([known.get(int(code), -1) for code in codes_of(self.column.name, names, key)], np.int64)
+        return np.array([known.get(int(code), -1) for code in codes_of(self.column.name, names)], np.int64)
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,8 @@ class Encoding:
         """Whether features are kept as CSR: a property of the encoding, so the same at every party."""
         return len(self.columns) < DENSE_SHARE * len(self.names)
 
-    def apply(self, table: Table, key: bytes = b"") -> NDArray[np.float32]:
-        """(N, d) the features of a table with the same columns, in any order; `key` is that of the category names' digests."""
+    def apply(self, table: Table) -> NDArray[np.float32]:
+        """(N, d) the features of a table with the same columns, in any order."""
         places = {name: place for place, name in enumerate(table.column_names)}
         pieces = []
         for each in self.columns:
@@ -124,14 +126,14 @@ class Encoding:
                     f"Column `{each.column.name}` is a {found} here, but the model was trained with a {each.column.kind}; "
                     "correct it, or say in features.toml what it is."
                 )
-            pieces.append(each.apply(table.values[:, place], table.names[place], key))
+            pieces.append(each.apply(table.values[:, place], table.names[place]))
         return np.concatenate(pieces, 1) if pieces else np.empty((len(table), 0), np.float32)
 
-    def encode(self, graph: Graph, key: bytes = b"", *, normalize: bool = False) -> Graph:
+    def encode(self, graph: Graph, *, normalize: bool = False) -> Graph:
         """The graph with features in place of its table."""
         if graph.table is None:
             return graph
-        x = self.apply(graph.table, key)
+        x = self.apply(graph.table)
         features = compact(_sparse(x)) if self.sparse else torch.from_numpy(x)
         if self.sparse and isinstance(features, torch.Tensor):
             features = _sparse(x)
@@ -153,11 +155,11 @@ class Encoding:
             raise AtollError(f"The stored encoding of the columns cannot be read ({error}); train the model again.") from error
 
 
-def codes_of(column: str, names: tuple[str, ...], key: bytes) -> NDArray[np.int64]:
-    """(n,) bucket · SUB_BUCKETS + part of each category name: a keyed digest, so that nobody without the key can try names."""
+def codes_of(column: str, names: tuple[str, ...], key: bytes = b"") -> NDArray[np.int64]:
+    """(n,) a digest of each category name: bucket, part and part of that as one number. Without the key names cannot be tried."""
     person = hashlib.blake2b(column.encode(), digest_size=16).digest()
     digests = [hashlib.blake2b(name.encode(), digest_size=8, key=key, person=person).digest() for name in names]
-    return np.array([int.from_bytes(each, "little") % (BUCKETS * SUB_BUCKETS) for each in digests], np.int64)
+    return np.array([int.from_bytes(each, "little") % CODES for each in digests], np.int64)
 
 
 def _sparse(x: NDArray[np.float32]) -> Any:

@@ -1,4 +1,4 @@
-"""Fitting an encoding from sums over the parties: what each party counts, and what follows from the totals.
+"""Fitting an encoding from sums over the parties: what follows from the totals of what they count (`encoding_counts`).
 
 Everything that is summed is a whole number (counts, and values in fixed point within an agreed range), so the fit does not
 depend on how rows are distributed over parties, and secure totals give the same bits. No value leaves a party.
@@ -7,8 +7,10 @@ Quantiles: counts by sign and power of 16 first, then in `CELLS` equal cells of 
 narrowed until a cell is at most 1 / `MIN_CELLS` of the distance between them. Each bound is moved outwards to the edge of its
 cell, so it differs from the pooled quantile by at most that.
 
-Categories: counts of names in `BUCKETS` buckets by keyed digest, then in `SUB_BUCKETS` parts of the buckets that are frequent.
-Two kept names share a column with probability 1 / (BUCKETS · SUB_BUCKETS), about one in a million per pair.
+Categories: counts of names in `BUCKETS` buckets by keyed digest, then in parts of the buckets that are frequent, then in parts of
+these. Two names share a column with probability 1 / `CODES`, about one in 300 million per pair. The key must not matter: it
+decides neither which values are kept nor their order, for which each kept value's digest without a key (its open code) is
+summed, sealed under the key. So the fit of sites that share a key is that of one process, where the key is empty.
 """
 
 from __future__ import annotations
@@ -19,161 +21,54 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.data.encoding import BUCKETS, SUB_BUCKETS, EncodedColumn, Encoding, codes_of
-from atoll.graphs.table import Column, Floats, Table
+from atoll.data.encoding import CODES, PARTS, EncodedColumn, Encoding, codes_of
+from atoll.data.encoding_counts import (
+    CELLS,
+    FIXED_POINT,
+    POWERS,
+    Ints,
+    PartyCounts,
+    exponent_edges,
+    hashed,
+    numeric,
+    opened,
+)
+from atoll.graphs.table import Column, Table
 
-Ints = NDArray[np.int64]
 Total = Callable[..., Mapping[str, Tensor]]  # (verb, **arguments) → the sums over all parties
-SMALLEST, LARGEST = -16, 254  # powers of 16; smaller absolute values count as 0
-POWERS = LARGEST - SMALLEST + 1
-EXPONENT_CELLS = 2 * POWERS + 1
-CELLS, MIN_CELLS, MAX_LEVELS = 512, 256, 5
-FIXED_POINT = 2.0**32
+MIN_CELLS, MAX_LEVELS = 256, 5
 MIN_DEVIATION = 1e-7  # of the range; a smaller one is that of a constant
-
-
-# What a party counts.
+MAX_CALLS = {
+    "count_columns": 1,
+    "count_exponents": 1,
+    "histogram": MAX_LEVELS,
+    "sum_columns": 1,
+    "count_categories": 1,
+    "refine_categories": 2,
+    "split_categories": 1,
+    "seal_categories": 1,
+}  # of each verb, in one fit
 
 
 @dataclass(frozen=True)
-class PartyCounts:
-    """The counts of some parties' rows; every reply has a party axis. `key`: of the digests of category names."""
+class FittedEncoding:
+    """What the totals say: an encoding whose categories are keyed codes, and per column what `named` orders them by."""
 
-    table: Table
-    party: Ints  # (N,) whose row it is, from 0
-    parties: int
-    key: bytes = b""
-
-    def count_columns(self) -> dict[str, Tensor]:
-        """Rows, and per column the values that are present and those that are not among the given categories."""
-        present = ~np.isnan(self.table.values)
-        unlisted = np.zeros_like(present)
-        for place, column in enumerate(self.table.columns):
-            if column.values:
-                listed = np.isin(np.array([*self.table.names[place], ""], object), column.values)
-                rows = present[:, place]
-                unlisted[rows, place] = ~listed[self.table.values[rows, place].astype(np.int64)]
-        rows = np.bincount(self.party, minlength=self.parties).astype(np.int64)
-        return {"rows": torch.from_numpy(rows), "present": self._sums(present), "unlisted": self._sums(unlisted)}
-
-    def count_exponents(self) -> dict[str, Tensor]:
-        """(P, columns, cells) values of each number by sign and power of 16."""
-        return {"counts": self._cells(numeric(self.table.columns), lambda _, values: exponent_cell(values), EXPONENT_CELLS)}
-
-    def histogram(self, low: Tensor, high: Tensor) -> dict[str, Tensor]:
-        """(P, columns, cells) values of each number in equal cells from low to high; those outside are in the first and last."""
-
-        def cell(index: int, values: Floats) -> Ints:
-            return uniform_cell(values, float(low[index]), float(high[index]))
-
-        return {"counts": self._cells(numeric(self.table.columns), cell, CELLS + 2)}
-
-    def sum_columns(self, low: Tensor, high: Tensor) -> dict[str, Tensor]:
-        """(P, columns, 2) sums of t and t², t = (value − low) / (high − low) clipped to [0, 1], in units of 2⁻³²."""
-        places = numeric(self.table.columns)
-        sums = np.zeros((self.parties, len(places), 2), np.int64)
-        for index, place in enumerate(places):
-            rows, values = self._present(place)
-            t = unit_interval(values, float(low[index]), float(high[index]))
-            for power in (1, 2):
-                np.add.at(sums[:, index, power - 1], rows, np.round(t**power * FIXED_POINT).astype(np.int64))
-        return {"sums": torch.from_numpy(sums)}
-
-    def count_categories(self) -> dict[str, Tensor]:
-        """(P, columns, buckets) rows by bucket of the category's name."""
-        places = hashed(self.table.columns)
-        codes = {place: self._codes(place) // SUB_BUCKETS for place in places}
-        return {"counts": self._cells(places, lambda index, values: codes[places[index]][values.astype(np.int64)], BUCKETS)}
-
-    def refine_categories(self, columns: Tensor, buckets: Tensor) -> dict[str, Tensor]:
-        """(P, M, parts) rows by part of each of M buckets; `columns` are indices among those that `count_categories` counts."""
-        places, counts = hashed(self.table.columns), np.zeros((self.parties, len(columns), SUB_BUCKETS), np.int64)
-        for row, (index, bucket) in enumerate(zip(columns.tolist(), buckets.tolist(), strict=True)):
-            codes = self._codes(places[index])
-            rows, values = self._present(places[index])
-            code = codes[values.astype(np.int64)] if len(values) else np.empty(0, np.int64)
-            inside = code // SUB_BUCKETS == bucket
-            np.add.at(counts, (rows[inside], row, code[inside] % SUB_BUCKETS), 1)
-        return {"counts": torch.from_numpy(counts)}
-
-    def _codes(self, place: int) -> Ints:
-        return codes_of(self.table.columns[place].name, self.table.names[place], self.key)
-
-    def _present(self, place: int) -> tuple[Ints, Floats]:
-        values = self.table.values[:, place]
-        rows = np.flatnonzero(~np.isnan(values))
-        return self.party[rows], values[rows]
-
-    def _sums(self, marks: NDArray[np.bool_]) -> Tensor:
-        sums = np.zeros((self.parties, marks.shape[1]), np.int64)
-        for place in range(marks.shape[1]):
-            sums[:, place] = np.bincount(self.party[marks[:, place]], minlength=self.parties)
-        return torch.from_numpy(sums)
-
-    def _cells(self, places: Sequence[int], cell: Callable[[int, Floats], Ints], cells: int) -> Tensor:
-        counts = np.zeros((self.parties, len(places), cells), np.int64)
-        for index, place in enumerate(places):
-            rows, values = self._present(place)
-            if len(values):
-                flat = np.bincount(rows * cells + cell(index, values), minlength=self.parties * cells)
-                counts[:, index] = flat.reshape(self.parties, cells)
-        return torch.from_numpy(counts)
+    encoding: Encoding
+    sealed: tuple[tuple[int, ...], ...]  # per kept value: how many are more frequent · CODES + its sealed open code
 
 
-def numeric(columns: Sequence[Column]) -> list[int]:
-    """Columns whose range or mean has to be fitted."""
-    return [place for place, column in enumerate(columns) if column.numeric and (column.low is None or column.mean is None)]
+def fit(columns: Sequence[Column], total: Total, max_buckets: int = 1 << 20) -> FittedEncoding:
+    """The encoding, from sums over the parties; `total` calls a verb of `PartyCounts` at all of them.
 
-
-def hashed(columns: Sequence[Column]) -> list[int]:
-    """Categories whose values are not given."""
-    return [place for place, column in enumerate(columns) if column.kind == "category" and not column.values]
-
-
-def exponent_cell(values: Floats) -> Ints:
-    """The cell of each number by sign and power of 16: large negative ones first, 0 in the middle."""
-    power = (np.frexp(values)[1].astype(np.int64) - 1) // 4
-    size = np.where((values == 0) | (power < SMALLEST), 0, np.minimum(power, LARGEST) - SMALLEST + 1)
-    return POWERS + np.where(values < 0, -size, size)
-
-
-def exponent_edges(cell: int) -> tuple[float, float]:
-    """The range of a cell."""
-    size = abs(cell - POWERS)
-    if size == 0:
-        return 0.0, 0.0
-    near, far = 16.0 ** (SMALLEST + size - 1), 16.0 ** (SMALLEST + size)
-    return (near, far) if cell > POWERS else (-far, -near)
-
-
-def uniform_cell(values: Floats, low: float, high: float) -> Ints:
-    """0 below low, 1 to CELLS within, CELLS + 1 above high."""
-    inner = 1 + np.clip(np.floor((values - low) / (high - low) * CELLS), 0, CELLS - 1)
-    return np.where(values < low, 0, np.where(values > high, CELLS + 1, inner)).astype(np.int64)
-
-
-def unit_interval(values: Floats, low: float, high: float) -> Floats:
-    """Values clipped to [low, high], as shares of the way from low to high."""
-    return (np.clip(values, low, high) - low) / (high - low) if high > low else np.zeros_like(values)
-
-
-# What follows from the totals.
-
-
-def needs_fit(columns: Sequence[Column]) -> bool:
-    """Whether anything beyond which columns have missing or other values must be learned from the data."""
-    return bool(numeric(columns) or hashed(columns))
-
-
-def fit(columns: Sequence[Column], total: Total) -> Encoding:
-    """The encoding, from sums over the parties; `total` calls a verb of `PartyCounts` at all of them."""
+    `max_buckets`: the most that rare names can have refined beyond the fullest ones, in all columns.
+    """
     columns = tuple(columns)
     counted = total("count_columns")
     rows, present, unlisted = (counted[name].numpy() for name in ("rows", "present", "unlisted"))
-    ranges, moments, kept = fit_numbers(columns, present, total), {}, fit_categories(columns, total)
+    ranges, moments, kept = fit_numbers(columns, present, total), {}, fit_categories(columns, total, max_buckets)
     if ranges:
         low, high = (torch.tensor([ranges[place][end] for place in ranges], dtype=torch.float64) for end in (0, 1))
         sums = total("sum_columns", low=low, high=high)["sums"].numpy()
@@ -192,10 +87,11 @@ def fit(columns: Sequence[Column], total: Total) -> Encoding:
         elif column.values:
             each = replace(each, labels=column.values, other=bool(unlisted[place] > 0))
         elif column.kind == "category":
-            buckets, covered = kept[place]
-            each = replace(each, buckets=buckets, labels=("",) * len(buckets), other=bool(covered < present[place]))
+            buckets, few = kept[place].codes, kept[place].rows < present[place]
+            each = replace(each, buckets=buckets, labels=("",) * len(buckets), other=bool(few))
         encoded.append(each)
-    return Encoding(tuple(encoded))
+    sealed = tuple(kept[place].sealed if place in kept else () for place in range(len(columns)))
+    return FittedEncoding(Encoding(tuple(encoded)), sealed)
 
 
 def _unscaled(column: Column, low: float) -> float:
@@ -264,58 +160,111 @@ def moments_of(sums: Ints, count: int, low: float, high: float) -> tuple[float, 
     return low + first * (high - low), deviation if deviation > MIN_DEVIATION * (high - low) else 1.0
 
 
-def fit_categories(columns: Sequence[Column], total: Total) -> dict[int, tuple[tuple[int, ...], int]]:
-    """Per column the kept values, the most frequent first, and how many rows have one of them."""
+def fit_categories(columns: Sequence[Column], total: Total, max_buckets: int) -> dict[int, KeptValues]:
+    """Per column the kept values, the most frequent first, whatever the key of the digests."""
     places = hashed(columns)
     if not places:
         return {}
+
+    def parts(verb: str, cells: str, wanted: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+        """(column, code, rows) of the parts of some cells that have enough rows."""
+        pairs = torch.tensor(wanted, dtype=torch.int64).view(-1, 2)
+        counted = total(verb, columns=pairs[:, 0], **{cells: pairs[:, 1]})["counts"].numpy()
+        least = np.array([columns[places[index]].min_count for index, _ in wanted])
+        found = np.argwhere(counted >= least[:, None]).tolist()
+        return [(wanted[row][0], wanted[row][1] * PARTS + part, int(counted[row, part])) for row, part in found]
+
     counts = total("count_categories")["counts"].numpy()
-    wanted: list[tuple[int, int]] = []
-    for index, place in enumerate(places):
-        order = np.argsort(-counts[index], kind="stable")[: columns[place].max_categories]
-        wanted += [(index, int(bucket)) for bucket in order if counts[index, bucket] >= columns[place].min_count]
-    found: dict[int, list[tuple[int, int]]] = {place: [] for place in places}
-    if wanted:
-        pairs = torch.tensor(wanted, dtype=torch.int64)
-        parts = total("refine_categories", columns=pairs[:, 0], buckets=pairs[:, 1])["counts"].numpy()
-        for (index, bucket), row in zip(wanted, parts, strict=True):
-            place = places[index]
-            for part in np.flatnonzero(row >= columns[place].min_count).tolist():
-                found[place].append((int(row[part]), bucket * SUB_BUCKETS + part))
-    result = {}
-    for place, kept in found.items():
-        kept = sorted(kept, key=lambda one: (-one[0], one[1]))[: columns[place].max_categories]
-        result[place] = (tuple(code for _, code in kept), sum(count for count, _ in kept))
-    return result
+    prefixes: dict[int, dict[int, int]] = {index: {} for index in range(len(places))}  # prefix → rows
+    refined: set[tuple[int, int]] = set()
+    for promising in (_fullest, _as_full):
+        buckets = [(i, bucket) for i, place in enumerate(places) for bucket in promising(columns[place], counts[i], prefixes[i])]
+        wanted = [one for one in buckets if one not in refined]
+        wanted = sorted(wanted, key=lambda one: -counts[one])[:max_buckets] if refined else wanted
+        for index, prefix, rows in parts("refine_categories", "buckets", wanted) if wanted else []:
+            prefixes[index][prefix] = rows
+        refined.update(wanted)
+    codes: dict[int, dict[int, int]] = {index: {} for index in prefixes}
+    wanted = [
+        (i, prefix) for i, place in enumerate(places) for prefix in _most_frequent(prefixes[i], _candidates(columns[place]))
+    ]
+    for index, code, rows in parts("split_categories", "prefixes", wanted) if wanted else []:
+        codes[index][code] = rows
+    kept = [(i, code) for i, place in enumerate(places) for code in _most_frequent(codes[i], columns[place].max_categories)]
+    pairs = torch.tensor(kept, dtype=torch.int64).view(-1, 2)
+    sealed = total("seal_categories", columns=pairs[:, 0], codes=pairs[:, 1])["sealed"].tolist() if kept else []
+    opens = {one: value // codes[one[0]][one[1]] for one, value in zip(kept, sealed, strict=True)}
+    return {place: _kept(columns[place], codes[i], {c: opens[i, c] for j, c in kept if j == i}) for i, place in enumerate(places)}
+
+
+def _fullest(column: Column, counts: Ints, found: Mapping[int, int]) -> list[int]:
+    """The buckets with the most rows, as many as there are values to keep."""
+    order = np.argsort(-counts, kind="stable")[: column.max_categories]
+    return [int(bucket) for bucket in order if counts[bucket] >= column.min_count]
+
+
+def _as_full(column: Column, counts: Ints, found: Mapping[int, int]) -> list[int]:
+    """The buckets that hold as many rows as the last of the candidates; rare names together may have filled fuller ones."""
+    frequent = sorted(found.values(), reverse=True)[: _candidates(column)]
+    least = frequent[-1] if len(frequent) == _candidates(column) else column.min_count
+    return [int(bucket) for bucket in np.flatnonzero(counts >= least)]
+
+
+def _candidates(column: Column) -> int:
+    """So many prefixes are split: more than there are values to keep, as two names that share one look like a frequent one."""
+    return 2 * column.max_categories
+
+
+def _most_frequent(found: Mapping[int, int], most: int) -> list[int]:
+    """The most frequent codes, with all that are as frequent as the last of them: `named` cuts to `max_categories`."""
+    counts = sorted(found.values(), reverse=True)
+    least = counts[most - 1] if len(counts) > most else 0
+    return sorted((code for code, count in found.items() if count >= least), key=lambda code: (-found[code], code))
+
+
+def _kept(column: Column, found: Mapping[int, int], sealed: Mapping[int, int]) -> KeptValues:
+    ranks = {code: sum(other > found[code] for other in found.values()) for code in sealed}
+    rows = sum(sorted(found.values(), reverse=True)[: column.max_categories])
+    return KeptValues(tuple(sealed), rows, tuple(ranks[code] * CODES + sealed[code] for code in sealed))
+
+
+@dataclass(frozen=True)
+class KeptValues:
+    """The values of a category that are kept, as keyed codes, and how many rows have one of them."""
+
+    codes: tuple[int, ...]
+    rows: int
+    sealed: tuple[int, ...]  # see `FittedEncoding`
 
 
 def _wider(low: float, high: float) -> tuple[float, float]:
     return (low, high) if high > low else (low, low + 1.0)
 
 
-def named(encoding: Encoding, table: Table, key: bytes = b"") -> Encoding:
-    """The encoding with the names of the kept categories that occur in a table."""
+def named(fitted: FittedEncoding, table: Table, key: bytes = b"") -> Encoding:
+    """The encoding with open codes in the common order, and with the names of the kept categories that occur in a table."""
     columns = []
-    for each in encoding.columns:
-        if each.buckets and each.column.name in table.column_names:
-            names = table.names[table.column_names.index(each.column.name)]
+    for each, sealed in zip(fitted.encoding.columns, fitted.sealed, strict=True):
+        if each.buckets:
+            name, most = each.column.name, each.column.max_categories
+            codes = [opened(name, code, value % CODES, key) for code, value in zip(each.buckets, sealed, strict=True)]
+            order = sorted(range(len(codes)), key=lambda place: (sealed[place] // CODES, codes[place]))[:most]
+            names = table.names[table.column_names.index(name)]
             known: dict[int, list[str]] = {}
-            for name, code in zip(names, codes_of(each.column.name, names, key).tolist(), strict=True):
-                known.setdefault(code, []).append(name)
-            labels = tuple(
-                "|".join(sorted(known.get(code, []))) or label for code, label in zip(each.buckets, each.labels, strict=True)
-            )
-            each = replace(each, labels=labels)
+            for value, code in zip(names, codes_of(name, names).tolist(), strict=True):
+                known.setdefault(code, []).append(value)
+            buckets = tuple(codes[place] for place in order)
+            each = replace(each, buckets=buckets, labels=tuple("|".join(sorted(known.get(code, []))) for code in buckets))
         columns.append(each)
     return Encoding(tuple(columns))
 
 
-def fit_locally(table: Table, key: bytes = b"") -> Encoding:
+def fit_locally(table: Table) -> Encoding:
     """The encoding of one table by itself, as for a single party."""
-    counts = PartyCounts(table, np.zeros(len(table), np.int64), 1, key)
+    counts = PartyCounts(table, np.zeros(len(table), np.int64), 1)
 
     def total(verb: str, **arguments: Any) -> dict[str, Tensor]:
         replies: dict[str, Tensor] = getattr(counts, verb)(**arguments)
         return {name: value.sum(0) for name, value in replies.items()}
 
-    return named(fit(table.columns, total), table, key)
+    return named(fit(table.columns, total), table)

@@ -12,19 +12,21 @@ from typing import Any
 
 from torch import Tensor
 
-from atoll.data.encoding import BUCKETS, SUB_BUCKETS, Encoding
-from atoll.data.encoding_fit import CELLS, EXPONENT_CELLS, FIXED_POINT, PartyCounts, fit, hashed, named, numeric
+from atoll.data.encoding import BUCKETS, CODES, PARTS, PREFIXES, Encoding
+from atoll.data.encoding_counts import CELLS, EXPONENT_CELLS, FIXED_POINT, PartyCounts, hashed, numeric
+from atoll.data.encoding_fit import FittedEncoding, fit, named
 from atoll.data.federated import FederatedData
 from atoll.engines import ENGINES
 from atoll.errors import AtollError
 from atoll.federation.bounds import Limits, Rules
 from atoll.federation.cohort import Cohort, Fields, Schema
-from atoll.federation.declarations import real, whole
-from atoll.federation.federation import Federation
+from atoll.federation.declarations import Case, Forms, real, whole
+from atoll.federation.federation import Engine, Federation
 from atoll.federation.ledger import Ledger
 from atoll.federation.messages import verb
+from atoll.graphs.graph import Graph
 from atoll.graphs.table import Column
-from atoll.privacy.identities import simulated_identities
+from atoll.privacy.identities import Identities, simulated_identities
 from atoll.privacy.masking import min_total_parties
 from atoll.privacy.secrets import Secrets
 from atoll.runs.config import Config
@@ -93,10 +95,35 @@ class TableCohort(Cohort):
         """Rows by bucket of the category's name."""
         return self._counts.count_categories()
 
-    @verb(gives=lambda case: {"counts": whole(case.length("columns"), SUB_BUCKETS, high="max_weight")})
+    @verb(
+        takes=lambda case: _pairs(case, "buckets", BUCKETS),
+        gives=lambda case: {"counts": whole(case.length("columns"), PARTS, high="max_weight")},
+    )
     def refine_categories(self, columns: Tensor, buckets: Tensor) -> Fields:
         """Rows by part of some buckets."""
         return self._counts.refine_categories(columns, buckets)
+
+    @verb(
+        takes=lambda case: _pairs(case, "prefixes", PREFIXES),
+        gives=lambda case: {"counts": whole(case.length("columns"), PARTS, high="max_weight")},
+    )
+    def split_categories(self, columns: Tensor, prefixes: Tensor) -> Fields:
+        """Rows by part of some parts of buckets."""
+        return self._counts.split_categories(columns, prefixes)
+
+    @verb(
+        takes=lambda case: _pairs(case, "codes", CODES),
+        gives=lambda case: {"sealed": whole(case.length("columns"), high=case.max_weight * CODES)},
+    )
+    def seal_categories(self, columns: Tensor, codes: Tensor) -> Fields:
+        """Rows with each of some keyed codes, times its code without a key, which is sealed under the key."""
+        return self._counts.seal_categories(columns, codes)
+
+
+def _pairs(case: Case, name: str, below: int) -> Forms:
+    """Pairs of a category, by its index, and a bucket, part or code of it; no more than there are buckets."""
+    length = min(case.length("columns"), case.settings.categories * BUCKETS)
+    return {"columns": whole(length, high=case.settings.categories - 1), name: whole(length, high=below - 1)}
 
 
 def encode_parties(config: Config, data: FederatedData) -> tuple[FederatedData, Ledger | None]:
@@ -104,10 +131,19 @@ def encode_parties(config: Config, data: FederatedData) -> tuple[FederatedData, 
     table = data.parts.table
     if table is None:
         return data, None
-    federation = _federation(config, data, TableSettings.of(table.columns))
-    federation.begin(0)
-    encoding = named(fit(table.columns, federation.total), table)
-    return encoded(data, encoding, normalize=config.data.normalize_features), federation.ledger
+    settings, schema = TableSettings.of(table.columns), table_schema(data.parts.num_classes, data.parts.parties)
+    check_fit(config, settings, schema.parties)
+    identities = simulated_identities(schema.parties) if config.run.secure else None
+    least = min_total_parties(config.run.secure_min, schema.parties)
+    secrets = Secrets(identities, min_parties=least) if identities is not None else None
+
+    def make(parties: Sequence[int], blank: bool) -> Cohort:
+        return table_cohort(config, data.parts.select(parties), settings, schema, parties, secrets=secrets, blank=blank)
+
+    kind: Any = ENGINES.find("inprocess" if hasattr(ENGINES.find(config.engine), "launch") else config.engine)
+    engine = kind.connect(make, schema.parties, config.run)
+    fitted, ledger = fit_columns(config, table.columns, engine, schema, data.scenario, data.names, identities)
+    return encoded(data, named(fitted, table), normalize=config.data.normalize_features), ledger
 
 
 def encoded(data: FederatedData, encoding: Encoding, *, normalize: bool = False) -> FederatedData:
@@ -116,42 +152,76 @@ def encoded(data: FederatedData, encoding: Encoding, *, normalize: bool = False)
     return replace(data, parts=parts, whole=whole_graph, source=source, encoding=encoding)
 
 
-def _federation(config: Config, data: FederatedData, settings: TableSettings) -> Federation:
-    parts, run = data.parts, config.run
+def table_schema(classes: int, parties: int) -> Schema:
+    """The schema before there are features."""
+    return Schema(0, classes, parties)
+
+
+def refuse_noise(config: Config) -> None:
+    """Refuse to count for a run whose replies are to be noised: these counts are exact."""
     if config.dp.active:
         raise AtollError(
             "Noise (dp) does not cover the counts by which the table's columns are encoded; "
             "encode the columns before, as numbers without missing values, or leave dp out."
         )
+
+
+def check_fit(config: Config, settings: TableSettings, parties: int) -> None:
+    """Refuse a fit whose counts noise would have to cover, or that needs too much memory."""
+    refuse_noise(config)
     widest = max(settings.numerics * EXPONENT_CELLS, settings.categories * BUCKETS, 1)
-    if parts.parties * widest > MAX_REPLY_NUMBERS:
-        needed = parts.parties * widest * 8 / 2**30
+    if parties * widest > MAX_REPLY_NUMBERS:
+        needed = parties * widest * 8 / 2**30
         raise AtollError(
-            f"Encoding {settings.columns} columns of {parts.parties:,} parties would take {needed:.0f} GB; "
+            f"Encoding {settings.columns} columns of {parties:,} parties would take {needed:.0f} GB; "
             "give low, high, mean and std of numbers and the values of categories in features.toml."
         )
-    schema = Schema(0, parts.num_classes, parts.parties)
-    identities = simulated_identities(schema.parties) if run.secure else None
-    least = min_total_parties(run.secure_min, schema.parties)
-    secrets = Secrets(identities, min_parties=least) if identities is not None else None
-    limits = Limits(TableCohort, settings, schema, Rules(run.max_weight, run.max_share, run.max_nodes))
 
-    def make(parties: Sequence[int], blank: bool) -> Cohort:
-        cohort = TableCohort(parts.select(parties), settings, schema, config.seed, parties, secrets=secrets, blank=blank)
-        cohort.limits = limits
-        return cohort
 
-    kind: Any = ENGINES.find("inprocess" if hasattr(ENGINES.find(config.engine), "launch") else config.engine)
-    return Federation(
-        kind.connect(make, schema.parties, run),
+def table_cohort(
+    config: Config,
+    graph: Graph,
+    settings: TableSettings,
+    schema: Schema,
+    parties: Sequence[int],
+    *,
+    secrets: Secrets | None = None,
+    blank: bool = False,
+) -> TableCohort:
+    """Some parties while their tables are being encoded."""
+    cohort = TableCohort(graph, settings, schema, config.seed, parties, secrets=secrets, blank=blank)
+    cohort.limits = _limits(config, settings, schema)
+    return cohort
+
+
+def _limits(config: Config, settings: TableSettings, schema: Schema) -> Limits:
+    return Limits(TableCohort, settings, schema, Rules(config.run.max_weight, config.run.max_share, config.run.max_nodes))
+
+
+def fit_columns(
+    config: Config,
+    columns: Sequence[Column],
+    engine: Engine,
+    schema: Schema,
+    scenario: str,
+    names: Sequence[str] = (),
+    identities: Identities | None = None,
+) -> tuple[FittedEncoding, Ledger]:
+    """The encoding of the columns, fitted over the parties behind an engine, and what passed for it."""
+    settings = TableSettings.of(columns)
+    federation = Federation(
+        engine,
         schema,
         verbs=TableCohort.verbs(),
         seed=config.seed,
         missing_is_fatal=True,
-        secure=run.secure,
-        secure_min=least,
+        secure=config.run.secure,
+        secure_min=min_total_parties(config.run.secure_min, schema.parties),
         identities=identities,
-        scenario=data.scenario,
-        names=data.names,
-        limits=limits,
+        scenario=scenario,
+        names=names,
+        limits=_limits(config, settings, schema),
     )
+    federation.begin(0)
+    max_buckets = MAX_REPLY_NUMBERS // (schema.parties * PARTS)
+    return fit(columns, federation.total, max_buckets), federation.ledger
