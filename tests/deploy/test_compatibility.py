@@ -21,7 +21,7 @@ pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install 'at
 from atoll import wire
 from atoll.data import files
 from atoll.data.federated import federate
-from atoll.deploy import description, launch, server
+from atoll.deploy import description, digests, launch, server
 from atoll.deploy import kit as kits
 from atoll.deploy.compatibility import CommonForm, IncompatibleSites, check_compatible
 from atoll.deploy.server import ServerRun
@@ -159,7 +159,7 @@ def test_arrange_is_undone_by_naming(sparse: bool) -> None:
     graph = graphs(small("fedavg"))[0]
     graph = replace(graph, x=sp.csr_array(graph.x.numpy())) if sparse else graph  # type: ignore[union-attr]
     other = shuffled(graph, 5)
-    order = {"columns": description.digests(COLUMNS, "column", KEY), "names": description.digests(CLASSES, "class", KEY)}
+    order = {"columns": digests.digests(COLUMNS, "column", KEY), "names": digests.digests(CLASSES, "class", KEY)}
     back = description.reorder(other, order, KEY, pytest.fail)
     for one, same in ((back.nonzero_features, graph.nonzero_features), (back.y, graph.y)):
         assert (abs(one - same).max()) == 0
@@ -212,24 +212,24 @@ def test_names_never_leave_the_site(bank: Callable[..., Bank]) -> None:
     rounds(banks)
     assert banks.wire.bytes
     assert not any(b"secret" in data for data in banks.wire.bytes)
-    one, other = description.digests(COLUMNS, "column", KEY), description.digests(COLUMNS, "column", b"x" * 32)
+    one, other = digests.digests(COLUMNS, "column", KEY), digests.digests(COLUMNS, "column", b"x" * 32)
     assert not torch.isin(one, other).any()
-    assert not torch.isin(one, description.digests(COLUMNS, "class", KEY)).any()
+    assert not torch.isin(one, digests.digests(COLUMNS, "class", KEY)).any()
 
 
 def test_the_server_cannot_look_names_up(tmp_path: Path) -> None:
     """The attack: the server digests a list of likely names. The key is in every site's kit, the same, and not in its own."""
     kits.provision(["bank-a", "bank-b"], "localhost", tmp_path)
-    keys = [description.digest_key(tmp_path / site) for site in ("bank-a", "bank-b")]
+    keys = [digests.digest_key(tmp_path / site) for site in ("bank-a", "bank-b")]
     assert keys[0] == keys[1]
     assert len(keys[0]) == 32
     with pytest.raises(AtollError, match=r"names\.secret"):
-        description.digest_key(tmp_path / "server")
+        digests.digest_key(tmp_path / "server")
     held = [path.read_bytes() for path in (tmp_path / "server").rglob("*") if path.is_file()]
     assert not any(keys[0].hex().encode() in data or keys[0] in data for data in held)
     assert (tmp_path / "bank-a" / kits.NAMES_KEY).stat().st_mode & 0o077 == 0
-    told = description.digests(["income"], "column", keys[0])
-    guesses = [description.digests(["age", "income"], "column", key) for key in (b"", b"income", *(data[:64] for data in held))]
+    told = digests.digests(["income"], "column", keys[0])
+    guesses = [digests.digests(["age", "income"], "column", key) for key in (b"", b"income", *(data[:64] for data in held))]
     assert not any(torch.isin(told, guess).any() for guess in guesses)
 
 
@@ -398,7 +398,7 @@ def test_the_message_that_tells_of_a_difference_tells_nothing_back(bank: Callabl
     site = banks.wire.sites["bank-b"]
     request = {"atoll": form_version(), "run": "", "kind": "differ", "config": [banks.config.to_dict()], "field": "columns"}
     reply = site.handle(
-        wire.encode({**request, "site": "bank-a\x1b[31m", "digests": description.digests(COLUMNS[:1], "column", KEY)})
+        wire.encode({**request, "site": "bank-a\x1b[31m", "digests": digests.digests(COLUMNS[:1], "column", KEY)})
     )
     assert read_answer(reply) == {}
     assert banks.said["bank-b"][0].startswith("columns here and not at bank-a??31m: 'secret-column-1'")

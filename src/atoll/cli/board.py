@@ -24,9 +24,7 @@ class Board:
 
     def __init__(self, comparison: Comparison, *, quiet: bool) -> None:
         self.seeds = len(list(comparison.seeds))
-        self.rows: dict[
-            str, dict[int, tuple[Mapping[str, Any], int]]
-        ] = {}  # by row and seed: the last round, of how many
+        self.rows: dict[str, dict[int, tuple[Mapping[str, Any], int]]] = {}  # by row and seed: the last round, of how many
         self.reported = time.perf_counter()
         self.live = (
             Live(self._table(), console=err, transient=True, refresh_per_second=4) if err.is_terminal and not quiet else None

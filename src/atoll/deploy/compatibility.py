@@ -12,19 +12,25 @@ from torch import Tensor
 
 from atoll.deploy import requests
 from atoll.deploy.description import SCALINGS
+from atoll.deploy.table_forms import read_columns
 from atoll.errors import AtollError
 from atoll.federation.cohort import Fields
+from atoll.graphs.table import Column, ColumnMismatch, common_columns
 
 Descriptions = dict[str, Fields]  # site → the description of its graph, checked
 
 
 class IncompatibleSites(AtollError):
-    """Two sites do not fit together; their own logs can list the differences in `field`, if it is not empty."""
+    """Two sites do not fit together; their own logs can list the differences in `field`, if it is not empty.
 
-    def __init__(self, sentence: str, sites: tuple[str, str], field: str = "") -> None:
-        super().__init__(f"The sites' graphs do not fit together: {sentence}; agree on a common form of the data.")
+    `column` is the digest of the one column that differs, where both have it."""
+
+    def __init__(self, sentence: str, sites: tuple[str, str], field: str = "", column: str = "") -> None:
+        advice = "" if field == "table" else "; agree on a common form of the data"
+        super().__init__(f"The sites' graphs do not fit together: {sentence}{advice}.")
         self.sites = sites
         self.field = field
+        self.column = column
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class CommonForm:
     order: Fields = field(default_factory=dict)  # digests of the columns (`columns`) and classes (`names`) in the common order
     notes: list[str] = field(default_factory=list)  # for the user: what was reordered, and what could not be compared
     nodes: int = 0  # if all sites hold the same ones
+    columns: tuple[Column, ...] = ()  # of the sites' tables, where they need an encoding; names are digests
 
 
 def check_compatible(descriptions: Mapping[str, Fields | str], scenario: str) -> CommonForm:
@@ -53,9 +60,12 @@ def check_compatible(descriptions: Mapping[str, Fields | str], scenario: str) ->
     notes: list[str] = []
     _require_equal(known, "classes", "names")
     order = {"names": _common_order(known, "names", notes)}
+    columns: tuple[Column, ...] = ()
     if scenario == "vertical":
         _require_equal(known, "nodes")
         _require_same_nodes(known)
+    elif any("table" in described for described in known.values()):
+        columns = _common_columns(known, notes)
     else:
         _require_equal(known, "features", "columns")
         order["columns"] = _common_order(known, "columns", notes)
@@ -65,7 +75,7 @@ def check_compatible(descriptions: Mapping[str, Fields | str], scenario: str) ->
     features = max(described["features"] for described in known.values())
     classes = next(iter(known.values()))["classes"]
     nodes = next(iter(known.values()))["nodes"] if scenario == "vertical" else 0
-    return CommonForm(features, classes, {name: value for name, value in order.items() if len(value)}, notes, nodes)
+    return CommonForm(features, classes, {name: value for name, value in order.items() if len(value)}, notes, nodes, columns)
 
 
 def _checked(site: str, described: Fields, scenario: str) -> Fields:
@@ -85,6 +95,9 @@ def _checked(site: str, described: Fields, scenario: str) -> Fields:
         fits = fits and len(described["columns"]) in (0, described["features"]) and described.get("scaling") in SCALINGS
     if scenario == "overlapping":
         fits = fits and len(described["shared"]) == len(described["roles"])
+    if "table" in described:
+        fits = fits and scenario != "vertical" and _is_list(described.get("ignored"), torch.int64)
+        fits = fits and isinstance(described["table"], list) and len(described["table"]) == described["features"]
     if not fits:
         raise AtollError(f"The site {site} cannot take part: its description of its graph could not be read.")
     return described
@@ -131,6 +144,43 @@ def _common_order(known: Descriptions, name: str, notes: list[str]) -> Tensor:
     if reordered:
         notes.append(f"{_and(reordered)} has the {noun} of {first} in another order; they are put in {first}'s order.")
     return reference
+
+
+def _common_columns(known: Descriptions, notes: list[str]) -> tuple[Column, ...]:
+    """The columns of the sites' tables, in the first site's order."""
+    encoded = [site for site, described in known.items() if "table" in described]
+    for site in known.keys() - set(encoded):
+        sentence = f"the columns of {encoded[0]} are encoded, and {site} has numbers without a table (an .npz)"
+        raise IncompatibleSites(sentence, (encoded[0], site))
+    tables = {site: _columns_of(site, described) for site, described in known.items()}
+    first = {site: {column.name: number for number, column in enumerate(columns, 1)} for site, columns in tables.items()}
+
+    def label(name: str) -> str:
+        site = next(site for site in first if name in first[site])
+        return f"column {first[site][name]} of {site} (counted from 1; the sites' own logs name it)"
+
+    ignored = [list(map(str, described["ignored"].tolist())) for described in known.values()]
+    try:
+        columns = common_columns(list(tables.values()), list(tables), ignored, label)
+    except ColumnMismatch as error:
+        one, other = error.owners
+        both = error.column in first[one] and error.column in first[other]
+        sentence = str(error)[0].lower() + str(error)[1:].removesuffix(".") if both else str(error).removesuffix(".")
+        raise IncompatibleSites(sentence, error.owners, "table" if both else "columns", error.column) from None
+    names = [column.name for column in columns]
+    if reordered := [site for site, own in tables.items() if [column.name for column in own] != names]:
+        notes.append(f"{_and(reordered)} has the columns of {encoded[0]} in another order; they are put in {encoded[0]}'s order.")
+    return columns
+
+
+def _columns_of(site: str, described: Fields) -> tuple[Column, ...]:
+    try:
+        columns = read_columns(described["table"])
+    except AtollError as error:
+        raise AtollError(f"The site {site} cannot take part: {error}") from error
+    if [column.name for column in columns] != list(map(str, described["columns"].tolist())):
+        raise AtollError(f"The site {site} cannot take part: its description of its graph could not be read.")
+    return columns
 
 
 def _require_same_nodes(known: Descriptions) -> None:

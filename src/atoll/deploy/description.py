@@ -7,8 +7,7 @@ but not in the server's: the server can compare sites, but it cannot guess a nam
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import scipy.sparse as sp
@@ -17,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.data.alignment import with_classes, with_columns
-from atoll.deploy.kit import NAMES_KEY
+from atoll.deploy.digests import digests
+from atoll.deploy.table_forms import column_documents, digested
 from atoll.errors import AtollError
 from atoll.federation.cohort import Fields
 from atoll.graphs.graph import Graph
@@ -31,43 +31,34 @@ SCALINGS = {
 }
 
 
-def digest_key(kit: Path | None) -> bytes:
-    """The key of the digests; empty for simulated sites."""
-    if kit is None:
-        return b""
-    try:
-        return bytes.fromhex((kit / NAMES_KEY).read_text().strip())
-    except (OSError, ValueError) as error:
-        raise AtollError(f"its kit has no readable {NAMES_KEY}; make new kits with this version's `atoll provision`.") from error
-
-
-def digests(values: Iterable[str], kind: str, key: bytes) -> Tensor:
-    """(n,) int64: a keyed digest of each value; the same text has a different digest for each kind."""
-    person = kind.encode()
-    hashed = [hashlib.blake2b(value.encode(), digest_size=8, key=key, person=person).digest() for value in values]
-    return torch.tensor([int.from_bytes(each, "little", signed=True) for each in hashed], dtype=torch.int64)
-
-
 def describe(graph: Graph, scenario: str, key: bytes) -> Fields:
     """What sites are compared by: the numbers of features and classes, and digests of their names.
 
-    Overlapping parties add the nodes that have a role, sorted by digest; vertical ones add one digest of all nodes.
+    Where columns need an encoding, what each of them is (`table`), and digests of those that are `ignored`. Overlapping parties
+    add the nodes that have a role, sorted by digest; vertical ones add one digest of all nodes.
     """
     description: Fields = {
-        "features": graph.num_features,
+        "features": graph.num_features if graph.table is None else len(graph.table.columns),
         "classes": graph.num_classes,
         "names": digests(graph.class_names or (), "class", key),
     }
     if scenario == "vertical":
         ids = hashlib.blake2b(graph.ids.numpy().tobytes(), digest_size=32, key=key, person=b"nodes")
         return description | {"nodes": graph.num_nodes, "ids": ids.hexdigest()}
-    description |= {"columns": digests(graph.feature_names or (), "column", key), "scaling": scaling(graph)}
+    description |= {"columns": digests(_columns(graph), "column", key), "scaling": scaling(graph)}
+    if graph.table is not None:
+        documents = column_documents(digested(graph.table.columns, key))
+        description |= {"table": documents, "ignored": digests(graph.table.ignored, "column", key)}
     if scenario == "overlapping":
         role = torch.where(graph.train, 0, torch.where(graph.val, 1, torch.where(graph.test, 2, -1)))
         nodes = (role >= 0).nonzero()[:, 0]
         shared, order = digests(map(str, graph.ids[nodes].tolist()), "node", key).sort()
         description |= {"shared": shared, "roles": role[nodes][order].to(torch.int8)}
     return description
+
+
+def _columns(graph: Graph) -> tuple[str, ...]:
+    return graph.feature_names or () if graph.table is None else graph.table.column_names
 
 
 def scaling(graph: Graph) -> str:
@@ -109,9 +100,18 @@ def reorder(graph: Graph, order: Fields, key: bytes, notify: Callable[[str], Non
 
 
 def log_differences(graph: Graph, field: str, others: Tensor, other: str, key: bytes, notify: Callable[[str], None]) -> None:
-    """List, in the site's own log, its columns or classes that another site lacks, and count those that it lacks itself."""
+    """List, in the site's own log, its columns or classes that another site lacks, and count those that it lacks itself.
+
+    For the field `table`, `others` are columns that both have: the site says what they are here.
+    """
+    if field == "table":
+        columns = graph.table.columns if graph.table is not None else ()
+        here = torch.isin(digests([column.name for column in columns], "column", key), others).tolist()
+        for column in [column for column, listed in zip(columns, here, strict=True) if listed]:
+            notify(f"column {column.name!r}, a {column.kind} here, is not encoded as at {other}; agree on one features.toml")
+        return
     kind, noun = ("column", "columns") if field == "columns" else ("class", "classes")
-    names = (graph.feature_names if kind == "column" else graph.class_names) or ()
+    names = _columns(graph) if kind == "column" else graph.class_names or ()
     local = digests(names, kind, key)
     extra = [name for name, known in zip(names, torch.isin(local, others).tolist(), strict=True) if not known]
     lacking = int((~torch.isin(others, local)).sum())

@@ -31,6 +31,7 @@ from atoll.runs import unchanged
 from atoll.runs.config import GIVEN, Config
 from atoll.runs.folder import MODEL, Folder
 from atoll.runs.loop import Watch
+from atoll.runs.preparation import TableSettings, check_fit
 from atoll.runs.reader import read
 from atoll.runs.result import Result
 
@@ -53,9 +54,7 @@ def launch(
         raise AtollError("The engine nvflare cannot take a model as an object; write it to a file and name that.")
     data = federate(config, None, algorithms.find(config.algorithm).SCENARIOS)  # bad data is refused before anything starts
     if data.parts.table is not None:
-        raise AtollError(
-            f"The columns of {config.dataset} need an encoding, which --engine nvflare does not fit yet; leave --engine out."
-        )
+        check_fit(config, TableSettings.of(data.parts.table.columns), data.parts.parties)
     parties = data.parts.parties
     with tempfile.TemporaryDirectory(prefix="atoll-") as scratch:
         target = Path(scratch) / "run" if out is None else Path(out)
@@ -157,7 +156,8 @@ def _join(kit: Kit, data: Path, policy: SitePolicy) -> None:
     inform = with_prefix(str(kit.site), _warn)
     graph = files.read(data)  # report problems with the data before joining
     address = f"{kit.host}:{kit.port}"
-    inform(f"{graph.num_nodes} nodes, {graph.num_features} features, {graph.num_classes} classes; joining {address}")
+    columns = f"{graph.num_features} features" if graph.table is None else f"{len(graph.table.columns)} columns to encode"
+    inform(f"{graph.num_nodes} nodes, {columns}, {graph.num_classes} classes; joining {address}")
     env = {"ATOLL_SITE_POLICY": policy.to_json()}
     site, began, hinted = SiteProcess(kit, kit.path / "runs", data, inform, inform, env), time.monotonic(), False
     try:

@@ -89,6 +89,14 @@ def message(request: Mapping[str, Any]) -> Message:
     )
 
 
+def only(request: Mapping[str, Any], name: str) -> Any:
+    """The one item of a list in a request: a nested table that the wire format does not flatten."""
+    value = request.get(name)
+    if not isinstance(value, list) or len(value) != 1:
+        raise AtollError(f"{name} is not a list of one item.")
+    return value[0]
+
+
 def schema(request: Mapping[str, Any]) -> Schema:
     """The schema in a request."""
     numbers = table(request, "schema")

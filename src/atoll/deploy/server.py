@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,16 @@ from atoll.child import commands, exit_now, report
 from atoll.data.federated import FederatedData, federate
 from atoll.deploy.carrier import ECHO_REQUEST, ECHO_SECONDS, POLL_SECONDS, NVFlareCarrier
 from atoll.deploy.cell import close_silent_connections, configure_logging, open_cell
-from atoll.deploy.compatibility import IncompatibleSites, check_compatible
+from atoll.deploy.compatibility import CommonForm, IncompatibleSites, check_compatible
 from atoll.deploy.kit import Kit
+from atoll.deploy.server_tables import fit_over_sites, restored, schema_for, simulated_data, simulated_form
 from atoll.deploy.signing import Signing
 from atoll.engines.remote import LOST_REASONS, RemoteEngine, read_answer
 from atoll.errors import AtollError
-from atoll.federation.cohort import Schema
+from atoll.federation.cohort import Fields, Schema
 from atoll.parties import Parties
 from atoll.runs import config
-from atoll.runs.experiment import build_experiment, schema_of
+from atoll.runs.experiment import Experiment, build_experiment
 from atoll.runs.folder import MODEL, Folder
 from atoll.runs.loop import rounds
 from atoll.version import __version__
@@ -112,38 +114,58 @@ class ServerRun:
         self.folder = Folder(command["out"])
         self.resume = bool(command["resume"])
         self.kit = str(command.get("kit", ""))
-        self.order: Mapping[str, torch.Tensor] = {}  # of columns and classes, by digest, as agreed by the sites
+        self.engine: RemoteEngine | None = None  # the one in use
+        self.prepared = restored(self.folder.look()) if self.resume else None  # where tables are encoded
 
     def execute(self) -> None:
         """The whole run."""
         scenarios = algorithms.find(self.config.algorithm).SCENARIOS
         data = federate(self.config, None, scenarios) if self.simulated else None
         self._wait(everybody=not self.resume or self.config.run.on_missing == "stop")
-        schema = self._schema(data)
-        identities = Signing.open(Path(self.kit)).identities(schema.parties) if self.config.run.secure and self.kit else None
+        form = self._common_form() if data is None else simulated_form(data)
         tries, reached = 0, -1
         while True:
             checkpoint = self._checkpoint() if self.resume else None
-            engine = self._engine(schema)
-            engine.warn = lambda text: report(warn=text)
-            scenario = data.scenario if data else self.config.partition
-            names = tuple(self.roster)
-            experiment = build_experiment(self.config, engine, schema, data, scenario, names, identities)
             try:
+                experiment = self._experiment(form, data)
                 result = rounds(experiment, self.folder, self._report_round, checkpoint)
                 break
             except AtollError:
                 saved = checkpoint["book"]["round"] if checkpoint else 0
                 tries, reached = (tries + 1, reached) if saved <= reached else (1, saved)
-                if engine.unrestored and self._step_back(engine.unrestored):
+                unrestored, lost = (self.engine.unrestored, self.engine.lost) if self.engine else ({}, {})
+                if unrestored and self._step_back(unrestored):
                     continue
-                if not engine.lost or tries > MAX_RETRIES:
+                if not lost or tries > MAX_RETRIES:
                     raise
-                report(warn=f"{', '.join(engine.lost)} was lost; resuming from the last checkpoint once all sites are connected")
+                report(warn=f"{', '.join(lost)} was lost; resuming from the last checkpoint once all sites are connected")
                 self.resume = True
                 self._wait(everybody=True)
-        engine.finish(result.metrics.get("val_threshold"))
+        assert self.engine is not None
+        self.engine.finish(result.metrics.get("val_threshold"))
         self.folder.keep(MODEL, result.state)
+
+    def _experiment(self, form: CommonForm, data: FederatedData | None) -> Experiment:
+        """The run over the sites; where their tables need an encoding that is not known yet, it is fitted first."""
+        parties = len(self.roster) if data is None else data.parts.parties
+        scenario, names = (self.config.partition, tuple(self.roster)) if data is None else (data.scenario, data.names)
+        identities = Signing.open(Path(self.kit)).identities(parties) if self.config.run.secure and self.kit else None
+        fresh = bool(form.columns) and self.prepared is None
+        if fresh:
+            report(warn=f"fitting the encoding of {len(form.columns)} columns")
+            connect = partial(self._engine, order=form.order)
+            self.prepared = fit_over_sites(self.config, form, parties, connect, scenario, names, identities)
+        prepared = self.prepared
+        if data is not None:
+            data = simulated_data(data, prepared, self.config.data.normalize_features if prepared else False)
+        schema = schema_for(form, data, prepared, parties)
+        encoding = [] if prepared is None else [prepared.document]
+        run = prepared.run if prepared is not None and fresh else ""
+        engine = self._engine(schema, order=form.order, encoding=encoding, run=run)
+        experiment = build_experiment(self.config, engine, schema, data, scenario, tuple(self.roster), identities)
+        if prepared is not None and (ledger := prepared.sent_before(parties)) is not None:
+            experiment.federation.ledger = ledger
+        return experiment
 
     def _checkpoint(self) -> dict[str, Any] | None:
         known = len(self.folder.warnings)
@@ -174,11 +196,12 @@ class ServerRun:
         report(row=row, rounds=rounds)
         return not self.stopping.is_set()
 
-    def _engine(self, schema: Schema) -> RemoteEngine:
+    def _engine(self, schema: Schema, **agreed: Any) -> RemoteEngine:
         run = self.config.run
-        exact = run.on_missing == "stop"
-        plain = self.config.to_dict()
-        return RemoteEngine(self.carrier, self.roster, plain, schema, timeout=run.timeout, exact=exact, order=self.order)
+        exact, plain = run.on_missing == "stop", self.config.to_dict()
+        self.engine = RemoteEngine(self.carrier, self.roster, plain, schema, timeout=run.timeout, exact=exact, **agreed)
+        self.engine.warn = lambda text: report(warn=text)
+        return self.engine
 
     def _wait(self, *, everybody: bool) -> None:
         """Wait until every site is connected; report which are not. Unless `everybody` is needed, time may run out for some."""
@@ -203,14 +226,13 @@ class ServerRun:
         replies = self.carrier.send(dict.fromkeys(self.roster, wire.encode(ECHO_REQUEST)), ECHO_SECONDS)
         return [site for site, reply in replies.items() if isinstance(reply, str)]
 
-    def _schema(self, data: FederatedData | None) -> Schema:
-        """What all parties must know of the data: from the data in a simulation, otherwise from the sites' descriptions."""
-        if data is not None:
-            return schema_of(data)
-        document = {"atoll": __version__, "run": "", "kind": "describe", "config": [self.config.to_dict()]}
+    def _common_form(self) -> CommonForm:
+        """What the sites' data has in common, by their descriptions."""
         connected = [site for site in self.roster if self.carrier.session(site) is not None]
-        raw = self.carrier.send(dict.fromkeys(connected, wire.encode(document)), self.config.run.timeout)
-        about = {site: read_answer(answer) if isinstance(answer, bytes) else answer for site, answer in raw.items()}
+        about = self._descriptions(connected, tables=self.prepared is not None)
+        plain = [site for site, one in about.items() if not isinstance(one, str) and "table" not in one]
+        if len(plain) < len(about) and any(not isinstance(one, str) and "table" in one for one in about.values()):
+            about |= self._descriptions(plain, tables=True)  # numbers beside another site's columns that need an encoding
         present = {site: one for site, one in about.items() if not isinstance(one, str) or not one.startswith(LOST_REASONS)}
         resuming = self.resume and self.config.run.on_missing == "continue"  # then the sites that answered are enough
         counted = present if resuming and present else about
@@ -222,16 +244,24 @@ class ServerRun:
         for note in form.notes:
             log.warning("%s", note)
             report(warn=note)
-        self.order = form.order
-        return Schema(form.features, form.classes, len(self.roster), form.nodes)
+        return form
+
+    def _descriptions(self, sites: Sequence[str], *, tables: bool) -> dict[str, Fields | str]:
+        """The sites' descriptions of their data, or why there is none; with `tables`, plain numbers are described as columns."""
+        document = {"atoll": __version__, "run": "", "kind": "describe", "config": [self.config.to_dict()], "tables": tables}
+        raw = self.carrier.send(dict.fromkeys(sites, wire.encode(document)), self.config.run.timeout) if sites else {}
+        return {site: read_answer(answer) if isinstance(answer, bytes) else answer for site, answer in raw.items()}
 
     def _send_differences(self, error: IncompatibleSites, about: Mapping[str, Any]) -> None:
         """Have two sites that differ name, in their own logs, what the other does not have."""
         if not error.field:
             return
+        digests = {site: about[site][error.field] for site in error.sites}
+        if error.field == "table":
+            digests = dict.fromkeys(error.sites, torch.tensor([int(error.column)]))
         document = {"atoll": __version__, "run": "", "kind": "differ", "config": [self.config.to_dict()], "field": error.field}
         requests = {
-            site: wire.encode({**document, "site": other, "digests": about[other][error.field]})
+            site: wire.encode({**document, "site": other, "digests": digests[other]})
             for site, other in (error.sites, error.sites[::-1])
         }
         self.carrier.send(requests, self.config.run.timeout)

@@ -10,33 +10,30 @@ import math
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from atoll import algorithms, wire
-from atoll.data import files
-from atoll.data.builder import row_normalize
-from atoll.data.federated import federate
-from atoll.data.splits import replaces_split, split
+from atoll import wire
 from atoll.deferred import dense
 from atoll.deploy import description, requests
+from atoll.deploy.digests import digest_key
 from atoll.deploy.journal import JOURNAL_FILE, Journal, RecordingGuard
 from atoll.deploy.kit import participants
 from atoll.deploy.policy import SitePolicy
 from atoll.deploy.signing import Signing
 from atoll.deploy.site_checkpoints import SiteCheckpoints
+from atoll.deploy.site_data import load_run, load_tables, read_graph
 from atoll.deploy.site_metrics import SiteMetrics
 from atoll.deploy.site_model import SiteModel, personal_models
+from atoll.deploy.site_tables import RECORD_FILE, TablePreparation, keep_encoding
+from atoll.deploy.table_forms import read_columns, read_encoding
 from atoll.engines.remote import MAX_MESSAGE_BYTES, MISSING_SAVE
 from atoll.errors import AtollError, PartyFailure, short
-from atoll.federation.cohort import Cohort, Fields, Guard, Schema
-from atoll.graphs.graph import Graph
+from atoll.federation.cohort import Cohort, Fields, Guard, Message, Schema
 from atoll.parties import Parties
 from atoll.privacy import releases
 from atoll.privacy.identities import simulated_identities
@@ -47,14 +44,12 @@ from atoll.privacy.secrets import Secrets
 from atoll.runs import config as configuration
 from atoll.runs.config import Config
 from atoll.runs.experiment import build_cohort, noise, task_of
+from atoll.runs.preparation import TableSettings, refuse_noise, table_cohort
 from atoll.version import __version__
 
 TOTALS_FILE = "totals.jsonl"  # in a run's folder: which secure totals were opened, and over which parties
+PREPARATION_TOTALS_FILE = "preparation-totals.jsonl"  # likewise, of those before the first round
 MAX_REASON_CHARS = 1000  # of a refusal that is sent to the server
-NEEDS_ENCODING = (
-    "its columns need an encoding (categories, dates, missing values or a features.toml), which sites do not fit yet; "
-    "give numbers without missing values."
-)
 log = logging.getLogger("atoll.site")
 
 
@@ -84,6 +79,7 @@ class Site:
         self.run = ""
         self.cohort: Cohort | None = None
         self.model: SiteModel | None = None  # of the run that the cohort is of
+        self.preparation: TablePreparation | None = None  # before the first round, while the encoding of tables is fitted
         self.releases: Releases | None = None  # of a run with noise
         self.lock = threading.Lock()
 
@@ -137,11 +133,15 @@ class Site:
         if kind == "echo":
             return requests.table(request, "common")
         if kind == "describe":
-            return self._describe(self._config(request))
+            return self._describe(self._config(request), tables=requests.boolean({"tables": False, **request}, "tables"))
         if kind == "differ":
             return self._log_differences(request)
+        if kind == "prepare":
+            return self._prepare(request)
         if kind == "begin":
             return self._begin(request)
+        if kind == "ask" and request.get("run") == self.run and self.preparation is not None:
+            return self.preparation.answer(self._message(request, self.preparation.cohort))
         if request.get("run") != self.run or self.cohort is None:
             raise PartyFailure("does not know the run")
         assert self.model is not None
@@ -154,57 +154,85 @@ class Site:
             return self._finish(request, self.cohort, self.model)
         raise AtollError(f"there is no message {short(kind, 50)!r}.")
 
-    def _ask(self, request: Fields, cohort: Cohort, model: SiteModel) -> Fields:
+    def _message(self, request: Fields, cohort: Cohort) -> Message:
+        """The call of a verb in a request, whose arguments are as the verb declares them."""
         message = requests.message(request)
         if not np.isin(message.parties.numbers, cohort.parties.numbers).all():
             raise AtollError("the message is for parties that do not live here.")
         if cohort.limits is not None:
             cohort.limits.arguments(message, MAX_MESSAGE_BYTES)
+        return message
+
+    def _ask(self, request: Fields, cohort: Cohort, model: SiteModel) -> Fields:
+        message = self._message(request, cohort)
         fields: Fields = dense(cohort.answer(message))
         model.heard(message, cohort)
         return fields
 
-    def _describe(self, config: Config) -> Fields:
+    def _describe(self, config: Config, *, tables: bool = False) -> Fields:
         """The description by which the server compares graphs: numbers, and digests instead of names."""
-        return description.describe(self._load_graph(config), config.partition, description.digest_key(self.kit))
+        graph, _ = read_graph(self.data, config, self.notify, encode="always" if tables else "")
+        if graph.table is not None:
+            refuse_noise(config)
+        return description.describe(graph, config.partition, self._key())
 
     def _log_differences(self, request: Fields) -> Fields:
         """Log which columns or classes of this site another site does not have."""
-        graph, others = self._load_graph(self._config(request)), request.get("digests")
+        config, others, field = self._config(request), request.get("digests"), str(request.get("field"))
+        graph, _ = read_graph(self.data, config, self.notify, encode="always" if field == "table" else "")
         if not isinstance(others, Tensor) or others.dtype != torch.int64:
             raise AtollError("the message does not say what differs.")
         other = re.sub(r"[^a-z0-9-]", "?", str(request.get("site")))[:62]
-        description.log_differences(
-            graph, str(request.get("field")), others, other, description.digest_key(self.kit), self.notify
-        )
+        description.log_differences(graph, field, others, other, self._key(), self.notify)
+        return {}
+
+    def _key(self) -> bytes:
+        return digest_key(self.kit)
+
+    def _open(self, request: Fields) -> tuple[Config, Schema, Parties]:
+        """The run that a request opens, in place of the one before."""
+        config, schema, parties = self._config(request), requests.schema(request), requests.parties(request)
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", str(request.get("run"))):
+            raise AtollError("the run's name has other characters than letters, digits, - and _.")
+        self.cohort, self.preparation, self.run, self.releases = None, None, str(request["run"]), None
+        return config, schema, parties
+
+    def _prepare(self, request: Fields) -> Fields:
+        """Before the first round: be ready to count for the encoding of tables."""
+        config, schema, parties = self._open(request)
+        refuse_noise(config)
+        columns = read_columns(request.get("columns"))
+        graph = load_tables(self.data, config, schema, parties, columns, self._key(), self.notify)
+        secrets = None
+        if config.run.secure:
+            digest = run_digest(self.run, request["config"][0], schema.numbers)
+            known = (self._run_folder() / RECORD_FILE).exists()
+            secrets = self._secrets(config, schema, parties, digest, known, PREPARATION_TOTALS_FILE)
+        assert graph.table is not None
+        settings = TableSettings.of(graph.table.columns, self._key())
+        cohort = table_cohort(config, graph, settings, schema, parties, secrets=secrets)
+        self.preparation = TablePreparation(cohort, self._run_folder(), self.notify, own_data=self.data is not None)
+        self.notify(f"{config.algorithm}: counting for the encoding of {settings.columns} columns, {graph.num_nodes} nodes")
         return {}
 
     def _begin(self, request: Fields) -> Fields:
-        config, schema = self._config(request), requests.schema(request)
-        parties, token = requests.parties(request), requests.integer(request, "token", -1)
-        exact = requests.boolean(request, "exact")
-        algorithm = algorithms.find(config.algorithm)
-        if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", str(request["run"])):
-            raise AtollError("the run's name has other characters than letters, digits, - and _.")
-        self.cohort, self.run, self.releases = None, str(request["run"]), None
-        if self.data is None:
-            data = federate(config, None, algorithm.SCENARIOS)
-            graph, scenario = data.parts.select(parties), data.scenario
-            requests.check_schema(schema, graph, config, parties)
-        else:
-            graph = self._load_graph(config, requests.table(request, "order"))
-            requests.check_schema(schema, graph, config, parties)
-            graph, scenario = self._as_party(graph, config, schema, parties), config.partition
+        config, schema, parties = self._open(request)
+        token, exact = requests.integer(request, "token", -1), requests.boolean(request, "exact")
+        fitted = read_encoding(requests.only(request, "encoding")) if "encoding" in request else None
+        order, key = requests.table(request, "order"), self._key()
+        graph, scenario, encoding = load_run(self.data, config, schema, parties, order, fitted, key, self.notify)
         checkpoints = SiteCheckpoints(self._run_folder(), self.notify)
         digest = run_digest(self.run, request["config"][0], schema.numbers)
         secrets = self._secrets(config, schema, parties, digest, checkpoints.known()) if config.run.secure else None
+        if encoding is not None:
+            keep_encoding(self._run_folder(), encoding.to_dict(), self.notify)
         checkpoints.check_data(graph.digest, str(self.data or config.dataset))
         saved = checkpoints.read(token, exact) if token >= 0 else None
         metrics = SiteMetrics(self._run_folder() / "metrics.jsonl", task_of(config, schema, graph.class_names))
         guards = [metrics, *self._noise(config)]
         cohort = build_cohort(config, graph, schema, parties, blank=saved is not None, secrets=secrets, guards=guards)
         names = participants(self.kit) if self.kit is not None and self.data is not None else ()
-        self.model = SiteModel(config, schema, scenario, names, metrics, self.releases)
+        self.model = SiteModel(config, schema, scenario, names, metrics, self.releases, encoding)
         if saved is not None:
             cohort.restore(saved[1])
             self.model.restore(saved[2], saved[0], cohort)
@@ -216,7 +244,9 @@ class Site:
         self.notify(f"{config.algorithm}: {f'continuing from round {restored}' if saved else 'ready'}, {graph.num_nodes} nodes")
         return {"restored": restored} if restored < token else {}
 
-    def _secrets(self, config: Config, schema: Schema, parties: Parties, digest: str, known: bool) -> Secrets:
+    def _secrets(
+        self, config: Config, schema: Schema, parties: Parties, digest: str, known: bool, totals: str = TOTALS_FILE
+    ) -> Secrets:
         """What the site's parties keep for secure totals: fresh with every `begin`, except for the record of opened totals.
 
         `digest` is that of the run as the server described it; if the run is `known` here, its record must exist."""
@@ -227,9 +257,7 @@ class Site:
             least = max(least, self.policy.min_total_parties(schema.parties))
             if signing is not None and (schema.parties != len(signing.sites) or set(identities.private) != set(parties)):
                 raise AtollError("the server does not number the parties as this site's kit does.")
-        return Secrets(
-            identities, run=digest, min_parties=least, opened=OpenedTotals(self._run_folder() / TOTALS_FILE, known=known)
-        )
+        return Secrets(identities, run=digest, min_parties=least, opened=OpenedTotals(self._run_folder() / totals, known=known))
 
     def _noise(self, config: Config) -> list[Guard]:
         """The guard that adds noise to a reply and counts it, after the site's own metrics were written."""
@@ -249,40 +277,6 @@ class Site:
             raise AtollError("noise from the run's seed is not secret from the server; set dp.noise_source to system.")
         return config
 
-    def _load_graph(self, config: Config, order: Fields | None = None) -> Graph:
-        if self.data is None:
-            raise AtollError("this site has no data of its own.")
-        try:
-            graph = files.read(self.data, directed=config.data.directed)
-        except AtollError as error:  # its text may hold data of the site
-            self.notify(str(error))
-            raise AtollError("its graph could not be read; its log says why.") from error
-        if graph.table is not None:
-            raise AtollError(NEEDS_ENCODING)
-        if order:
-            graph = description.reorder(graph, order, description.digest_key(self.kit), self.notify)
-        return row_normalize(graph) if config.data.normalize_features else graph
-
-    def _as_party(self, graph: Graph, config: Config, schema: Schema, parties: Parties) -> Graph:
-        """The site's graph as its one party: split, and padded to the federation's columns."""
-        if len(parties) != 1:
-            raise AtollError("a site with its own data is exactly one party.")
-        if config.partition == "vertical":
-            graph = replace(graph, x=_pad_features(graph.x, schema.features), widths=(graph.num_features,))
-        elif config.partition == "overlapping" and not bool((graph.train | graph.val | graph.test).any()):
-            raise AtollError("parties that share nodes must agree on their roles: mark the split (train, val, test) in the data.")
-        elif config.partition == "overlapping" and replaces_split(graph, config.split):
-            raise AtollError(
-                f"parties that share nodes must agree on their roles, so the data's own split is used: "
-                f"leave split={config.split.split!r} out of the configuration."
-            )
-        if replaces_split(graph, config.split):
-            self.notify(f"the data's own split is replaced: the server's configuration says split={config.split.split!r}")
-        graph = split(graph, config.split, config.seed, parties)
-        if config.partition != "vertical" and int(graph.train.sum()) == 0:
-            raise AtollError("it has no training nodes; label some, or choose another split.")
-        return graph
-
     def _save(self, round: int, cohort: Cohort, model: SiteModel) -> Fields:
         SiteCheckpoints(self._run_folder(), self.notify).write(round, cohort.state(), model.document(round))
         return {}
@@ -299,10 +293,3 @@ class Site:
             chosen = requests.probability(request, "threshold")
             checkpoints.write_model(model.files(cohort, best, requests.integer(request, "round", best), chosen))
         return {}
-
-
-def _pad_features(x: Any, columns: int) -> Any:
-    """The features with zero columns appended, as many as the widest party of a vertical federation has."""
-    if isinstance(x, Tensor):
-        return nn.functional.pad(x, (0, columns - x.shape[1]))
-    return sp.csr_array((x.data, x.indices, x.indptr), shape=(x.shape[0], columns))

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from atoll.data.encoding import Encoding
 from atoll.deploy.site_metrics import SiteMetrics
 from atoll.errors import AtollError
 from atoll.federation.cohort import Cohort, Fields, Message, Schema
@@ -36,6 +37,7 @@ class SiteModel:
     names: Sequence[str]  # of the sites, where they are known
     metrics: SiteMetrics
     releases: Releases | None = None  # of a run with noise
+    encoding: Encoding | None = None  # of the site's table, where it has one
     round: int = 0  # the best round; 0 while there is none
     kept: Fields = field(default_factory=dict)  # its memory, arguments, metrics and counts
     asked: int = -1  # the round of the last message, after which the memory is what it is now
@@ -97,6 +99,7 @@ class SiteModel:
             columns=cohort.graph.feature_names,
             classes=names,
             party_numbers=cohort.parties,
+            preprocessing=None if self.encoding is None else self.encoding.to_dict(),
             **facts,
         )
         return ModelFiles(finite(about), memory=self.kept["memory"], arguments=self.kept["arguments"])

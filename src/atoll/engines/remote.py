@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,8 +65,15 @@ class RemoteEngine:
         timeout: float,
         exact: bool = False,
         order: Mapping[str, Tensor] | None = None,
+        columns: Sequence[Any] = (),
+        encoding: Sequence[Any] = (),
+        run: str = "",
     ) -> None:
-        """`order`: digests of columns and classes in the agreed order, into which each site brings its own graph."""
+        """`order`: digests of columns and classes in the agreed order, into which each site brings its own graph.
+
+        `columns`: documents of the columns of tables, for an engine that only fits their encoding, before the first round;
+        `encoding`: its document as the only item, for the rounds. `run`: the run's name, of its own unless given.
+        """
         self.carrier = carrier
         self.roster = {site: Parties(parties) for site, parties in roster.items()}
         self.config = config
@@ -74,7 +81,9 @@ class RemoteEngine:
         self.timeout = timeout
         self.exact = exact
         self.order = dict(order or {})
-        self.run = f"{Path(config['algorithm']).stem}-{uuid.uuid4().hex[:12]}"
+        self.columns = list(columns)
+        self.encoding = list(encoding)
+        self.run = run or f"{Path(config['algorithm']).stem}-{uuid.uuid4().hex[:12]}"
         self.token = -1  # the round of the last checkpoint; −1 before the first
         self.round = 0
         self.best = 0  # the best round, whose model every site keeps; 0 before the first
@@ -121,7 +130,8 @@ class RemoteEngine:
             self._warn(f"From the checkpoint of round {self.round} on, {failed}.")
         self.unsaved = failed
         self.token = self.round
-        return {"run": self.run, "round": self.round, "best": self.best, **({"order": self.order} if self.order else {})}
+        agreed = {name: value for name, value in (("order", self.order), ("encoding", self.encoding)) if value}
+        return {"run": self.run, "round": self.round, "best": self.best, **agreed}
 
     def restore(self, memory: Mapping[str, Any]) -> None:
         """Have every site restore what it saved."""
@@ -129,9 +139,8 @@ class RemoteEngine:
             return
         self.run, self.token = str(memory["run"]), int(memory["round"])
         self.round, self.best, self.unheard = self.token, int(memory.get("best", 0)), set()
-        self.order = dict(
-            memory.get("order", self.order)
-        )  # the model's columns keep their order, whichever sites are present now
+        self.order = dict(memory.get("order", self.order))  # the model's columns stay as they are, whoever is present now
+        self.encoding = list(memory.get("encoding", self.encoding))
         failed = self._failures(self._begin(list(self.roster)), "resume")
         if failed and self.exact:
             raise AtollError(f"The run cannot be resumed exactly ({failed}).")
@@ -166,9 +175,13 @@ class RemoteEngine:
         return {site: refused.get(site) or replies[site] for site in requests}
 
     def _begin(self, sites: list[str]) -> dict[str, Fields | str]:
-        run = {"config": _jsonable(self.config), "schema": self.schema.numbers, "token": self.token, "exact": self.exact}
-        run |= {"order": self.order} if self.order else {}
-        requests = {site: {"kind": "begin", **run, "parties": torch.tensor(self.roster[site].numbers)} for site in sites}
+        run: Fields = {"kind": "begin", "config": _jsonable(self.config), "schema": self.schema.numbers}
+        if self.columns:
+            run |= {"kind": "prepare", "columns": self.columns}
+        else:
+            run |= {"token": self.token, "exact": self.exact}
+        run |= {name: value for name, value in (("order", self.order), ("encoding", self.encoding)) if value}
+        requests = {site: {**run, "parties": torch.tensor(self.roster[site].numbers)} for site in sites}
         replies = self._exchange(requests)
         for site, reply in replies.items():
             if isinstance(reply, str):
@@ -193,7 +206,9 @@ class RemoteEngine:
             return {}
         envelope = {"atoll": __version__, "run": self.run}
         keep = {
-            site: {"keep": self.best} for site, request in requests.items() if site in self.unheard and request["kind"] != "begin"
+            site: {"keep": self.best}
+            for site, request in requests.items()
+            if site in self.unheard and request["kind"] not in ("begin", "prepare")
         }
         data = {site: wire.encode(envelope | request | keep.get(site, {})) for site, request in requests.items()}
         raw = self.carrier.send(data, self.timeout)
