@@ -106,8 +106,7 @@ def bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bank]
 
 def rounds(bank: Bank) -> runner.Result:
     """The run, without a folder."""
-    schema = bank.run._schema(None)
-    return runner.rounds(runner.build_experiment(bank.config, bank.run._engine(schema), schema, None, bank.config.partition))
+    return runner.rounds(bank.run._experiment(bank.run._common_form(), None))
 
 
 def shuffled(graph: Graph, seed: int) -> Graph:
@@ -199,7 +198,7 @@ def test_who_differs_in_what(kind: str, bank: Callable[..., Bank]) -> None:
     parts = graphs(small("fedavg"))
     banks = bank([parts[0], change(parts[1]), parts[2]])
     with pytest.raises(AtollError) as refused:
-        banks.run._schema(None)
+        banks.run._common_form()
     assert sentence in str(refused.value)
     assert "secret" not in str(refused.value)
     assert banks.said["bank-b"] == said
@@ -238,11 +237,11 @@ def test_sites_without_names_are_counted(bank: Callable[..., Bank]) -> None:
     parts = graphs(small("fedavg"))
     unnamed = [replace(graph, feature_names=None) for graph in parts]
     banks = bank([parts[0], unnamed[1], parts[2]])
-    assert banks.run._schema(None).features == 12
+    assert banks.run._common_form().features == 12
     assert banks.warned == ["bank-b does not name its features, so their order could not be compared with bank-a's."]
     assert_same(rounds(banks), rounds(bank(parts)), 0.0)
     silent = bank(unnamed)
-    silent.run._schema(None)
+    silent.run._common_form()
     assert silent.warned == []
 
 
@@ -258,12 +257,12 @@ def test_scaling_is_compared(bank: Callable[..., Bank], scale: Callable[[Any], A
     """A site that scaled its features is named beside one that did not; the run goes on, and may be meant."""
     parts = graphs(small("fedavg"))
     banks = bank([parts[0], parts[1], replace(parts[2], x=scale(parts[2].x))])
-    banks.run._schema(None)
+    banks.run._common_form()
     (told,) = banks.warned
     assert told.startswith("The features of bank-a are not scaled in any of the usual ways, those of bank-c")
     assert words in told
     alike = bank([replace(graph, x=scale(graph.x)) for graph in parts])
-    alike.run._schema(None)
+    alike.run._common_form()
     assert not alike.warned
 
 
@@ -276,25 +275,25 @@ def test_roles_of_shared_nodes(bank: Callable[..., Bank]) -> None:
     """A node that trains at one site and tests at another leaks its label into training; one without a role does not."""
     parts = overlapping()
     banks = bank(parts, "fedgl", partition="overlap")
-    assert banks.run._schema(None).classes == 3
+    assert banks.run._common_form().classes == 3
     shared = torch.isin(parts[1].ids, parts[0].ids)
     moved = parts[1].train & shared
     assert int(moved.sum()) > 0
     trained = parts[1].train & ~moved
     other = replace(parts[1], train=trained, test=parts[1].test | moved)
     with pytest.raises(AtollError) as refused:
-        bank([parts[0], other, parts[2]], "fedgl", partition="overlap").run._schema(None)
+        bank([parts[0], other, parts[2]], "fedgl", partition="overlap").run._common_form()
     count = len({int(node) for node in parts[1].ids[moved]} & {int(node) for node in parts[0].ids[parts[0].train]})
     assert f"{count} nodes that bank-a and bank-b share have different roles" in str(refused.value)
-    bank([parts[0], replace(parts[1], train=trained), parts[2]], "fedgl", partition="overlap").run._schema(None)
+    bank([parts[0], replace(parts[1], train=trained), parts[2]], "fedgl", partition="overlap").run._common_form()
 
 
 def test_overlapping_sites_keep_the_roles_of_their_data(bank: Callable[..., Bank]) -> None:
     """A split that each site drew for itself would give shared nodes several roles: it is refused."""
     banks = bank(overlapping(), "fedgl", partition="overlap", split={"split": "random"})
-    schema = banks.run._schema(None)
+    form = banks.run._common_form()
     with pytest.raises(AtollError, match="must agree on their roles, so the data's own split is used"):
-        runner.rounds(runner.build_experiment(banks.config, banks.run._engine(schema), schema, None, "overlapping"))
+        runner.rounds(banks.run._experiment(form, None))
 
 
 def test_overlapping_columns_are_put_in_order(bank: Callable[..., Bank]) -> None:
@@ -317,8 +316,8 @@ def test_the_order_outlives_the_first_site(bank: Callable[..., Bank]) -> None:
     """Resumed without the site that gave the order: the model's columns stay where they were."""
     parts = graphs(small("fedavg"))
     banks = bank([parts[0], shuffled(parts[1], 1), parts[2]])
-    schema = banks.run._schema(None)
-    engine = banks.run._engine(schema)
+    engine = banks.run._experiment(banks.run._common_form(), None).engine
+    assert isinstance(engine, RemoteEngine)
     engine.round = 1
     saved = wire.decode(wire.encode(engine.state()))
     later = {site: parties for site, parties in banks.run.roster.items() if site != "bank-a"}
@@ -327,7 +326,7 @@ def test_the_order_outlives_the_first_site(bank: Callable[..., Bank]) -> None:
         banks.wire,
         later,
         banks.config.to_dict(),
-        schema,
+        engine.schema,
         timeout=5.0,
         order=check_compatible({"bank-b": alone}, "horizontal").order,
     )
@@ -343,9 +342,10 @@ def test_a_site_that_comes_late_with_other_columns_is_refused(bank: Callable[...
     """Where it was not there to be compared, `begin` does it; its log names the column."""
     parts = graphs(small("fedavg"))
     banks = bank(parts)
-    schema = banks.run._schema(None)
+    form = banks.run._common_form()
     files.save(replace(parts[1], feature_names=(*COLUMNS[:-1], "secret-other")), banks.wire.sites["bank-b"].data)  # type: ignore[arg-type]
-    engine = banks.run._engine(schema)
+    engine = banks.run._experiment(form, None).engine
+    assert isinstance(engine, RemoteEngine)
     reply = engine._begin(["bank-b"])["bank-b"]
     assert reply == "refused: its columns are not those of the federation; its log lists them."
     assert "'secret-other'" in banks.said["bank-b"][0]

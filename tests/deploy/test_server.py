@@ -12,7 +12,6 @@ pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install 'at
 from atoll.deploy import launch
 from atoll.deploy.server import ServerRun
 from atoll.errors import AtollError
-from atoll.federation.cohort import Schema
 from atoll.runs.config import Config
 from sites import DirectCarrier, sites_with_data
 from small import small
@@ -45,6 +44,7 @@ def test_a_run_that_is_taken_up_goes_on_without_a_site_that_hangs(tmp_path: Path
     carrier = Silent(sites_with_data(tmp_path, config))
     carrier.instead["site-2"] = lambda data: "timed out after 5 seconds"
     deployed = launch.deployment_config({"algorithm": "fedavg"}, "run.toml", ["a", "b", "c"])
-    assert server_run(deployed, tmp_path, carrier, simulated=False, resume=True)._schema(None) == Schema(12, 3, 3)
+    form = server_run(deployed, tmp_path, carrier, simulated=False, resume=True)._common_form()
+    assert (form.features, form.classes) == (12, 3)
     with pytest.raises(AtollError, match="The site site-2 cannot take part: it timed out"):
-        server_run(deployed, tmp_path, carrier, simulated=False)._schema(None)
+        server_run(deployed, tmp_path, carrier, simulated=False)._common_form()
