@@ -60,7 +60,7 @@ def test_columns_and_classes_take_the_first_partys_order(tmp_path: Path) -> None
         (SOUTH.replace("s1", "n1"), r"north and .*south both have a node 'n1': .*scenario=overlapping\), and to horizontal"),
         (SOUTH.replace("s1", "n1").replace("cost", "price"), "'n1' and their columns differ, which is vertical"),
         ("id,age,cost,label\ns1,1,1,\ns2,1,2,\n", "names its classes"),
-        (SOUTH.replace("30", "old").replace("52", "young"), "south has columns that need an encoding"),
+        (SOUTH.replace("30", "old").replace("52", "young"), r"Column `age` is a number at .*north and a category at .*south"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*encoded as inferred")

@@ -17,9 +17,11 @@ import pytest
 
 pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install 'atoll[deploy]'")
 
+import clinics
 from atoll.deploy import audit, supervisor
 from atoll.deploy import kit as kits
 from atoll.deploy.policy import SitePolicy
+from atoll.runs import config as configuration
 from atoll.runs import runner
 from sites import DEADLINE, kill_after, run_across, wait_until
 from small import ALGORITHMS, small
@@ -65,6 +67,25 @@ def test_killed_and_taken_up_again(end: str, federation: supervisor.LocalFederat
     assert child.child.process.pid != before
     assert_same(whole, result, 0.0)
     assert numbers(whole) == numbers(result)
+
+
+@shared
+@pytest.mark.filterwarnings("ignore::atoll.errors.AtollWarning")
+def test_tables_are_encoded_over_processes(federation: supervisor.LocalFederation, tmp_path: Path) -> None:
+    """Fitted before the first round, and restored after SIGKILLs of a site and of the server: the bits of one process."""
+    values = {"rounds": 16, "patience": 0, "split": "random", "checkpoint_every": 3, "on_missing": "stop"}
+    folder = str(clinics.write(tmp_path / "data"))
+    config = configuration.resolve("fedavg", dataset=folder, partition="files", values=values)
+    first = kill_after(4, lambda: federation.sites[1].child.process)
+    second = kill_after(9, lambda: federation.server.child.process)
+
+    def watch(row: dict[str, Any], rounds: int) -> None:
+        first(row, rounds)
+        second(row, rounds)
+
+    result = run_across(federation, config, tmp_path / "run", watch)
+    assert_same(runner.run(config), result, 0.0)
+    assert result.bytes["by_verb"]["count_columns"]["messages"] == 3
 
 
 @shared

@@ -1,0 +1,332 @@
+"""Tables at sites: the encoding of one process to the last bit, names that stay at home, and a server that asks for too much."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install 'atoll[deploy]'")
+
+from atoll import wire
+from atoll.data.encoding import Encoding
+from atoll.data.encoding_fit import MAX_CALLS
+from atoll.deploy import audit, server
+from atoll.deploy.policy import SitePolicy
+from atoll.engines.remote import read_answer
+from atoll.errors import AtollError
+from atoll.runs import runner
+from atoll.runs.preparation import TableCohort
+from clinics import CLINICS, SECRETS, Clinics, clinics, configs, table
+from test_promises import assert_same
+
+pytestmark = pytest.mark.filterwarnings("ignore::atoll.errors.AtollWarning")
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports to a parent process are left out."""
+    monkeypatch.setattr(server, "report", lambda **what: None)
+
+
+def site_encodings(found: Clinics, run: str) -> dict[str, Encoding]:
+    """What each site's model was trained with."""
+    paths = {name: found.folder / "kits" / name / "runs" / run / "model" / "model.json" for name in found.wire.sites}
+    return {name: Encoding.from_dict(json.loads(path.read_text())["preprocessing"]) for name, path in paths.items()}
+
+
+def plain(encoding: Encoding) -> list[Any]:
+    """All of an encoding but the categories' names."""
+    columns = encoding.to_dict()["columns"]
+    return [{name: value for name, value in column.items() if name != "labels"} for column in columns]
+
+
+def equal(found: Clinics, algorithm: str = "fedavg", tolerance: float = 0.0, **values: Any) -> None:
+    """The sites' run is that of one process: states, metrics, bytes and encodings."""
+    here, there = configs(found.folder, algorithm, **values)
+    experiment = runner.prepare(here)
+    experiment.federation.whole = None  # the union of overlapping graphs, which only a simulation has
+    one, other = runner.rounds(experiment), found.serve(there)
+    assert_same(one, other, tolerance)
+    whole = experiment.party_data.encoding
+    for name, encoding in site_encodings(found, other.memory["run"]).items():
+        if whole is not None:
+            assert plain(encoding) == plain(whole), name
+            for own, all_names in zip(encoding.columns, whole.columns, strict=True):
+                assert all(label in ("", known) for label, known in zip(own.labels, all_names.labels, strict=True))
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_sites_give_the_numbers_of_their_folders(tmp_path: Path, secure: bool) -> None:
+    """Other orders, a ward that one has alone, a column that is empty at one: the bits of one process; no name leaves a site."""
+    found = clinics(tmp_path, signed=secure)
+    equal(found, secure=str(secure), **({"secure_min": 3} if secure else {}))
+    sent = b"".join(found.wire.bytes)
+    assert not [name for name in SECRETS if name.encode() in sent]
+    labels = {name: site_encodings(found, run_of(found))[name].columns[1].labels for name in CLINICS}
+    assert "secret-ward" in labels["clinic-c"]
+    assert "" in labels["clinic-a"]
+    journal = [line.entry for line in audit.read(found.folder / "kits" / "clinic-a" / "runs" / "journal.jsonl") if line.entry]
+    verbs = [entry["verb"] for entry in journal if entry.get("verb") in MAX_CALLS]
+    assert set(verbs) == MAX_CALLS.keys()
+    assert all(verbs.count(verb) <= MAX_CALLS[verb] for verb in verbs)
+    assert all(entry["masked"] == secure for entry in journal if entry.get("verb") in MAX_CALLS)
+
+
+def run_of(found: Clinics) -> str:
+    """The name of the run that was trained."""
+    (path,) = (found.folder / "kits" / "clinic-a" / "runs").glob("*/model")
+    return path.parent.name
+
+
+def test_overlapping_and_vertical_sites(tmp_path: Path) -> None:
+    """Nodes that clinics share count at each; vertical clinics encode their own columns, and nothing is asked for it."""
+    shared = {name: table(place).assign(index=range(20 * place, 20 * place + 60)) for place, name in enumerate(CLINICS)}
+    for frame in shared.values():
+        frame["split"] = np.resize(["train", "val", "test"], 200)[frame["index"].astype(int)]
+        frame["label"] = np.resize(["home", "ward", "ward"], 200)[frame["index"].astype(int)]
+        frame["id"] = frame["index"]
+    equal(clinics(tmp_path / "overlapping", shared), "fedgl", split="auto", scenario="overlapping")
+    rows = [f"p{row}" for row in range(60)]
+    apart = {name: table(place)[["ward", "blood_sugar"]].assign(id=rows) for place, name in enumerate(CLINICS)}
+    for frame in apart.values():
+        frame["label"], frame["split"] = np.resize(["home", "ward", "ward"], 60), np.resize(["train", "val", "test", "train"], 60)
+    found = clinics(tmp_path / "vertical", apart)
+    equal(found, "glasu", 1e-5, split="auto", scenario="vertical", hidden=4)
+    assert not [data for data in found.wire.bytes if b"count_columns" in data]
+
+
+def test_plain_numbers_beside_a_table_are_columns_too(tmp_path: Path) -> None:
+    """One clinic misses nothing: alone it would need no encoding."""
+    frames = {name: table(place)[["id", "dose", "blood_sugar", "label"]] for place, name in enumerate(CLINICS)}
+    frames["clinic-b"] = frames["clinic-b"].fillna(1.5)
+    equal(clinics(tmp_path, frames))
+
+
+@pytest.mark.parametrize(
+    ("change", "server_says", "site_says"),
+    [
+        (
+            lambda frame: frame.assign(dose="high"),
+            "column 5 of clinic-a .* is a number at clinic-a and a category at clinic-b; say in a features.toml",
+            "column 'dose', a category here, is not encoded as at clinic-a",
+        ),
+        (
+            lambda frame: frame.drop(columns="dose"),
+            "Clinic-b has no column 5 of clinic-a .*, which clinic-a has",
+            "columns there and not here: 1",
+        ),
+        (lambda frame: frame.assign(extra="x"), "Clinic-a has no column 7 of clinic-b .*, which clinic-b has", "'extra'"),
+    ],
+)
+def test_columns_that_differ_are_one_sentence(
+    tmp_path: Path, change: Callable[[pd.DataFrame], pd.DataFrame], server_says: str, site_says: str
+) -> None:
+    """The server says which site and which position; the site's own log says the name; the folders are refused alike."""
+    frames = {name: table(place) for place, name in enumerate(CLINICS)}
+    frames["clinic-b"] = change(frames["clinic-b"])
+    found = clinics(tmp_path, frames)
+    here, there = configs(tmp_path)
+    with pytest.raises(AtollError, match=server_says) as refused:
+        found.serve(there)
+    assert not [name for name in ("dose", "extra") if name in str(refused.value)]
+    assert any(site_says in text for text in found.said["clinic-b"])
+    with pytest.raises(AtollError, match=r"`(dose|extra)`"):
+        runner.prepare(here)
+
+
+def test_features_files_must_agree(tmp_path: Path) -> None:
+    """Other options are a sentence; the same listed values at all sites work, and are sent as digests."""
+    found = clinics(tmp_path)
+    said = '[ward]\nkind = "category"\nvalues = ["icu", "secret-ward"]\n[score]\nkind = "number"\nlow = 0\nhigh = 8\n'
+    for name in CLINICS:
+        (tmp_path / "data" / name / "features.toml").write_text(said)
+    equal(found)
+    assert b"secret-ward" not in b"".join(found.wire.bytes)
+    (tmp_path / "data" / "clinic-b" / "features.toml").write_text(said.replace("8", "9"))
+    with pytest.raises(AtollError, match=r"column 6 of clinic-a .* is encoded in another way at clinic-b than at clinic-a"):
+        clinics(tmp_path).serve(configs(tmp_path)[1], "again")
+    (tmp_path / "data" / "clinic-b" / "features.toml").write_text(said.replace('"secret-ward"', '"secret-other"'))
+    with pytest.raises(AtollError, match="encoded in another way"):
+        clinics(tmp_path).serve(configs(tmp_path)[1], "once more")
+
+
+def test_numbers_without_a_table_do_not_fit(tmp_path: Path) -> None:
+    """An .npz beside tables; in one process as at sites."""
+    found = clinics(tmp_path)
+    folder = tmp_path / "data" / "clinic-c"
+    arrays = {"x": np.zeros((4, 6), np.float32), "edge_index": np.array([[0], [1]]), "y": np.arange(4) % 2}
+    np.savez(folder / "graph.npz", **arrays, class_names=np.array(["home", "ward"]))
+    here, there = configs(tmp_path)
+    with pytest.raises(AtollError, match=r"clinic-a are encoded, and clinic-c has numbers without a table"):
+        found.serve(there)
+    with pytest.raises(AtollError, match=r"clinic-c has only numbers without a table"):
+        runner.prepare(here)
+
+
+@pytest.mark.parametrize("when", ["histogram", "fit"])
+def test_a_killed_site_continues(tmp_path: Path, when: str) -> None:
+    """A new process of a site in the middle of the fit, or of the rounds: the same bits, and nothing is asked twice."""
+    found = clinics(tmp_path)
+    here, there = configs(tmp_path, checkpoint_every=1, on_missing="stop")
+    killed: list[str] = []
+
+    def kill(site: str, request: dict[str, Any]) -> None:
+        if site == "clinic-b" and request.get("verb") == when and not killed and (when == "histogram" or request["round"] == 2):
+            killed.append(site)
+            found.restart(site)
+
+    found.wire.before = kill
+    assert_same(runner.run(here), found.serve(there), 0.0)
+    assert killed
+
+
+def test_a_killed_server_resumes_with_the_encoding_of_the_run(tmp_path: Path) -> None:
+    """From its checkpoint, without another fit; a site refuses another encoding, and other data, under the same run."""
+    found = clinics(tmp_path)
+    here, there = configs(tmp_path, checkpoint_every=1, on_missing="stop")
+
+    class Killed(BaseException):
+        """SIGKILL."""
+
+    def kill(site: str, request: dict[str, Any]) -> None:
+        if request.get("verb") == "fit" and request["round"] == 3:
+            raise Killed
+
+    found.wire.before = kill
+    with pytest.raises(Killed):
+        found.serve(there)
+    found.wire.bytes.clear()
+    for name in CLINICS:
+        found.restart(name)
+    begun: list[dict[str, Any]] = []
+    found.wire.before = lambda site, request: begun.append(request) if request["kind"] == "begin" else None
+    assert_same(runner.run(here), found.serve(there, resume=True), 0.0)
+    assert not [data for data in found.wire.bytes if b"count_columns" in data or b"prepare" in data]
+    request = begun[0]
+    request["encoding"][0]["numbers"][0][3] += 1.0
+    answer = read_answer(found.restart("clinic-a").handle(wire.encode(request)))
+    assert answer == "refused: the encoding is not the one that the run began with."
+    request["encoding"][0]["numbers"][0][3] -= 1.0
+    table(0).assign(dose=1.0).to_csv(tmp_path / "data" / "clinic-a" / "nodes.csv", index=False)
+    assert "its data has changed" in str(read_answer(found.restart("clinic-a").handle(wire.encode(request))))
+
+
+def prepared(found: Clinics, **values: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """How a server asks clinic-b before the first round, and the `prepare` that came before."""
+    asked: list[dict[str, Any]] = []
+    found.wire.before = lambda site, request: (
+        asked.append(request) if request["kind"] == "prepare" and site == "clinic-b" else None
+    )
+    found.serve(configs(found.folder, **values)[1])
+    request = {**asked[0], "run": "another-run"}
+    found.wire.sites["clinic-b"].handle(wire.encode(request))
+
+    def ask(verb: str, call: int = 1, **common: Any) -> Any:
+        message = {"kind": "ask", "verb": verb, "round": 0, "call": call, "training": True, "each": {}, "common": common}
+        envelope = {name: request[name] for name in ("atoll", "run", "parties")}
+        return read_answer(found.wire.sites["clinic-b"].handle(wire.encode({**envelope, **message})))
+
+    return ask, request
+
+
+def ranges(ask: Callable[..., Any], number: int, low: float, high: float) -> dict[str, torch.Tensor]:
+    """A range for one of the five numbers, and one that holds everything for the others."""
+    found = {"low": torch.full((4,), -1e9, dtype=torch.float64), "high": torch.full((4,), 1e9, dtype=torch.float64)}
+    found["low"][number], found["high"][number] = low, high
+    return found
+
+
+def test_a_server_cannot_narrow_down_one_patient(tmp_path: Path) -> None:
+    """The attack: find the cell of the largest value, then ask for ever narrower ranges around it."""
+    found = clinics(tmp_path)
+    ask, _ = prepared(found)
+    values = table(1)["blood_sugar"].dropna().astype(float)
+    low, high, width = 0.0, float(values.max()) * 2, []
+    for call in range(2, 20):
+        reply = ask("histogram", call, **ranges(ask, 0, low, high))
+        if isinstance(reply, str):
+            break
+        width.append(high - low)
+        cells = reply["counts"][0, 0, 1:-1].nonzero()
+        step = (high - low) / 512
+        low, high = low + int(cells[-1]) * step, low + (int(cells[-1]) + 1) * step
+    assert "holds few of this site's values" in reply
+    assert len(width) == 1
+    assert any("refused to count column 'blood_sugar'" in text for text in found.said["clinic-b"])
+    assert "holds few" in ask("sum_columns", 2, **ranges(ask, 0, float(values.max()) - 1e-6, float(values.max())))
+
+
+def test_a_run_asks_no_more_than_a_fit_does(tmp_path: Path) -> None:
+    """Also after a restart of the site; the same call again is answered the same."""
+    found = clinics(tmp_path)
+    ask, request = prepared(found)
+    first = ask("histogram", 2, **ranges(ask, 0, -1e5, 1e5))
+    for call in range(3, 2 + MAX_CALLS["histogram"]):
+        assert not isinstance(ask("histogram", call, **ranges(ask, 0, -1e5 - call, 1e5)), str)
+    assert "asked 5 times in this run" in ask("histogram", 9, **ranges(ask, 0, -1e5, 2e5))
+    found.restart("clinic-b").handle(wire.encode(request))
+    assert "asked 5 times in this run" in ask("histogram", 9, **ranges(ask, 0, -1e5, 2e5))
+    assert torch.equal(ask("histogram", 2, **ranges(ask, 0, -1e5, 1e5))["counts"], first["counts"])
+    assert not isinstance(ask("count_columns"), str)
+    assert "asked 1 times" in ask("count_columns", 2)
+    assert "takes no argument" in ask("count_columns", 1, low=torch.zeros(4))
+    assert "cannot be answered" in ask("histogram", 2, low=torch.zeros(1), high=torch.ones(1))
+    many = torch.zeros(5000, dtype=torch.int64)
+    assert "cannot be answered" in ask("refine_categories", 3, columns=many, buckets=many)
+    assert "cannot be answered" in ask("split_categories", 3, columns=many[:1], prefixes=many[:1] - 1)
+    assert "has no verb 'fit'" in ask("fit", 3)
+    record = tmp_path / "kits" / "clinic-b" / "runs" / "another-run" / "preparation.json"
+    record.write_text("{")
+    assert "is damaged" in str(read_answer(found.restart("clinic-b").handle(wire.encode(request))))
+
+
+def test_what_the_fit_asks_is_limited_as_often(tmp_path: Path) -> None:
+    """Every verb has its limit, and no fit of any table exceeds it."""
+    assert MAX_CALLS.keys() == {name for name in TableCohort.verbs() if not name.startswith("secure_")}
+
+
+def test_a_site_that_insists_on_noise_does_not_count(tmp_path: Path) -> None:
+    """These counts are exact."""
+    found = clinics(tmp_path)
+    noise = {"dp.verb": "fit", "dp.clip": 1.0, "dp.noise": 1.0, "dp.evaluation_noise": 1.0, "dp.noise_source": "system"}
+    there = configs(tmp_path, **noise)[1]
+    found.restart("clinic-a", SitePolicy(dp_epsilon=5.0))
+    with pytest.raises(AtollError, match=r"clinic-a cannot take part: it refused: Noise \(dp\) does not cover the counts"):
+        found.serve(there)
+    with pytest.raises(AtollError, match="insists on differential privacy"):
+        found.serve(configs(tmp_path)[1], "again")
+
+
+DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no list": lambda document: document.update(columns="x"),
+    "a column twice": lambda document: document["columns"].append(document["columns"][0]),
+    "another kind": lambda document: document["columns"][0].update(kind="text"),
+    "an unknown option": lambda document: document["columns"][0].update(secret=1),
+    "no number": lambda document: document["numbers"][0].__setitem__(3, "1"),
+    "a negative deviation": lambda document: document["numbers"][0].__setitem__(4, -1.0),
+    "a code too large": lambda document: document["numbers"][1][6].__setitem__(0, 1 << 40),
+    "buckets of a number": lambda document: document["numbers"][0].__setitem__(6, [1]),
+    "too few": lambda document: document["sealed"].pop(),
+}
+
+
+def test_a_damaged_encoding_is_refused(tmp_path: Path) -> None:
+    """By the site, as what it is; a good one is still taken."""
+    found = clinics(tmp_path)
+    begun: list[dict[str, Any]] = []
+    found.wire.before = lambda site, request: begun.append(request) if request["kind"] == "begin" and site == "clinic-a" else None
+    found.serve(configs(tmp_path, rounds=1)[1])
+    request = {**begun[0], "run": "another-run"}
+    for name, damage in DAMAGE.items():
+        bad = wire.decode(wire.encode(request))
+        damage(bad["encoding"][0])
+        answer = read_answer(found.wire.sites["clinic-a"].handle(wire.encode(bad)))
+        assert answer == "refused: the columns of the tables could not be read.", name
+    assert read_answer(found.wire.sites["clinic-a"].handle(wire.encode(request))) == {}
