@@ -10,6 +10,7 @@ import typer
 
 from atoll.cli.catalog import algorithms, datasets
 from atoll.cli.compare import compare
+from atoll.cli.data import data
 from atoll.cli.deploy import join, provision, serve
 from atoll.cli.evaluate import evaluate
 from atoll.cli.journal import journal
@@ -35,6 +36,7 @@ COMMANDS = (
 )
 for command in COMMANDS:
     app.command()(command)
+app.add_typer(data, name="data")
 
 
 @app.callback(invoke_without_command=True)
