@@ -9,8 +9,10 @@ weighted by the classes' shares, those shares. The GNNs never leave their partie
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -248,6 +250,10 @@ class Cohort(atoll.federation.cohort.Cohort):
     def embeddings(self) -> Tensor:
         """(N, h) the last hidden layer of each party's own GNN."""
         return self.gnn.embed(self.graph)
+
+    def transfer(self, memory: Mapping[str, Any]) -> None:
+        """The GNN is all that predicts; proxies are for training."""
+        super().transfer({name: value for name, value in memory.items() if name != "proxies"})
 
 
 def start(federation: Federation, settings: Settings) -> State:

@@ -9,7 +9,9 @@ The server sees the sum of the parties' structure encoders, weighted by their tr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -142,6 +144,11 @@ class Cohort(LocalTraining):
     def evaluate(self, structure: Fields) -> Fields:
         """Counts of each party's feature encoder with the server's structure encoder."""
         return self.task.counts(self.predict(structure), self.graph)
+
+    def transfer(self, memory: Mapping[str, Any]) -> None:
+        """The encoders; structure embeddings follow from the graph."""
+        super().transfer({name: value for name, value in memory.items() if name != "embedding"})
+        self.embedding = structure_embedding(self.graph, self.settings.walk_steps, self.settings.max_degree)
 
     def load(self, structure: Fields | None = None) -> None:
         """The server's structure encoder for every party."""

@@ -96,10 +96,13 @@ def choice(name: str, options: Any, where: str) -> ColumnChoice:
         if option not in ("kind", *allowed):
             raise AtollError(f"{where}: a {kind} has no option {option!r}{suggest(option, allowed) if allowed else '.'}")
     form = _checked(options, "format", str, "", where)
-    column = Column(name, kind, **_column_options(options, form, where)) if kind in ENCODED else None
+    missing = _texts(options, "missing", where)
+    column = None
+    if kind in ENCODED:
+        column = Column(name, kind, **_column_options(options, form, where), missing_texts=missing, date_format=form)
     why = {"text": "it is text, which is not encoded", "ignore": f"{FEATURES_FILE} says so"}.get(kind, "")
     given = {key: value for key, value in options.items() if key != "kind"}
-    return ColumnChoice(name, kind, why, column, _texts(options, "missing", where), form, given)
+    return ColumnChoice(name, kind, why, column, missing, form, given)
 
 
 def _column_options(options: Mapping[str, Any], form: str, where: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ ward=other       rare and unknown values; only where there were any
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from atoll.data.builder import compact, row_normalize
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
-from atoll.graphs.table import Column, Floats, Table
+from atoll.graphs.table import KINDS, Column, Floats, Table
 
 BUCKETS, PARTS = 4096, 256  # of category names: a name's bucket, the part of the bucket it is in, and the part of that part
 PREFIXES = BUCKETS * PARTS
@@ -101,6 +102,8 @@ class Encoding:
     """
 
     columns: tuple[EncodedColumn, ...]
+    ignored: tuple[str, ...] = ()  # columns of the files that were not encoded
+    roles: tuple[tuple[str, str], ...] = ()  # columns of the files that stand for id, label or split
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -142,16 +145,21 @@ class Encoding:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; `from_dict` is the way back."""
-        return {"version": 1, "columns": [_plain(asdict(each)) for each in self.columns]}
+        columns = [_plain(asdict(each)) for each in self.columns]
+        return {"version": 1, "columns": columns, "ignored": list(self.ignored), "roles": _plain(self.roles)}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Encoding:
-        """The encoding of `to_dict`."""
+        """The encoding of `to_dict`; whatever is wrong with it is one sentence."""
         try:
             if document["version"] != 1:
                 raise ValueError(f"version {document['version']!r}")
-            return cls(tuple(_column(each) for each in document["columns"]))
-        except (KeyError, TypeError, ValueError) as error:
+            columns = tuple(_column(each) for each in document["columns"])
+            if len({each.column.name for each in columns}) < len(columns):
+                raise ValueError("it names a column twice")
+            roles = tuple((str(name), str(role)) for name, role in document.get("roles", ()))
+            return cls(columns, tuple(map(str, document.get("ignored", ()))), roles)
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise AtollError(f"The stored encoding of the columns cannot be read ({error}); train the model again.") from error
 
 
@@ -176,8 +184,25 @@ def _plain(value: Any) -> Any:
 
 def _column(document: Mapping[str, Any]) -> EncodedColumn:
     column = dict(document["column"])
-    column["values"] = tuple(column["values"])
-    column["clip"] = None if column["clip"] is None else tuple(column["clip"])
+    column |= {name: tuple(map(str, column.get(name, ()))) for name in ("values", "missing_texts")}
+    column["clip"] = None if column["clip"] is None else tuple(map(float, column["clip"]))
     rest = {name: value for name, value in document.items() if name != "column"}
     rest |= {"buckets": tuple(map(int, rest["buckets"])), "labels": tuple(map(str, rest["labels"]))}
-    return EncodedColumn(column=Column(**column), **rest)
+    each = EncodedColumn(column=Column(**column), **rest)
+    _check(each)
+    return each
+
+
+def _check(each: EncodedColumn) -> None:
+    """Refuse values that would not encode anything, or fail only when they do."""
+    name, kind = each.column.name, each.column.kind
+    if not isinstance(name, str) or kind not in KINDS or not isinstance(each.column.date_format, str):
+        raise ValueError(f"the column {name!r} is a {kind!r}")
+    if not all(isinstance(mark, bool) for mark in (each.missing, each.other)):
+        raise ValueError(f"column {name!r} does not say whether values may be missing")
+    numbers = (each.low, each.high, each.mean, each.std)
+    if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers) or each.std <= 0:
+        raise ValueError(f"column {name!r} has impossible bounds or scales")
+    kept = each.column.values or each.buckets
+    if kind == "category" and (len(kept) != len(each.labels) or not all(0 <= one < BUCKETS * SUB_BUCKETS for one in each.buckets)):
+        raise ValueError(f"column {name!r} has other categories than it names")

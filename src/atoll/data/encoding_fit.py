@@ -256,7 +256,7 @@ def named(fitted: FittedEncoding, table: Table, key: bytes = b"") -> Encoding:
             buckets = tuple(codes[place] for place in order)
             each = replace(each, buckets=buckets, labels=tuple("|".join(sorted(known.get(code, []))) for code in buckets))
         columns.append(each)
-    return Encoding(tuple(columns))
+    return Encoding(tuple(columns), table.ignored, table.roles)
 
 
 def fit_locally(table: Table) -> Encoding:

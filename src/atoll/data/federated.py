@@ -12,8 +12,9 @@ import torch
 
 from atoll.data.builder import check_fold, row_normalize
 from atoll.data.catalog import DataSettings
-from atoll.data.datasets import encoded_alone, read_dataset
+from atoll.data.datasets import read_dataset
 from atoll.data.encoding import Encoding
+from atoll.data.encoding_fit import fit_locally
 from atoll.data.partition import SCENARIO_OF, PartitionSettings, partition, scenario_of
 from atoll.data.party_graphs import parts_of, pooled, read_folders, scenario_of_parties, with_tables
 from atoll.data.registry import lookup
@@ -79,6 +80,8 @@ class FederatedData:
     public: Mapping[str, Any] = field(default_factory=dict)  # what the server may see in this scenario
     names: tuple[str, ...] = ()  # of the parties, where they have names
     encoding: Encoding | None = None  # of the columns, where they had to be encoded
+    party_encodings: tuple[Encoding | None, ...] = ()  # vertical folders: each party's own
+    party_columns: tuple[tuple[str, ...] | None, ...] = ()  # vertical folders: the names of each party's columns
 
 
 def federate(config: DataConfig, graph: Graph | None, scenarios: Sequence[str]) -> FederatedData:
@@ -94,8 +97,10 @@ def federate(config: DataConfig, graph: Graph | None, scenarios: Sequence[str]) 
         _warn_replaced_split(graph, config)
         if getattr(config.data, "normalize_features", False):
             graph = row_normalize(graph)
+    encoding = None
     if config.partition == "vertical" and graph.table is not None:
-        graph = encoded_alone(graph, normalize=config.data.normalize_features)
+        encoding = fit_locally(graph.table)
+        graph = encoding.encode(graph, normalize=config.data.normalize_features)
     seed = config.partition_settings.partition_seed
     parts = partition(graph, config.partition, config.parties, config.partition_settings, config.seed if seed < 0 else seed)
     parts = split(parts, config.split, config.seed)
@@ -113,7 +118,7 @@ def federate(config: DataConfig, graph: Graph | None, scenarios: Sequence[str]) 
     if scenario == "node":
         labels = torch.where(whole.train, whole.y, -1)[parts.ptr[:-1]]
         public = {"edge_index": parts.party[whole.edge_index], "y_train": labels}
-    return FederatedData(scenario, parts, whole, graph, public)
+    return FederatedData(scenario, parts, whole, graph, public, encoding=encoding)
 
 
 def _own_parties(config: DataConfig, graph: Graph | None, scenarios: Sequence[str]) -> FederatedData:
@@ -131,7 +136,14 @@ def _own_parties(config: DataConfig, graph: Graph | None, scenarios: Sequence[st
     for party in parties:
         _warn_replaced_split(party.graph, config, party.where)
     normalize = config.data.normalize_features
+    own: dict[str, Any] = {}
     if scenario == "vertical":
+        encodings = tuple(None if party.graph.table is None else fit_locally(party.graph.table) for party in parties)
+        parties = [
+            party if encoding is None else replace(party, graph=encoding.encode(party.graph))
+            for party, encoding in zip(parties, encodings, strict=True)
+        ]
+        own = {"party_encodings": encodings, "party_columns": tuple(party.graph.feature_names for party in parties)}
         parts = vertical_files.match(parties)
         parts = split(row_normalize(parts) if normalize else parts, config.split, config.seed)
         whole = source = vertical_files.joined(parts)
@@ -142,8 +154,8 @@ def _own_parties(config: DataConfig, graph: Graph | None, scenarios: Sequence[st
         whole = union(parts, source, merged=True)
     _check_training(parts, scenario, config.split, names)
     if scenarios == ("whole",):
-        return FederatedData("whole", whole, whole, source)
-    return FederatedData(scenario, parts, whole, source, names=names)
+        return FederatedData("whole", whole, whole, source, **own)
+    return FederatedData(scenario, parts, whole, source, names=names, **own)
 
 
 def _warn_replaced_split(graph: Graph, config: DataConfig, where: str = "") -> None:

@@ -6,17 +6,20 @@ and `target`. `classes.txt`, one class per line, fixes the classes and their ord
 it. Without it the classes are 0, 1, 2, … or the sorted names.
 
 An `.npz` (or `graph.npz` in a folder) has `x` or the CSR parts `x_data x_indices x_indptr x_shape`, `edge_index`, `y` and,
-optionally, `train val test` masks, `ids`, `class_names`, `num_classes` and `feature_names`, the columns' names.
+optionally, `train val test` masks, `ids`, `class_names`, `num_classes`, `feature_names`, the columns' names, and `node_names`,
+the nodes' ids as text.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 import torch
+from numpy.typing import NDArray
 
 from atoll import storage
 from atoll.data.builder import MAX_CLASSES, Arrays, Ints, Masks, build_graph, plain, read_npz
@@ -84,6 +87,8 @@ def arrays(graph: Graph) -> Arrays:
         result["class_names"] = np.array(graph.class_names, dtype=str)
     if graph.feature_names is not None:
         result["feature_names"] = np.array(graph.feature_names, dtype=str)
+    if graph.node_names is not None:
+        result["node_names"] = np.array(graph.node_names, dtype=str)
     return result
 
 
@@ -108,6 +113,7 @@ def graph_of(stored: Arrays) -> Graph:
         ptr=torch.tensor([0, nodes]),
         class_names=tuple(str(name) for name in stored["class_names"]) if "class_names" in stored else None,
         feature_names=tuple(str(name) for name in stored["feature_names"]) if "feature_names" in stored else None,
+        node_names=stored["node_names"].astype(object) if "node_names" in stored else None,
     )
 
 
@@ -155,6 +161,7 @@ def _read_npz(path: Path, directed: bool) -> Graph:
         ids=_ids(archive, y, path),
         feature_names=_feature_names(archive, path),
     )
+    graph = replace(graph, node_names=_node_names(archive, y, path))
     warn_about_features(plain(x, str(path)), y, graph.feature_names, str(path))
     warn_about_edges(archive["edge_index"], str(path), [name for name in EDGE_WEIGHTS if name in archive])
     return graph
@@ -190,6 +197,16 @@ def _feature_names(archive: Arrays, path: Path) -> tuple[str, ...] | None:
     if listed.ndim != 1 or len(set(names)) < len(names) or len(names) != width:
         raise AtollError(f"`feature_names` in {path} must be a list that names each of the {width} features once.")
     return names
+
+
+def _node_names(archive: Arrays, y: Ints, path: Path) -> NDArray[np.object_] | None:
+    """The nodes' ids as text."""
+    names = archive.get("node_names")
+    if names is None:
+        return None
+    if names.shape != y.shape or names.dtype.kind != "U" or len(np.unique(names)) < len(names):
+        raise AtollError(f"`node_names` in {path} has shape {names.shape} and type {names.dtype}; give each node a text of its own.")
+    return names.astype(object)
 
 
 def _ids(archive: Arrays, y: Ints, path: Path) -> Ints | None:

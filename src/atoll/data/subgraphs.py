@@ -87,6 +87,7 @@ def take_rows(graph: Graph, rows: Ints, edges: Ints, ptr: Ints) -> Graph:
         ids=graph.ids[index],
         ptr=torch.from_numpy(ptr.astype(np.int64)),
         table=None if graph.table is None else graph.table.rows(rows),
+        node_names=None if graph.node_names is None else graph.node_names[rows],
     )
 
 

@@ -58,7 +58,7 @@ def parse_tables(folder: Path, directed: bool, encode: str = "auto") -> FolderTa
     table, choices, columns, unscaled, x = None, None, None, None, np.zeros((len(y), 1))
     if encode != "never" and (said is not None or encode == "always" or not _plain(nodes)):
         choices = choose(nodes, said)
-        table = typed_table(nodes, choices)
+        table = replace(typed_table(nodes, choices), roles=tuple(_roles(said).items()))
     else:
         columns, x = _features(nodes)
     ends = _edges(edges, ids, nodes.path)
@@ -74,6 +74,7 @@ def parse_tables(folder: Path, directed: bool, encode: str = "auto") -> FolderTa
         ids=_index(nodes),
         feature_names=columns,
     )
+    graph = replace(graph, node_names=np.asarray(ids, dtype=object))
     if table is not None:
         graph = replace(graph, x=torch.empty(len(y), 0), table=table)
         x, columns = comparable(table)
@@ -86,12 +87,17 @@ def parse_tables(folder: Path, directed: bool, encode: str = "auto") -> FolderTa
 
 def read_nodes(folder: Path, said: Mapping[str, ColumnChoice] | None) -> TableFile:
     """The table of nodes, with the columns that features.toml calls id, label and split under these names."""
-    renamed = {name: each.kind for name, each in (said or {}).items() if each.kind in ROLES and name != each.kind}
+    renamed = _roles(said)
     for kind in ROLES:
         if len(twice := [name for name, role in renamed.items() if role == kind]) > 1:
             raise AtollError(f"{folder / FEATURES_FILE} names two columns as {kind}, {twice[0]} and {twice[1]}; keep one.")
     texts = [name for name, each in (said or {}).items() if each.kind in ("category", "boolean", "date", "text")]
     return read_table(folder, "nodes", ("id",), texts, renamed)
+
+
+def _roles(said: Mapping[str, ColumnChoice] | None) -> dict[str, str]:
+    """The columns that stand for id, label or split under another name."""
+    return {name: each.kind for name, each in (said or {}).items() if each.kind in ROLES and name != each.kind}
 
 
 def _plain(nodes: TableFile) -> bool:
@@ -118,23 +124,19 @@ def _warn_inferred(nodes: TableFile, choices: Sequence[ColumnChoice]) -> None:
             warnings.warn(sentence, AtollWarning, stacklevel=4)
 
 
-def node_names(folder: Path) -> NDArray[np.object_]:
-    """The nodes' ids as text, in the order of the rows of `read_tables`."""
-    return np.asarray(_ids(read_nodes(folder, read_features(folder))), dtype=object)
-
-
 def write_tables(graph: Graph, folder: Path, form: str) -> None:
     """Write `nodes` and `edges` tables and `classes.txt`; a node's `index` is its number in the whole graph."""
     x = graph.x.numpy() if isinstance(graph.x, torch.Tensor) else graph.x.toarray()
     roles = np.select([graph.train.numpy(), graph.val.numpy(), graph.test.numpy()], ["train", "val", "test"], "")
     names = graph.class_names or tuple(str(label) for label in range(graph.num_classes))
     labels = np.array([*names, ""], dtype=object)[graph.y.numpy()]  # −1 selects the last, empty one
-    columns = {"id": np.arange(graph.num_nodes), "index": graph.ids.numpy(), "label": labels, "split": roles.astype(object)}
+    ids = np.arange(graph.num_nodes) if graph.node_names is None else graph.node_names
+    columns = {"id": ids, "index": graph.ids.numpy(), "label": labels, "split": roles.astype(object)}
     features = graph.feature_names
     if features is None or {*features} & {*RESERVED}:
         features = tuple(f"x{column}" for column in range(x.shape[1]))
     nodes = pd.DataFrame(columns | {name: x[:, column] for column, name in enumerate(features)})
-    source, target = graph.edge_index.numpy()
+    source, target = ids[graph.edge_index.numpy()]
     edges = pd.DataFrame({"source": source, "target": target})
     for name, frame in (("nodes", nodes), ("edges", edges)):
         if form == "csv":

@@ -63,8 +63,9 @@ class Observation:
 
     parties: Parties
     graph: Graph
-    output: Tensor  # (N, C)
+    output: Tensor  # (N, C); NaN for a node that the method leaves out of an evaluation
     hidden: Tensor | None  # (N, h) the last hidden representation, where a single model has one
+    personal: bool = False  # whether the parties were sent something of their own
 
 
 class Cohort:
@@ -224,14 +225,15 @@ class Cohort:
         self.restore(whole)
         return fields
 
-    def observe(self, message: Message) -> Observation:
+    def observe(self, message: Message, *, hidden: bool = True) -> Observation:
         """What the parties that an `evaluate` message addresses predict; nothing is counted or sent."""
         if message.parties != self.parties:
-            return self._part(message.parties)[0].observe(message)
+            return self._part(message.parties)[0].observe(message, hidden=hidden)
         self._receive(message)
         arguments = {**message.common, **message.each}
         with torch.no_grad():
-            return Observation(self.parties, self.graph, self.predict(**arguments), self.embeddings(**arguments))
+            output, embeddings = self.predict(**arguments), self.embeddings(**arguments) if hidden else None
+        return Observation(self.parties, self.graph, output, embeddings, personal=bool(message.each))
 
     def _part(self, parties: Parties) -> tuple[Cohort, Fields, dict[str, Tensor]]:
         """A cohort of some of the parties; the memory of all, and the rows of theirs in each piece of it."""
@@ -291,3 +293,15 @@ class Cohort:
         if unknown := sorted(memory.keys() - declared):
             raise AtollError(f"{type(self).__module__}: the saved memory holds {unknown[0]!r}, which is not declared.")
         restore_attributes(self, memory)
+
+    def transfer(self, memory: Mapping[str, Any]) -> None:
+        """Take what `trained` gave to predict other nodes than those it was trained on: what is kept per party.
+
+        A method that keeps more overrides it: it says what it can do without, or computes it for the nodes here.
+        """
+        if other := [name for name in memory if self.memory.get(name, PARTY) != PARTY]:
+            raise AtollError(
+                f"{type(self).__module__.rpartition('.')[2]} cannot predict nodes that it was not trained on: it keeps "
+                f"{other[0]!r} for each {self.memory[other[0]].replace('_', ' ')}, and new ones have none."
+            )
+        self.restore(memory)

@@ -37,6 +37,7 @@ class Graph:
         num_classes: C, the number of classes.
         ids: (N,) each node's index in the whole graph.
         ptr: (P + 1,) where each party's rows begin.
+        node_names: (N,) what the nodes are called in the data, as text; None where they are only numbered (`ids`).
 
     Examples:
         >>> import atoll
@@ -59,6 +60,7 @@ class Graph:
     majority: Tensor | None = None  # (N,) int64: the majority class where each node comes from, if not the block itself
     feature_names: tuple[str, ...] | None = None  # where the columns have names
     table: Table | None = None  # columns that have to be encoded before there is an x, which is (N, 0) until then
+    node_names: NDArray[np.object_] | None = None  # (N,) the nodes' ids as text; subgraphs share the texts
 
     @property
     def num_nodes(self) -> int:
@@ -230,6 +232,7 @@ class Graph:
             majority=None if self.majority is None else self.majority[rows],
             feature_names=self.feature_names,
             table=None if self.table is None else self.table.rows(rows.numpy()),
+            node_names=None if self.node_names is None else self.node_names[rows.numpy()],
         )
 
 
@@ -264,12 +267,18 @@ def stack(graphs: Sequence[Graph]) -> Graph:
         class_names=graphs[0].class_names,
         feature_names=graphs[0].feature_names if len({graph.feature_names for graph in graphs}) == 1 else None,
         table=_stacked_tables(graphs),
+        node_names=_stacked_names(graphs),
     )
 
 
 def _stacked_tables(graphs: Sequence[Graph]) -> Table | None:
     tables = [graph.table for graph in graphs if graph.table is not None]
     return stack_tables(tables) if len(tables) == len(graphs) else None
+
+
+def _stacked_names(graphs: Sequence[Graph]) -> NDArray[np.object_] | None:
+    names = [graph.node_names for graph in graphs if graph.node_names is not None]
+    return np.concatenate(names) if len(names) == len(graphs) else None
 
 
 def majority_class(graph: Graph) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,8 @@ class Column:
     min_count: int = 10  # category: rarer values are "other"
     max_categories: int = 64  # category: of the others, the most frequent ones get a column each
     reference: float | None = None  # date: the day 0, by default the lower bound of the clipping
+    missing_texts: tuple[str, ...] = field(default=(), compare=False)  # further texts in the file that mean a missing value
+    date_format: str = field(default="", compare=False)  # date: how it is written in the file; parties may differ in both
 
     @property
     def numeric(self) -> bool:
@@ -46,12 +48,14 @@ class Table:
         values: (N, C) numbers as they are, booleans as 0 and 1, dates as days since 1970, categories as an index into `names`.
         names: Per column, the category names that occur; empty for other kinds.
         ignored: Columns that are not encoded.
+        roles: Columns of the file that stand for `id`, `label` or `split`, each with its role.
     """
 
     columns: tuple[Column, ...]
     values: Floats
     names: tuple[tuple[str, ...], ...]
     ignored: tuple[str, ...] = ()
+    roles: tuple[tuple[str, str], ...] = ()
 
     def __len__(self) -> int:
         return len(self.values)
@@ -91,7 +95,7 @@ def stack_tables(tables: Sequence[Table], owners: Sequence[str] = ()) -> Table:
         names.append(tuple(merged))
     total = sum(map(len, tables))
     stacked = np.stack([np.concatenate(piece) for piece in pieces], 1) if pieces else np.empty((total, 0))
-    return Table(columns, stacked, tuple(names), tables[0].ignored)
+    return Table(columns, stacked, tuple(names), tables[0].ignored, tables[0].roles)
 
 
 class ColumnMismatch(AtollError):

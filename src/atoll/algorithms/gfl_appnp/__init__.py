@@ -261,7 +261,10 @@ def evaluate(federation: Federation, state: State, settings: Settings) -> dict[s
     """Metrics of the server's model; `majority_accuracy` is over nodes, each classified by the vote of its vectors."""
     replies = federation.ask("represent", model=state["model"], gradient=False)
     present = replies.index
-    hidden = state["hidden"].index_copy(0, present, replies.stack("hidden"))
+    hidden = state["hidden"]
+    if len(hidden) != federation.schema.parties:  # other users than those of training: nothing is known of them yet
+        hidden = hidden.new_zeros(federation.schema.parties, hidden.shape[1])
+    hidden = hidden.index_copy(0, present, replies.stack("hidden"))
     judged = present[replies.stack("labelled")]
     graph = propagation_of(federation, settings)
     weight = graph.diagonal(judged)

@@ -101,10 +101,10 @@ class Cohort(atoll.federation.cohort.Cohort):
         self.forward = None
 
     def _check_labels(self) -> None:
-        """Refuse a party that needs labels of training nodes and has none."""
+        """Refuse a party that needs labels of training nodes and has none; where memory is restored, training has begun."""
         holder = self.settings.label_holder
         for party, targets in zip(self.parties, torch.split(self.targets, self.graph.sizes), strict=True):
-            if holder in (-1, party) and not bool((targets >= 0).any()):
+            if not self.blank and holder in (-1, party) and not bool((targets >= 0).any()):
                 raise AtollError(
                     f"Party {party} knows no label of a training node; name the one party that does with label_holder=PARTY."
                 )
@@ -188,7 +188,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         return self.task.counts(logits, self.graph)
 
     def predict(self, aggregate: Tensor | None = None) -> Tensor:
-        """(N, C) f_m(H_m[L]) of the nodes of the batch, 0 elsewhere."""
+        """(N, C) f_m(H_m[L]) of the nodes of the batch, NaN elsewhere."""
         if self.shared:
             self.inbox.store("aggregate", self.shared[-1], aggregate)
         return self._pass().logits()

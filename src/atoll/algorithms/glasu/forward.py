@@ -98,13 +98,13 @@ class ForwardPass:
         return (self.inbox.required("share", layer) * self.per_party(self.local[layer])).sum()
 
     def logits(self) -> Tensor:
-        """(P·N, C) for all nodes; zero for those that are not in the batch."""
+        """(P·N, C) for all nodes; NaN for those that are not in the batch."""
         logits = self.model.classify(self.run(), self.batch(), None)
         nodes = self.sampler.graph.num_nodes
         if len(logits) == nodes:
             return logits
         rows = self.batch().level(self.settings.layers).index
-        return logits.new_zeros(nodes, logits.shape[1]).index_copy_(0, rows, logits)
+        return logits.new_full((nodes, logits.shape[1]), torch.nan).index_copy_(0, rows, logits)
 
     def per_party(self, rows: Tensor) -> Tensor:
         """(P·n, h) → (P, n, h)."""
