@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from atoll.runs.loggers import LOGGERS, Logger
     from atoll.runs.reader import read
     from atoll.runs.result import Result
+    from atoll.runs.trained import TrainedModel, load_model
     from atoll.settings import Training, setting
     from atoll.tasks import TASKS, Task
 
@@ -67,11 +68,13 @@ __all__ = [
     "Logger",
     "Result",
     "Task",
+    "TrainedModel",
     "Training",
     "compare",
     "first_model",
     "get_parameters",
     "load",
+    "load_model",
     "read",
     "resume",
     "run",
@@ -88,6 +91,9 @@ _HOME = {
     "read": "runs.reader",
     "Result": "runs.result",
     "Comparison": "runs.comparison",
+    # Use what was trained
+    "load_model": "runs.trained",
+    "TrainedModel": "runs.trained",
     # Data
     "load": "data.datasets",
     "Graph": "graphs.graph",

@@ -204,5 +204,5 @@ def _check(each: EncodedColumn) -> None:
     if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers) or each.std <= 0:
         raise ValueError(f"column {name!r} has impossible bounds or scales")
     kept = each.column.values or each.buckets
-    if kind == "category" and (len(kept) != len(each.labels) or not all(0 <= one < BUCKETS * SUB_BUCKETS for one in each.buckets)):
+    if kind == "category" and (len(kept) != len(each.labels) or not all(0 <= one < CODES for one in each.buckets)):
         raise ValueError(f"column {name!r} has other categories than it names")

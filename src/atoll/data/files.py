@@ -36,7 +36,7 @@ def read(path: Path, *, directed: bool = False, encode: str = "auto") -> Graph:
     path = path.expanduser()
     if path.is_dir():
         if (path / "graph.npz").is_file():
-            return _read_npz(path / "graph.npz", directed)
+            return read_archive(path / "graph.npz", directed)
         from atoll.data.tables import read_tables  # pandas takes a while to import
 
         return read_tables(path, directed, encode)
@@ -44,7 +44,7 @@ def read(path: Path, *, directed: bool = False, encode: str = "auto") -> Graph:
         raise AtollError(f"There is no folder or file {path}; check the path.")
     if path.suffix in (".csv", ".parquet", ".txt"):
         raise AtollError(f"{path} is a single table; give the folder that holds the tables `nodes` and `edges`.")
-    return _read_npz(path, directed)
+    return read_archive(path, directed)
 
 
 def save(graph: Graph, folder: Path, form: str = "npz") -> None:
@@ -123,8 +123,11 @@ def write_npz(path: Path, content: Arrays) -> None:
         np.savez(file, allow_pickle=False, **content)
 
 
-def _read_npz(path: Path, directed: bool) -> Graph:
+def read_archive(path: Path, directed: bool, *, labeled: bool = True) -> Graph:
+    """The whole graph of an `.npz`; unless `labeled`, it may have no `y`, and nothing is said about labels and features."""
     archive = _open_npz(path)
+    if not labeled and "y" not in archive:
+        archive["y"] = np.full(len(archive["x"]) if "x" in archive else len(archive.get("x_indptr", [0])) - 1, -1)
     for key, content in (
         ("edge_index", "the edges as two rows, sources and targets"),
         ("y", "one class per node, -1 where unlabeled"),
@@ -162,7 +165,8 @@ def _read_npz(path: Path, directed: bool) -> Graph:
         feature_names=_feature_names(archive, path),
     )
     graph = replace(graph, node_names=_node_names(archive, y, path))
-    warn_about_features(plain(x, str(path)), y, graph.feature_names, str(path))
+    if labeled:
+        warn_about_features(plain(x, str(path)), y, graph.feature_names, str(path))
     warn_about_edges(archive["edge_index"], str(path), [name for name in EDGE_WEIGHTS if name in archive])
     return graph
 
@@ -205,7 +209,9 @@ def _node_names(archive: Arrays, y: Ints, path: Path) -> NDArray[np.object_] | N
     if names is None:
         return None
     if names.shape != y.shape or names.dtype.kind != "U" or len(np.unique(names)) < len(names):
-        raise AtollError(f"`node_names` in {path} has shape {names.shape} and type {names.dtype}; give each node a text of its own.")
+        raise AtollError(
+            f"`node_names` in {path} has shape {names.shape} and type {names.dtype}; give each node a text of its own."
+        )
     return names.astype(object)
 
 

@@ -53,25 +53,25 @@ def parse_tables(folder: Path, directed: bool, encode: str = "auto") -> FolderTa
     edges = read_table(folder, "edges", ("source", "target"))
     if len(nodes.frame) == 0:
         raise AtollError(f"{nodes.path} has no nodes; give at least one row.")
-    ids = _ids(nodes)
+    ids = node_ids(nodes)
     y, num_classes, names = _labels(nodes, folder)
     table, choices, columns, unscaled, x = None, None, None, None, np.zeros((len(y), 1))
     if encode != "never" and (said is not None or encode == "always" or not _plain(nodes)):
         choices = choose(nodes, said)
         table = replace(typed_table(nodes, choices), roles=tuple(_roles(said).items()))
     else:
-        columns, x = _features(nodes)
+        columns, x = features_of(nodes)
     ends = _edges(edges, ids, nodes.path)
     graph = build_graph(
         x.astype(np.float32),
         ends,
         y,
-        _splits(nodes, y),
+        splits_of(nodes, y),
         where=str(folder),
         directed=directed,
         num_classes=num_classes,
         class_names=names,
-        ids=_index(nodes),
+        ids=index_of(nodes),
         feature_names=columns,
     )
     graph = replace(graph, node_names=np.asarray(ids, dtype=object))
@@ -146,7 +146,8 @@ def write_tables(graph: Graph, folder: Path, form: str) -> None:
     storage.write_whole(folder / "classes.txt", "".join(f"{name}\n" for name in names).encode())
 
 
-def _ids(nodes: TableFile) -> pd.Index:
+def node_ids(nodes: TableFile) -> pd.Index:
+    """The nodes' ids as text, each once."""
     texts = nodes.texts("id")
     missing = np.flatnonzero(texts == "")
     if len(missing):
@@ -161,7 +162,7 @@ def _ids(nodes: TableFile) -> pd.Index:
     return index
 
 
-def _features(nodes: TableFile) -> tuple[tuple[str, ...], NDArray[np.float64]]:
+def features_of(nodes: TableFile) -> tuple[tuple[str, ...], NDArray[np.float64]]:
     """The columns' names and their values, which fit in float32."""
     columns = [column for column in nodes.frame.columns if column not in RESERVED]
     if not columns:
@@ -260,7 +261,8 @@ def _classes(folder: Path) -> tuple[str, ...] | None:
     return names
 
 
-def _splits(nodes: TableFile, y: Ints) -> Masks | None:
+def splits_of(nodes: TableFile, y: Ints) -> Masks | None:
+    """The masks train, val and test; None where there is no column `split`."""
     if "split" not in nodes.frame.columns:
         return None
     texts = np.array([text.lower() for text in nodes.texts("split")], dtype=object)
@@ -279,7 +281,8 @@ def _splits(nodes: TableFile, y: Ints) -> Masks | None:
     return roles == 0, roles == 1, roles == 2
 
 
-def _index(nodes: TableFile) -> Ints | None:
+def index_of(nodes: TableFile) -> Ints | None:
+    """The nodes' numbers in the federation; None where there is no column `index`."""
     if "index" not in nodes.frame.columns:
         return None
     texts = nodes.texts("index")

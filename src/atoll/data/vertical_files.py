@@ -33,8 +33,11 @@ def read_parties(folder: Path, *, directed: bool = False) -> Graph:
     return match(read_folders(folder, directed=directed))
 
 
-def match(parties: Sequence[PartyGraph]) -> Graph:
-    """The parties' graphs, block-diagonal, row i of every block the same node; x padded with zero columns to the widest."""
+def match(parties: Sequence[PartyGraph], classes: int | None = None) -> Graph:
+    """The parties' graphs, block-diagonal, row i of every block the same node; x padded with zero columns to the widest.
+
+    Some party must have labels unless the number of `classes` is given.
+    """
     where, graphs = [party.where for party in parties], [encoded_alone(party.graph) for party in parties]
     names = [pd.Index(node_ids) for node_ids in _names(parties)]
     common = names[0][np.logical_and.reduce([names[0].isin(other) for other in names])]
@@ -45,12 +48,14 @@ def match(parties: Sequence[PartyGraph]) -> Graph:
         )
     _warn_left_out(where, names, common)
     graphs = [_matched(graph, ids.get_indexer(common)) for graph, ids in zip(graphs, names, strict=True)]
-    classes, class_names = _classes(where, graphs)
+    class_names = graphs[0].class_names
+    if classes is None:
+        classes, class_names = _classes(where, graphs)
     _check_agreement(where, graphs, common)
     widest = max(graph.num_features for graph in graphs)
     sparse = all(not isinstance(graph.x, Tensor) for graph in graphs)
     blocks = [
-        replace(graph, x=_padded(graph.x, widest, sparse), widths=(graph.num_features,), num_classes=classes) for graph in graphs
+        replace(graph, x=padded(graph.x, widest, sparse), widths=(graph.num_features,), num_classes=classes) for graph in graphs
     ]
     return replace(stack(_with_roles(blocks)), class_names=class_names)
 
@@ -138,7 +143,8 @@ def _with_roles(blocks: Sequence[Graph]) -> list[Graph]:
     ]
 
 
-def _padded(x: sp.csr_array | Tensor, width: int, sparse: bool) -> sp.csr_array | Tensor:
+def padded(x: sp.csr_array | Tensor, width: int, sparse: bool) -> sp.csr_array | Tensor:
+    """Features with zero columns appended, up to `width`."""
     if sparse and not isinstance(x, Tensor):
         return sp.csr_array((x.data, x.indices, x.indptr), shape=(x.shape[0], width))
     dense = x if isinstance(x, Tensor) else torch.from_numpy(x.toarray())

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from atoll import algorithms, allocator
+from atoll.data.encoding import Encoding
 from atoll.data.federated import FederatedData, federate
 from atoll.engines import ENGINES
 from atoll.errors import AtollError
@@ -14,6 +15,7 @@ from atoll.federation import robust
 from atoll.federation.bounds import Limits, Rules
 from atoll.federation.cohort import Cohort, Guard, Schema
 from atoll.federation.federation import Engine, Federation
+from atoll.federation.ledger import Ledger
 from atoll.federation.network import NetworkModel
 from atoll.graphs.graph import Graph
 from atoll.privacy.identities import Identities, simulated_identities
@@ -23,7 +25,7 @@ from atoll.privacy.noise_settings import EVALUATE
 from atoll.privacy.releases import Releases
 from atoll.privacy.secrets import Secrets
 from atoll.runs.config import Config, Described
-from atoll.runs.preparation import encode_parties
+from atoll.runs.preparation import encode_parties, encoded
 from atoll.tasks import TASKS, Task, TaskOptions, configured
 
 
@@ -64,25 +66,26 @@ class Experiment:
     @cached_property
     def extent(self) -> dict[str, int]:
         """The size and a digest of the parties' data, to compare on resume; empty where the data is not here."""
-        if self.data is None:
-            return {}
-        parts = self.data.parts
-        return {
-            "parties": parts.parties,
-            "nodes": parts.num_nodes,
-            "edges": parts.edge_index.shape[1],
-            "features": parts.num_features,
-            "classes": parts.num_classes,
-            "digest": parts.digest,
-        }
+        return {} if self.data is None else extent_of(self.data.parts)
+
+
+def extent_of(parts: Graph) -> dict[str, int]:
+    """The size and a digest of the parties' data."""
+    return {
+        "parties": parts.parties,
+        "nodes": parts.num_nodes,
+        "edges": parts.edge_index.shape[1],
+        "features": parts.num_features,
+        "classes": parts.num_classes,
+        "digest": parts.digest,
+    }
 
 
 def prepare(config: Config, graph: Graph | None = None, *, engine: Callable[[Engine], Engine] | None = None) -> Experiment:
     """Load, partition and split the data and build the parties; `engine` may wrap the engine (tests inject faults)."""
     if isinstance(config.settings, Described):
         raise AtollError(f"Its algorithm is the file {config.algorithm}, which is not run because a folder names it.")
-    data = federate(config, graph, algorithms.find(config.algorithm).SCENARIOS)
-    data, preparation = encode_parties(config, data)
+    data, preparation = load_parties(config, graph)
     schema = schema_of(data)
 
     identities = simulated_identities(schema.parties) if config.run.secure else None
@@ -101,6 +104,16 @@ def prepare(config: Config, graph: Graph | None = None, *, engine: Callable[[Eng
     if preparation is not None:
         experiment.federation.ledger = preparation  # what was sent before the first round counts
     return experiment
+
+
+def load_parties(
+    config: Config, graph: Graph | None = None, encoding: Encoding | None = None
+) -> tuple[FederatedData, Ledger | None]:
+    """The parties' data, and what passed to fit the encoding of their tables; a given encoding is applied instead."""
+    data = federate(config, graph, algorithms.find(config.algorithm).SCENARIOS)
+    if encoding is not None and data.parts.table is not None:
+        return encoded(data, encoding, normalize=config.data.normalize_features), None
+    return encode_parties(config, data)
 
 
 def noise(config: Config, releases: Releases, *, strict: bool = False) -> list[Guard]:

@@ -13,6 +13,7 @@ from atoll.runs.config import Config
 from atoll.runs.experiment import Experiment
 from atoll.runs.metrics import in_order, metric_format
 from atoll.runs.model_files import FORMAT
+from atoll.runs.preparation import preprocessing_document
 from atoll.runs.progress import Progress
 from atoll.runs.unchanged import file_digests
 from atoll.version import __version__
@@ -78,6 +79,7 @@ def describe_run(experiment: Experiment, progress: Progress, *, digest: bool) ->
         "partial": progress.partial,
         "data": experiment.extent if digest else {},
         "widths": None if parts is None or parts.widths is None else list(parts.widths),
+        "party_columns": None if data is None else [None if each is None else list(each) for each in data.party_columns] or None,
         "memory_at_sites": not hasattr(experiment.engine, "cohorts"),
     }
     if "epsilon" in progress.last:
@@ -93,6 +95,7 @@ def describe_run(experiment: Experiment, progress: Progress, *, digest: bool) ->
         names=federation.names,
         columns=columns,
         classes=None if source is None else source.class_names,
+        preprocessing=None if data is None else preprocessing_document(data),
         **facts,
     )
 

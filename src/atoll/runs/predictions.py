@@ -18,10 +18,13 @@ from atoll.privacy.noise_settings import EVALUATE
 from atoll.runs.experiment import Experiment
 
 
-def observe(experiment: Experiment, state: dict[str, Any]) -> list[Observation]:
-    """What the parties predict with the server's `state` and their own memory, in the order in which they are evaluated."""
+def observe(experiment: Experiment, state: dict[str, Any], *, hidden: bool = True) -> list[Observation]:
+    """What the parties predict with the server's `state` and their own memory, in the order in which they are evaluated.
+
+    With `hidden`, also their last hidden representations.
+    """
     federation = experiment.federation
-    observer = _Observer(federation.engine)
+    observer = _Observer(federation.engine, hidden)
     federation.engine = observer
     try:
         with torch.no_grad(), federation.evaluating():
@@ -52,15 +55,15 @@ def _joined(experiment: Experiment, values: list[Tensor], what: str) -> Tensor:
 class _Observer:
     """An engine that keeps what the parties of this process predict when they are asked to evaluate."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, hidden: bool) -> None:
+        self.engine, self.hidden = engine, hidden
         self.seen: list[Observation] = []
 
     def deliver(self, message: Message) -> list[Answer | Failure]:
         """Observe, then deliver."""
         for cohort in getattr(self.engine, "cohorts", []) if message.verb == EVALUATE else []:
             if here := [party for party in message.parties if party in cohort.parties]:
-                self.seen.append(cohort.observe(message.select(here)))
+                self.seen.append(cohort.observe(message.select(here), hidden=self.hidden))
         return self.engine.deliver(message)
 
     def state(self) -> Fields:

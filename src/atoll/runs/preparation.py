@@ -152,6 +152,24 @@ def encoded(data: FederatedData, encoding: Encoding, *, normalize: bool = False)
     return replace(data, parts=parts, whole=whole_graph, source=source, encoding=encoding)
 
 
+def preprocessing_document(data: FederatedData) -> dict[str, Any] | None:
+    """What model.json keeps of the encodings; None where the columns are used as they are."""
+    if data.encoding is not None:
+        return data.encoding.to_dict()
+    if any(each is not None for each in data.party_encodings):
+        return {"version": 1, "parties": [None if each is None else each.to_dict() for each in data.party_encodings]}
+    return None
+
+
+def read_preprocessing(document: Any) -> tuple[Encoding | None, tuple[Encoding | None, ...]]:
+    """The encoding of all parties, and each party's own, from model.json."""
+    if not isinstance(document, dict):
+        return None, ()
+    if isinstance(parties := document.get("parties"), list):
+        return None, tuple(None if each is None else Encoding.from_dict(each) for each in parties)
+    return Encoding.from_dict(document), ()
+
+
 def table_schema(classes: int, parties: int) -> Schema:
     """The schema before there are features."""
     return Schema(0, classes, parties)

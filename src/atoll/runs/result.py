@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atoll.errors import AtollError
+from atoll.graphs.graph import Graph
 from atoll.runs import summary
 from atoll.runs.config import Config
 from atoll.runs.model_files import ModelFiles
@@ -14,6 +16,8 @@ from atoll.version import __version__
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from atoll.runs.trained import TrainedModel
 
 
 @dataclass(repr=False)
@@ -42,6 +46,7 @@ class Result:
         finished: False where it was read from the folder of a run that is still going.
         folder: Where it is written; None where it is not.
         trained: The best round's model as `model/` holds it; None where it was read from a folder, which has it.
+        graph: The dataset, where it was given as an object.
 
     Examples:
         >>> import atoll
@@ -78,6 +83,7 @@ class Result:
     finished: bool = True  # False where it was read from the folder of a run that is still going
     folder: Path | None = None  # where it is written
     trained: ModelFiles | None = None  # the best round's model, where this process has it
+    graph: Graph | None = None  # the dataset, where it was given as an object
 
     def __repr__(self) -> str:
         return summary.short(self)
@@ -91,6 +97,23 @@ class Result:
         from atoll.runs.history import HistoryTable
 
         return HistoryTable.of(self.rows)
+
+    def model(self) -> TrainedModel:
+        """The model of the best round, to predict with.
+
+        Examples:
+            >>> import atoll
+            >>> result = atoll.run("fedavg", dataset="csbm", parties=2, rounds=2, nodes=200)
+            >>> result.model().predict().shape[0]
+            200
+        """
+        from atoll.runs.trained import TrainedModel, load_model
+
+        if self.trained is not None:
+            return TrainedModel(self.trained, self.config, graph=self.graph)
+        if self.folder is None:
+            raise AtollError("This result has no model of its best round: its engine does not keep one.")
+        return load_model(self.folder, dataset=self.graph)
 
     def to_dict(self) -> dict[str, Any]:
         """What result.json holds."""

@@ -1,0 +1,269 @@
+"""Nodes that arrive after training, in the form that a model was trained with: its columns, its encoding, its classes.
+
+Columns are matched by name, in any order. Nothing is fitted: the model's own encoding is applied. Labels are optional, and so are
+edges. An edge may name nodes of the training data: then all of the graph that they are in is the new nodes' context.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from numpy.typing import NDArray
+
+from atoll.data.alignment import align
+from atoll.data.builder import Ints, build_graph, check, row_normalize, tidy_edges
+from atoll.data.encoding import Encoding
+from atoll.data.files import read_archive
+from atoll.data.pyg import from_pyg
+from atoll.errors import AtollError, AtollWarning
+from atoll.graphs.graph import Graph, stack
+
+Context = Callable[[Sequence[str]], Graph]  # ids of known nodes → the graph (P = 1) that holds them
+
+
+@dataclass(frozen=True)
+class InputForm:
+    """What a model expects of its input."""
+
+    features: int
+    num_classes: int
+    columns: tuple[str, ...] | None = None  # their names, after encoding
+    class_names: tuple[str, ...] | None = None
+    encoding: Encoding | None = None
+    directed: bool = False
+    normalize: bool = False  # each row divided by its sum
+    key: bytes = b""  # of the digests of category names
+
+
+@dataclass(frozen=True, eq=False)
+class NewNodes:
+    """New nodes and what they are connected to."""
+
+    graph: Graph  # P = 1: the new nodes first, then the known ones
+    count: int  # of the new ones
+
+
+def read_new(data: Any, form: InputForm, context: Context | None = None) -> NewNodes:
+    """New nodes from a folder, an `.npz`, a PyG `Data` or a `Graph`; `context` finds the known nodes that edges name."""
+    if not isinstance(data, str | Path):
+        graph = _fitted(_of_object(data, form), form, "The graph")
+        return NewNodes(graph, graph.num_nodes)
+    path = Path(data).expanduser()
+    if not path.exists():
+        raise AtollError(f"There is no folder or file {path}; check the path.")
+    archive = path / "graph.npz" if path.is_dir() else path
+    if path.is_dir() and not archive.is_file():
+        return _read_tables(path, form, context)
+    if archive.suffix in (".csv", ".parquet", ".txt"):
+        raise AtollError(f"{path} is a single table; give the folder that holds the tables `nodes` and `edges`.")
+    graph = _fitted(read_archive(archive, form.directed, labeled=False), form, str(archive))
+    return NewNodes(graph, graph.num_nodes)
+
+
+def party_sources(data: Any) -> dict[str, Any] | None:
+    """One source per party, by name: a mapping, or a folder that holds folders; None where it is a single graph."""
+    if isinstance(data, Mapping):
+        return {str(name): each for name, each in data.items()}
+    if not isinstance(data, str | Path) or not (path := Path(data).expanduser()).is_dir() or _is_graph(path):
+        return None
+    folders = {each.name: each for each in sorted(path.iterdir()) if each.is_dir() and _is_graph(each)}
+    return folders or None
+
+
+def _is_graph(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("nodes.csv", "nodes.parquet", "graph.npz"))
+
+
+def _of_object(data: Any, form: InputForm) -> Graph:
+    if isinstance(data, Graph):
+        check(data, "The graph")
+        if data.parties != 1:
+            raise AtollError(f"The graph has {data.parties} parties; give the graph of one, or a dict with one per party.")
+        return data
+    if not all(hasattr(data, name) for name in ("x", "edge_index")):
+        raise AtollError(f"data is a {type(data).__name__}; give a folder, an .npz, a torch_geometric Data or an atoll Graph.")
+    if getattr(data, "y", None) is None and data.x is not None:
+        data = copy.copy(data)
+        data.y = torch.full((len(data.x),), -1)
+    return from_pyg(data, directed=form.directed)
+
+
+def _fitted(graph: Graph, form: InputForm, where: str) -> Graph:
+    """The graph with the model's columns and classes, encoded and scaled as in training."""
+    if form.encoding is not None:
+        if graph.table is None:
+            raise AtollError(f"{where} has plain numbers, but the model was trained on a table that was encoded; give a table.")
+        graph = form.encoding.encode(graph, form.key)
+    elif form.columns is not None and graph.feature_names is not None:
+        _require_columns(graph.feature_names, form.columns, where)
+        graph = _with_columns(graph, form.columns)
+    if graph.num_features != form.features:
+        raise AtollError(f"{where} has {graph.num_features} columns, but the model was trained with {form.features}.")
+    graph = _with_model_classes(graph, form, where)
+    return row_normalize(graph) if form.normalize else graph
+
+
+def _with_columns(graph: Graph, columns: tuple[str, ...]) -> Graph:
+    """The graph with some of its columns, by name."""
+    if graph.feature_names == columns:
+        return graph
+    place = {name: number for number, name in enumerate(graph.feature_names or ())}
+    index = [place[name] for name in columns]
+    x = graph.x[:, index] if isinstance(graph.x, torch.Tensor) else sp.csr_array(graph.x[:, index])
+    return replace(graph, x=x, feature_names=columns)
+
+
+def _with_model_classes(graph: Graph, form: InputForm, where: str) -> Graph:
+    """The graph with the model's classes; those that its data names are matched by name."""
+    if graph.class_names is not None and form.class_names is not None:
+        number = {name: place for place, name in enumerate(form.class_names)}
+        if unknown := [name for name in graph.class_names if name not in number]:
+            raise AtollError(f"{where} has the class {unknown[0]!r}, which the model does not know; correct its labels.")
+        places = torch.tensor([number[name] for name in graph.class_names])
+        graph = replace(graph, y=torch.where(graph.y >= 0, places[graph.y.clamp(min=0)], graph.y))
+    elif int(graph.y.max()) >= form.num_classes:
+        raise AtollError(
+            f"{where} has the label {int(graph.y.max())}, but the model knows the classes 0 to {form.num_classes - 1}."
+        )
+    return replace(graph, num_classes=form.num_classes, class_names=form.class_names)
+
+
+def _require_columns(present: Sequence[str], wanted: Sequence[str], where: str, ignored: Sequence[str] = ()) -> None:
+    """Refuse a missing column; say which further ones are not used."""
+    if missing := [name for name in wanted if name not in set(present)]:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise AtollError(f"{where} has no column `{missing[0]}`{more}, which the model was trained with; add it.")
+    if extra := [name for name in present if name not in {*wanted, *ignored}]:
+        listed = ", ".join(f"`{name}`" for name in extra[:5]) + (f" and {len(extra) - 5} more" if len(extra) > 5 else "")
+        sentence = f"{where}: the model was not trained with {listed}, which is not used."
+        warnings.warn(sentence, AtollWarning, stacklevel=4)
+
+
+def _read_tables(folder: Path, form: InputForm, context: Context | None) -> NewNodes:
+    """The new nodes of a folder's tables, and their context."""
+    from atoll.data.columns import read_features, typed_table
+    from atoll.data.table_files import RESERVED, TableFile, read_table
+    from atoll.data.tables import features_of, index_of, node_ids, read_nodes, splits_of
+
+    said = read_features(folder)
+    if form.encoding is not None:
+        said = _choices(form.encoding) | (said or {})
+    nodes = read_nodes(folder, said)
+    if len(nodes.frame) == 0:
+        raise AtollError(f"{nodes.path} has no nodes; give at least one row.")
+    ids, y = node_ids(nodes), _labels(nodes, form)
+    present = [str(name) for name in nodes.frame.columns if name not in RESERVED]
+    table, x, columns = None, np.zeros((len(y), 1)), form.columns
+    if form.encoding is not None:
+        wanted = [each.column.name for each in form.encoding.columns]
+        _require_columns(present, wanted, str(nodes.path), form.encoding.ignored)
+        table, columns = typed_table(nodes, [(said or {})[name] for name in wanted]), None
+    else:
+        columns = tuple(present) if form.columns is None else form.columns
+        _require_columns(present, columns, str(nodes.path))
+        kept = [*(name for name in nodes.frame.columns if name in RESERVED), *columns]
+        x = features_of(TableFile(nodes.frame[kept], nodes.path, nodes.separator))[1]
+    ends, known = np.empty((2, 0), np.int64), tuple[str, ...]()
+    if any((folder / f"edges.{suffix}").is_file() for suffix in ("csv", "parquet")):
+        ends, known = _ends(read_table(folder, "edges", ("source", "target")), ids, nodes.path, context)
+    else:
+        warnings.warn(f"{folder} has no table `edges`: its nodes are predicted by themselves.", AtollWarning, stacklevel=4)
+    inner = (ends < len(ids)).all(0)
+    graph = build_graph(
+        x.astype(np.float32),
+        ends[:, inner],
+        y,
+        splits_of(nodes, y),
+        where=str(folder),
+        directed=form.directed,
+        num_classes=form.num_classes,
+        class_names=form.class_names,
+        ids=index_of(nodes),
+        feature_names=columns,
+    )
+    graph = replace(graph, node_names=np.asarray(ids, dtype=object))
+    if table is not None:
+        graph = replace(graph, x=torch.empty(len(y), 0), table=table)
+    graph = _fitted(graph, form, str(nodes.path))
+    if len(known) and context is not None:
+        graph = _joined(graph, context(known), ends[:, ~inner], known, form)
+    return NewNodes(graph, len(ids))
+
+
+def _choices(encoding: Encoding) -> dict[str, Any]:
+    """What the model's columns are, as if a features.toml said so."""
+    from atoll.data.columns import ColumnChoice
+
+    choices = {name: ColumnChoice(name, role) for name, role in encoding.roles}
+    for each in encoding.columns:
+        column = each.column
+        choices[column.name] = ColumnChoice(
+            column.name, column.kind, column=column, missing=column.missing_texts, format=column.date_format
+        )
+    return choices
+
+
+def _labels(nodes: Any, form: InputForm) -> Ints:
+    """The labels as the model's classes, −1 where there is none."""
+    texts = nodes.texts("label") if "label" in nodes.frame.columns else np.full(len(nodes.frame), "", object)
+    names = form.class_names
+    if names is None:
+        names = tuple(map(str, range(form.num_classes)))
+        texts = np.array([text.split(".")[0] if re.fullmatch(r"\d+\.0*", text) else text for text in texts], object)
+    number = {name: place for place, name in enumerate(names)}
+    y = np.array([number.get(text, -1) for text in texts], np.int64)
+    wrong = np.flatnonzero((y < 0) & (texts != ""))
+    if len(wrong):
+        raise AtollError(
+            f"Label '{texts[wrong[0]]}' in {nodes.location(int(wrong[0]))} is not a class of the model, which knows "
+            f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''}; correct it or leave it empty."
+        )
+    return y
+
+
+def _ends(edges: Any, ids: Any, nodes: Path, context: Context | None) -> tuple[Ints, tuple[str, ...]]:
+    """(2, E) rows of the new nodes and, counted on from them, of other nodes; and the ids of those."""
+    texts = [edges.texts(column) for column in ("source", "target")]
+    rows = [ids.get_indexer(column).astype(np.int64) for column in texts]
+    others: NDArray[np.object_] = np.unique(np.concatenate([t[r < 0] for t, r in zip(texts, rows, strict=True)]).astype(str))
+    if len(others) and context is None:
+        column = 0 if (rows[0] < 0).any() else 1
+        row = int(np.flatnonzero(rows[column] < 0)[0])
+        raise AtollError(
+            f"The {('source', 'target')[column]} '{texts[column][row]}' in {edges.location(row)} is not a node of {nodes.name}; "
+            "add the node, with its own edges, or remove the edge."
+        )
+    for column, found in zip(texts, rows, strict=True):
+        unknown = found < 0
+        found[unknown] = len(ids) + np.searchsorted(others, column[unknown].astype(str))
+    return np.stack(rows), tuple(others.tolist())
+
+
+def _joined(graph: Graph, known: Graph, ends: Ints, names: Sequence[str], form: InputForm) -> Graph:
+    """New nodes beside the known graph, connected by `ends`, whose rows after the new ones are those of `names`.
+
+    A known node that the new data lists again is the new one, with the edges of both.
+    """
+    import pandas as pd
+
+    assert graph.node_names is not None
+    assert known.node_names is not None
+    count, listed = graph.num_nodes, pd.Index(graph.node_names).get_indexer(known.node_names)
+    kept = np.flatnonzero(listed < 0)
+    position = np.where(listed >= 0, listed, 0)
+    position[kept] = count + np.arange(len(kept))
+    rows = np.concatenate([np.arange(count), position[pd.Index(known.node_names).get_indexer(list(names))]])
+    edges = np.concatenate([graph.edge_index.numpy(), position[known.edge_index.numpy()], rows[ends]], 1)
+    blocks = align([graph, known.rows(torch.from_numpy(kept))], ["the new nodes", "the training data"], extend_classes=True)
+    both = stack(blocks)
+    tidy = torch.from_numpy(tidy_edges(edges, both.num_nodes, form.directed))
+    return replace(both, edge_index=tidy, ptr=both.ptr[[0, -1]])

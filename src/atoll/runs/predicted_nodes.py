@@ -1,0 +1,266 @@
+"""The outputs of a trained model: for the data it was trained on, and for new nodes in every scenario."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.data import new_nodes
+from atoll.data.new_nodes import Context, read_new
+from atoll.data.partition import partition
+from atoll.data.party_graphs import PartyGraph
+from atoll.data.splits import split
+from atoll.errors import AtollError, AtollWarning
+from atoll.graphs.graph import Graph
+from atoll.parties import Parties
+from atoll.runs.experiment import extent_of, schema_of
+from atoll.runs.inference import Nodes, infer, require_shared_model
+from atoll.runs.outputs import Outputs, joined
+
+if TYPE_CHECKING:
+    from atoll.runs.trained import TrainedModel
+
+
+def of_training_data(model: TrainedModel, party: str | int | None) -> Outputs:
+    """The outputs for every node that it was trained on."""
+    number = None if party is None else model.party_number(party)
+    data = model.training_data
+    same = _is_unchanged(model, data.parts)
+    parties = Parties(range(data.parts.parties))
+    nodes = Nodes(data.parts, parties, data.scenario, schema_of(data), data.public, trained_on=same)
+    predicted = infer(model.files, model.config, nodes)
+    found = Outputs(data.parts, predicted.logits, parties, model.names)
+    return found.rows(predicted.asked if number is None else predicted.asked & (data.parts.party == number))
+
+
+def _is_unchanged(model: TrainedModel, parts: Graph) -> bool:
+    """Whether the data is that of training; other data of the same form is predicted all the same, with a warning."""
+    before = model.description.get("data") or {}
+    now = extent_of(parts) if before else {}
+    if now == {name: before.get(name) for name in now}:
+        return True
+    for name in ("parties", "features", "classes"):
+        if now[name] != before.get(name):
+            raise AtollError(
+                f"The data has {now[name]} {name}, but the model was trained with {before.get(name)}; give it as --data NEW."
+            )
+    sentence = (
+        f"{model.config.dataset} has changed since the model was trained ({before.get('nodes')} nodes and {before.get('edges')} "
+        f"edges then, {now['nodes']} and {now['edges']} now); the reported metrics are not those of these predictions."
+    )
+    warnings.warn(sentence, AtollWarning, stacklevel=5)
+    return False
+
+
+def of_new_data(model: TrainedModel, data: Any, party: str | int | None) -> Outputs:
+    """The outputs for nodes that arrived later."""
+    scenario, sources = model.description["scenario"], new_nodes.party_sources(data)
+    if model.own_numbers is not None:
+        return _at_site(model, data if sources is None else _only(model, sources, party), party)
+    if scenario == "node":
+        return _one_node_per_party(model, data, party)
+    if scenario == "vertical":
+        return _vertical(model, data, sources, party)
+    if scenario == "whole" and model.description.get("party_columns"):
+        return _of_joined_columns(model, data, sources)
+    if sources is not None:
+        if party is not None:
+            return _of_one(model, _only(model, sources, party), model.party_number(party), str(party))
+        return joined([_of_one(model, each, _number(model, name), name) for name, each in sources.items()])
+    number = None if party is None else model.party_number(party)
+    return _of_one(model, data, number, "" if number is None else _name(model, number))
+
+
+def _of_one(model: TrainedModel, source: Any, number: int | None, name: str) -> Outputs:
+    """One graph, predicted by the model of a party; by any where they are the same."""
+    count = model.description["parties"]
+    if number is None and model.files.memory and count > 1:
+        raise _needs_party(model)
+    new = read_new(source, model.form(), _context(model, number))
+    parties = Parties([number or 0])
+    predicted = infer(model.files, model.config, Nodes(new.graph, parties, model.description["scenario"], model.schema))
+    if number is None and predicted.personal and count > 1:
+        raise _needs_party(model)
+    names = (name,) if name or number is None else ()
+    return _new_rows(Outputs(new.graph, predicted.logits, parties, names), new.count)
+
+
+def _new_rows(found: Outputs, count: int) -> Outputs:
+    """The outputs without the nodes that are only context, which come last."""
+    return found.rows(torch.arange(found.graph.num_nodes) < count)
+
+
+def _at_site(model: TrainedModel, source: Any, party: str | int | None) -> Outputs:
+    """At a site: its own party's model; the training data is recognized and has its split."""
+    about = model.description
+    numbers = list(model.own_numbers or ())
+    if len(numbers) != 1:
+        raise AtollError(
+            f"This is the model of a simulated site with {len(numbers)} parties; predict with the folder of the run."
+        )
+    (number,) = numbers
+    if party is not None and model.party_number(party) != number:
+        raise AtollError(f"This is the model of the party {_name(model, number)}, not of {party}; predict at its own site.")
+    vertical = about["scenario"] == "vertical"
+    if vertical and model.files.arguments:
+        raise AtollError(
+            f"{about['algorithm']} predicts with the columns of all parties together: no site can do it alone; predict with the "
+            "parties' folders where they may be put in one place, or train standalone."
+        )
+    width = len(about["columns"]) if vertical and about.get("columns") else about["features"]
+    new = read_new(source, model.form(features=width))
+    graph = _padded(new.graph, about["features"]) if vertical else new.graph
+    candidate = split(graph, model.config.split, model.config.seed, [number])
+    same = bool(about.get("data")) and candidate.digest == about["data"].get("digest")
+    graph = candidate if same else graph
+    parties = Parties([number])
+    predicted = infer(model.files, model.config, Nodes(graph, parties, about["scenario"], model.schema, trained_on=same))
+    return Outputs(graph, predicted.logits, parties, (_name(model, number),) if model.names else ())
+
+
+def _one_node_per_party(model: TrainedModel, data: Any, party: str | int | None) -> Outputs:
+    """New users of a federation with one node per party."""
+    require_shared_model(model.files, model.config)
+    if party is not None:
+        raise AtollError("Every new node is a party of its own; leave --party out.")
+    new = read_new(data, model.form(), _context(model, None))
+    count = new.graph.num_nodes
+    nodes = replace(new.graph, edge_index=torch.empty(2, 0, dtype=torch.int64), ptr=torch.arange(count + 1))
+    public = {"edge_index": new.graph.edge_index, "y_train": torch.full((count,), -1)}
+    parties = Parties(range(count))
+    schema = replace(model.schema, parties=count)
+    predicted = infer(model.files, model.config, Nodes(nodes, parties, "node", schema, public))
+    return _new_rows(Outputs(new.graph, predicted.logits, Parties([0]), ("",)), new.count)
+
+
+def _vertical(model: TrainedModel, data: Any, sources: dict[str, Any] | None, party: str | int | None) -> Outputs:
+    """Nodes of which every party has its own columns: one folder per party, or one graph that is cut as in training."""
+    about = model.description
+    if sources is None and party is not None:
+        sources = {_name(model, model.party_number(party)): data}
+    if sources is None:
+        if model.config.partition != "vertical":
+            raise AtollError(
+                f"Every party has columns of its own: give a folder with one folder per party ({_listed(model.names)})."
+            )
+        graph = read_new(data, model.form(features=sum(about["widths"]))).graph
+        settings = model.config.partition_settings
+        seed = model.config.seed if settings.partition_seed < 0 else settings.partition_seed
+        parts, parties = partition(graph, "vertical", about["parties"], settings, seed), Parties(range(about["parties"]))
+    else:
+        numbers = {model.party_number(name): each for name, each in sources.items()}
+        parties = Parties(sorted(numbers))
+        parts = _matched(model, [numbers[number] for number in parties], parties)
+    schema = replace(model.schema, nodes=parts.sizes[0])
+    predicted = infer(model.files, model.config, Nodes(_padded(parts, about["features"]), parties, "vertical", schema))
+    names = tuple(_name(model, number) for number in parties) if model.names else ()
+    found = Outputs(parts, predicted.logits, parties, names).rows(predicted.asked)
+    return found if party is None else found.rows(found.graph.party == found.parties.index(model.party_number(party)))
+
+
+def _matched(model: TrainedModel, sources: Sequence[Any], parties: Sequence[int]) -> Graph:
+    """The parties' graphs, row i of each the same node."""
+    from atoll.data import vertical_files
+
+    about, encodings = model.description, model.encodings[1]
+    columns, widths = about.get("party_columns") or (), about.get("widths") or ()
+    graphs = []
+    for number, source in zip(parties, sources, strict=True):
+        names = columns[number] if columns else None
+        width = len(names) if names else widths[number]
+        form = model.form(
+            features=width, columns=names and tuple(names), encoding=encodings[number] if encodings else model.encodings[0]
+        )
+        graph = read_new(source, form).graph
+        ids = None if graph.node_names is None else tuple(graph.node_names)
+        graphs.append(PartyGraph(_name(model, number), f"the data of {_name(model, number)}", graph, node_ids=ids))
+    return vertical_files.match(graphs, about["num_classes"])
+
+
+def _of_joined_columns(model: TrainedModel, data: Any, sources: dict[str, Any] | None) -> Outputs:
+    """All columns in one place, from one folder per party."""
+    from atoll.data import vertical_files
+
+    columns = model.description["party_columns"]
+    if sources is None or len(sources) != len(columns):
+        raise AtollError(
+            f"The model was trained on the columns of {len(columns)} parties; give a folder with one folder for each."
+        )
+    graph = vertical_files.joined(_matched(model, list(sources.values()), range(len(columns))))
+    predicted = infer(model.files, model.config, Nodes(graph, Parties([0]), "whole", model.schema))
+    return Outputs(graph, predicted.logits, Parties([0]), ("",))
+
+
+def _padded(graph: Graph, features: int) -> Graph:
+    """The graph with zero columns up to the widest party's."""
+    from atoll.data.vertical_files import padded
+
+    if graph.num_features == features:
+        return graph if graph.widths is not None else replace(graph, widths=(features,) * graph.parties)
+    widths = graph.widths or (graph.num_features,) * graph.parties
+    return replace(graph, x=padded(graph.x, features, sparse=not isinstance(graph.x, Tensor)), widths=widths)
+
+
+def _context(model: TrainedModel, party: int | None) -> Context:
+    """Finds the part of the training data that holds the nodes which new edges name."""
+
+    def find(names: Sequence[str]) -> Graph:
+        data = model.training_data
+        parts = data.whole if data.scenario in ("node", "whole") else data.parts
+        held = parts.ids.numpy().astype(str).astype(object) if parts.node_names is None else parts.node_names
+        rows = np.flatnonzero(np.isin(held.astype(str), np.array(names)))
+        owners = parts.party.numpy()[rows]
+        if party is not None and parts.parties > 1:
+            rows, owners = rows[owners == party], owners[owners == party]
+        found = held[rows].astype(str)
+        if unknown := sorted(set(names) - set(found)):
+            whose = "the training data" if party is None else f"the party {_name(model, party)}"
+            raise AtollError(f"An edge names '{unknown[0]}', which is neither a new node nor a node of {whose}; correct it.")
+        if len(found) > len(names):
+            twice = found[np.flatnonzero(np.unique(found, return_counts=True)[1] > 1)[0]]
+            raise AtollError(f"An edge names '{twice}', a node of several parties; say with --party whose the new nodes are.")
+        graph = replace(parts, node_names=held).select(np.unique(owners))
+        return replace(graph, ptr=graph.ptr[[0, -1]], widths=None, majority=None)
+
+    return find
+
+
+def _only(model: TrainedModel, sources: dict[str, Any], party: str | int | None) -> Any:
+    """The source of one party among those of several."""
+    numbers = model.own_numbers
+    number = model.party_number(party) if party is not None else numbers[0] if numbers else 0
+    for name in (str(party), _name(model, number), str(number)):
+        if name in sources:
+            return sources[name]
+    raise AtollError(f"The data has no folder for the party {_name(model, number)}; it has {_listed(tuple(sources))}.")
+
+
+def _number(model: TrainedModel, name: str) -> int | None:
+    """The party that a folder is named after; None where any model will do."""
+    try:
+        return model.party_number(name)
+    except AtollError:
+        if model.files.memory and model.description["parties"] > 1:
+            raise
+        return None
+
+
+def _name(model: TrainedModel, number: int) -> str:
+    return model.names[number] if number < len(model.names) else str(number)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+
+
+def _needs_party(model: TrainedModel) -> AtollError:
+    known = _listed(model.names) if model.names else f"0 to {model.description['parties'] - 1}"
+    return AtollError(
+        f"Every party of {model.config.algorithm} has a model of its own; say whose the new nodes are: --party NAME ({known})."
+    )

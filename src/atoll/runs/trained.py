@@ -1,0 +1,195 @@
+"""A trained model, to be used: what it predicts for the nodes it was trained on and for nodes that arrived later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from atoll.data.encoding import Encoding
+from atoll.data.federated import FederatedData
+from atoll.data.new_nodes import InputForm
+from atoll.errors import AtollError, suggest
+from atoll.federation.messages import Schema
+from atoll.graphs.graph import Graph
+from atoll.runs import config as configuration
+from atoll.runs import inference, outputs, predicted_nodes
+from atoll.runs.config import GIVEN, Config
+from atoll.runs.experiment import load_parties, task_of
+from atoll.runs.model_files import ModelFiles
+from atoll.runs.own_files import with_own_files
+from atoll.runs.preparation import read_preprocessing
+from atoll.tasks import Task
+from atoll.tasks.node_classification import NodeClassification
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class TrainedModel:
+    """A trained model: `load_model` reads one from a folder, `result.model()` gives that of a run.
+
+    Attributes:
+        description: What `model.json` says: algorithm, settings, columns, classes, parties, metrics, versions, digests.
+        config: The configuration of the run it is from.
+        files: The description and the tensors.
+
+    Examples:
+        >>> import atoll
+        >>> model = atoll.run("fedavg", dataset="csbm", partition="random", parties=2, rounds=3, nodes=200, classes=3).model()
+        >>> model
+        TrainedModel(fedavg on csbm: 2 parties, 64 columns, 3 classes, round 3)
+        >>> table = model.predict()
+        >>> list(table.columns), len(table)
+        (['id', 'party', 'split', 'label', 'class', 'p[0]', 'p[1]', 'p[2]'], 200)
+        >>> new = atoll.load("csbm", nodes=50, classes=3, seed=1)
+        >>> len(model.predict(new))
+        50
+    """
+
+    def __init__(self, files: ModelFiles, config: Config, *, graph: Graph | None = None, key: bytes = b"") -> None:
+        """`graph`: the training data where it was given as an object; `key`: of the digests of category names, at a site."""
+        self.files = files
+        self.config = config
+        self.description = files.description
+        self.graph = graph
+        self.key = key
+
+    def __repr__(self) -> str:
+        about = self.description
+        parties = "1 party" if about["parties"] == 1 else f"{about['parties']} parties"
+        return (
+            f"{type(self).__name__}({about['algorithm']} on {self.config.dataset}: {parties}, {about['features']} columns, "
+            f"{about['num_classes']} classes, round {about['best_round']})"
+        )
+
+    def predict(self, data: Any = None, party: str | int | None = None) -> pd.DataFrame:
+        """Predict the class of every node, labeled or not.
+
+        Parameters:
+            data: Nodes that arrived later: a folder with the tables `nodes` and `edges`, an .npz, a torch_geometric `Data`, an
+                atoll `Graph`, or one of these per party (a dict, or a folder that holds folders). By default the data that the
+                model was trained on, which is loaded again.
+            party: A party's name or number: whose nodes of the training data, or whose model and graph for new nodes. It is
+                needed for new nodes where every party has a model of its own.
+
+        Returns:
+            One row per node, or per node and party where several parties hold it: `id`, `party`, `split`, `label` (where it is
+            known), `class`, and `p[CLASS]`, the probability of each class.
+        """
+        if not isinstance(self.task, NodeClassification):
+            raise AtollError(f"There is no table of predictions for the task {self.task.name}; use model.outputs().")
+        found = self.outputs(data, party)
+        return outputs.table(found, self.decide(found.logits), self.classes)
+
+    def outputs(self, data: Any = None, party: str | int | None = None) -> outputs.Outputs:
+        """The same as `predict`, before it becomes a table: the nodes as a graph, logits, parties."""
+        return predicted_nodes.of_training_data(self, party) if data is None else predicted_nodes.of_new_data(self, data, party)
+
+    def decide(self, logits: Tensor) -> Tensor:
+        """(N,) the class of each node: the likeliest one."""
+        return logits.argmax(1)
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The names of the classes; None where they are 0, 1, 2, …"""
+        return None if self.description.get("classes") is None else tuple(self.description["classes"])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parties' names, in party order; empty where they only have numbers."""
+        return tuple(map(str, self.description["names"]))
+
+    @property
+    def own_numbers(self) -> Sequence[int] | None:
+        """At a site, the numbers of its parties; None where the model is that of a whole federation."""
+        numbers: Sequence[int] | None = self.description.get("party_numbers")
+        return numbers
+
+    @property
+    def schema(self) -> Schema:
+        """What the parties and the server knew of the data."""
+        about = self.description
+        return Schema(about["features"], about["num_classes"], about["parties"], int(about.get("nodes") or 0))
+
+    @property
+    def task(self) -> Task:
+        """What is predicted."""
+        return task_of(self.config, self.schema, self.classes)
+
+    @cached_property
+    def encodings(self) -> tuple[Encoding | None, tuple[Encoding | None, ...]]:
+        """The encoding of all parties' columns, or each party's own."""
+        return read_preprocessing(self.description.get("preprocessing"))
+
+    def form(self, **changes: Any) -> InputForm:
+        """What the model expects of its input."""
+        about, data = self.description, self.config.data
+        expected = {
+            "features": about["features"],
+            "num_classes": about["num_classes"],
+            "columns": None if about.get("columns") is None else tuple(about["columns"]),
+            "class_names": self.classes,
+            "encoding": self.encodings[0],
+            "directed": bool(getattr(data, "directed", False)),
+            "normalize": bool(getattr(data, "normalize_features", False)),
+            "key": self.key,
+        }
+        return InputForm(**(expected | changes))
+
+    @cached_property
+    def training_data(self) -> FederatedData:
+        """The data it was trained on, loaded again, with the columns encoded as they were."""
+        if self.own_numbers is not None:
+            raise AtollError("A site keeps no copy of its data; give it: --data FOLDER.")
+        if self.config.dataset == GIVEN and self.config.engine == "nvflare":
+            raise AtollError("The model was trained across sites, and the data is there; give data to predict: --data NEW.")
+        if self.config.dataset == GIVEN and self.graph is None:
+            raise AtollError(
+                "The model was trained on a dataset given as an object; give it again: atoll.load_model(…, dataset=…)."
+            )
+        return load_parties(inference.plain(self.config), self.graph, self.encodings[0])[0]
+
+    def party_number(self, party: str | int) -> int:
+        """The number of a party that is given by name or number."""
+        text, count = str(party), self.description["parties"]
+        if text in self.names:
+            return self.names.index(text)
+        if text.isdecimal() and int(text) < count:
+            return int(text)
+        hint = suggest(text, self.names) if self.names else f"; they are numbered 0 to {count - 1}."
+        raise AtollError(f"The model has no party {text!r}{hint}")
+
+
+def load_model(path: str | Path, *, dataset: Any = None, algorithm: str | Path | None = None, model: Any = None) -> TrainedModel:
+    """Read the trained model of a run's folder. Nothing is run.
+
+    Parameters:
+        path: The folder that `out` or `--out` named, or the folder `model` in it; at a site, `KIT/runs/NAME`.
+        dataset: The training data again, if it was given as an object, which a folder cannot hold.
+        algorithm: The file of an algorithm of your own again: a folder alone never makes atoll run a file.
+        model: The file, class or function of a model of your own again.
+
+    Returns:
+        The model of the best round.
+
+    Examples:
+        >>> import atoll, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result = atoll.run("fedavg", dataset="csbm", partition="random", parties=2, rounds=2, nodes=200, out=f"{folder}/a")
+        ...     model = atoll.load_model(f"{folder}/a")
+        >>> model.description["best_round"] == result.best_round
+        True
+        >>> len(model.predict())
+        200
+    """
+    from atoll.runs.api import _dataset
+
+    files = ModelFiles.read(Path(path).expanduser())
+    where = f"model.json of {path}"
+    config = configuration.described(files.description["config"], where)
+    config = with_own_files(config, Path(path), files.description, algorithm=algorithm, model=model, command="predict")
+    return TrainedModel(files, config, graph=None if dataset is None else _dataset(dataset)[1])
