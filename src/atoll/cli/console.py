@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -51,6 +53,7 @@ def show(table: RenderableType) -> None:
 
 MAX_NAMES = 3  # missing parties that the progress line names
 PLAIN_EVERY = 10.0  # seconds between progress lines where there is no terminal
+LONG = 2.0  # seconds after which a stage without a terminal is named
 LOSSES = {"train_loss": "train", "val_loss": "val"}  # those of the progress line
 
 
@@ -94,6 +97,22 @@ class ProgressLine:
         elif now - self.told > PLAIN_EVERY:
             self.told = now
             print(f"{self.label}: {facts}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def stage(text: str, *, quiet: bool = False) -> Iterator[None]:
+    """Say what is going on, if it takes long: in the terminal while it lasts, elsewhere in one line."""
+    if err.is_terminal and not quiet:
+        with err.status(shown(text)):
+            yield
+        return
+    timer = threading.Timer(LONG, lambda: None if quiet else print(f"{shown(text)} …", file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _score(row: Mapping[str, Any]) -> str:

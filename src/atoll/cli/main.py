@@ -16,6 +16,7 @@ from atoll.cli.evaluate import evaluate
 from atoll.cli.journal import journal
 from atoll.cli.models import models
 from atoll.cli.partition import partition
+from atoll.cli.predict import predict
 from atoll.cli.report import report
 from atoll.cli.reproduce import reproduce
 from atoll.cli.run import resume, run
@@ -31,7 +32,7 @@ app = typer.Typer(
     "Start with `atoll compare local,fedavg,centralized`: a small synthetic graph, no data needed.",
 )
 COMMANDS = (
-    *(run, resume, compare, evaluate, partition, report, reproduce),
+    *(run, resume, compare, predict, evaluate, partition, report, reproduce),
     *(provision, serve, join, journal, algorithms, models, datasets),
 )
 for command in COMMANDS:

@@ -41,7 +41,6 @@ class InputForm:
     encoding: Encoding | None = None
     directed: bool = False
     normalize: bool = False  # each row divided by its sum
-    key: bytes = b""  # of the digests of category names
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +101,7 @@ def _fitted(graph: Graph, form: InputForm, where: str) -> Graph:
     if form.encoding is not None:
         if graph.table is None:
             raise AtollError(f"{where} has plain numbers, but the model was trained on a table that was encoded; give a table.")
-        graph = form.encoding.encode(graph, form.key)
+        graph = form.encoding.encode(graph)
     elif form.columns is not None and graph.feature_names is not None:
         _require_columns(graph.feature_names, form.columns, where)
         graph = _with_columns(graph, form.columns)

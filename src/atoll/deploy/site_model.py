@@ -18,6 +18,7 @@ from atoll.privacy.noise_settings import EVALUATE
 from atoll.privacy.releases import Releases
 from atoll.runs.config import Config
 from atoll.runs.evaluation import from_counts
+from atoll.runs.experiment import extent_of
 from atoll.runs.folder import finite
 from atoll.runs.model_card import describe
 from atoll.runs.model_files import ModelFiles
@@ -86,7 +87,8 @@ class SiteModel:
         rule, names = getattr(cohort.task, "decision", None), cohort.graph.class_names
         threshold = decisions.described(rule, chosen, names)
         judged = from_counts(self.kept["counts"], {}, names, threshold)
-        facts: dict[str, Any] = {"rounds": rounds, "threshold": threshold, "detail": judged.to_dict() if judged else {}}
+        facts: dict[str, Any] = {"rounds": rounds, "data": extent_of(cohort.graph), "threshold": threshold}
+        facts["detail"] = judged.to_dict() if judged else {}
         if self.releases is not None:
             facts |= {"epsilon": self.releases.epsilon(), "delta": self.config.dp.delta}
         about = describe(

@@ -150,6 +150,6 @@ def require_shared_model(files: ModelFiles, config: Config) -> None:
     """Refuse new nodes where every node is a party and has something of its own."""
     if files.memory:
         raise AtollError(
-            f"{config.algorithm} cannot predict nodes that it was not trained on: every node is a party with "
-            f"{' and '.join(sorted(files.memory))} of its own, and a new one has none."
+            f"{config.algorithm} cannot predict nodes that it was not trained on: every node is a party with weights of its own, "
+            "and a new one has none."
         )

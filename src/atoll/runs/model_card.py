@@ -124,6 +124,11 @@ reveal something of the data it was trained on: give it to those who may see tha
 
 
 def _use(about: Mapping[str, Any]) -> str:
+    if about.get("party_numbers") is not None:
+        return (
+            "`KIT` is the kit of the site, `FOLDER` its own data or nodes that arrived later. Nothing leaves the site.\n\n"
+            "```bash\natoll predict KIT --data FOLDER --out predictions.csv\n```"
+        )
     return (
         "`RUN` is the folder that holds this folder `model/`.\n\n"
         "```bash\natoll predict RUN --out predictions.csv\natoll predict RUN --data NEW --out new.csv\n```\n\n"
@@ -135,6 +140,8 @@ def _data(about: Mapping[str, Any]) -> str:
     data = about.get("data", {})
     lines = [f"- {data[name]} {name}" for name in ("nodes", "edges") if name in data]
     lines.append(f"- {about['features']} input columns{_listed(about.get('columns'))}")
+    if about.get("preprocessing") is not None:
+        lines.append("- the input columns are an encoding of the table's, which `model.json` holds; new data is given as a table")
     lines.append(f"- {about['num_classes']} classes{_listed(about.get('classes'))}")
     partition = about["config"].get("partition")
     lines.append(f"- {about['parties']} parties{_listed(about['names'])}, partition `{partition}`, scenario {about['scenario']}")

@@ -87,7 +87,7 @@ def _of_one(model: TrainedModel, source: Any, number: int | None, name: str) -> 
     predicted = infer(model.files, model.config, Nodes(new.graph, parties, model.description["scenario"], model.schema))
     if number is None and predicted.personal and count > 1:
         raise _needs_party(model)
-    names = (name,) if name or number is None else ()
+    names = () if number is not None and not model.names else (name,)
     return _new_rows(Outputs(new.graph, predicted.logits, parties, names), new.count)
 
 
@@ -142,7 +142,7 @@ def _one_node_per_party(model: TrainedModel, data: Any, party: str | int | None)
 def _vertical(model: TrainedModel, data: Any, sources: dict[str, Any] | None, party: str | int | None) -> Outputs:
     """Nodes of which every party has its own columns: one folder per party, or one graph that is cut as in training."""
     about = model.description
-    if sources is None and party is not None:
+    if sources is None and party is not None and model.config.partition != "vertical":
         sources = {_name(model, model.party_number(party)): data}
     if sources is None:
         if model.config.partition != "vertical":

@@ -1,0 +1,120 @@
+"""The command `atoll predict`: what a trained model says of every node. Heavy imports wait until needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoll.cli.options import Quiet, Threads, prepare_torch
+from atoll.errors import AtollError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from atoll.runs.outputs import Outputs
+    from atoll.runs.trained import TrainedModel
+
+ENDINGS = (".csv", ".parquet")
+MAX_CLASSES = 30  # that the summary counts
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN|KIT", help="The folder of a run, or a site's kit.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Nodes that arrived later: a folder with nodes and edges, an .npz, or a folder with one per party."),
+    ] = None,
+    party: Annotated[
+        str | None, typer.Option(help="Name or number of a party: whose nodes, or whose model for --data.", metavar="NAME")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the predictions there: .csv or .parquet.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file that --out names.")] = False,
+    name: Annotated[str | None, typer.Option("--run", help="Of a kit: which run; the newest finished one by default.")] = None,
+    algorithm: Annotated[
+        Path | None, typer.Option(help="The file of an algorithm of your own: a folder alone never makes atoll run one.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The file of a model of your own: a folder alone never makes atoll run one.")
+    ] = None,
+    threads: Threads = None,
+    quiet: Quiet = False,
+) -> None:
+    """Predict the class of every node with a trained model: of its training data, or of nodes that arrived later."""
+    prepare_torch(threads)
+    if out is not None:
+        _check_target(out, force)
+    from atoll.cli.console import out as console
+    from atoll.cli.console import stage
+    from atoll.runs.outputs import table
+
+    opened = _open(run, name, algorithm, model)
+    if party is not None:
+        opened.party_number(party)
+    if data is None:
+        with stage("Loading the training data", quiet=quiet):
+            _ = opened.training_data
+    with stage("Predicting", quiet=quiet):
+        found = opened.outputs(data, party)
+        frame = table(found, opened.decide(found.logits), opened.classes)
+    if out is not None:
+        with stage(f"Writing {out}", quiet=quiet):
+            write(frame, out)
+    _print_summary(opened, found, frame)
+    if out is not None:
+        console.print(f"Written to {out}")
+
+
+def _open(path: Path, name: str | None, algorithm: Path | None, model: str | None) -> TrainedModel:
+    """The model of a run, or of a run at a site."""
+    from atoll.deploy.site_predictions import is_kit, open_site_model
+
+    if is_kit(path):
+        return open_site_model(path, name)
+    if name is not None:
+        raise AtollError(f"{path} is not a kit, so it holds one run; leave --run out.")
+    from atoll.runs.trained import load_model
+
+    return load_model(path, algorithm=algorithm, model=model)
+
+
+def _check_target(path: Path, force: bool) -> None:
+    """Refuse what could not be written, before anything is computed."""
+    if path.suffix not in ENDINGS:
+        raise AtollError(f"--out is {path}; name a file that ends in {' or '.join(ENDINGS)}.")
+    if path.is_dir() or (path.exists() and not force):
+        raise AtollError(f"{path} exists already; choose another --out, or overwrite it with --force.")
+
+
+def write(frame: pd.DataFrame, path: Path) -> None:
+    """Write the table as its ending says; it appears whole or not at all."""
+    from atoll import storage
+
+    with storage.writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with storage.replacing(path) as file:
+        if path.suffix == ".csv":
+            frame.to_csv(file, index=False, mode="wb")
+        else:
+            frame.to_parquet(file, index=False)
+
+
+def _print_summary(model: TrainedModel, found: Outputs, frame: pd.DataFrame) -> None:
+    """Nodes by class, and metrics where labels are known."""
+    from rich.table import Table
+
+    from atoll.cli.console import out as console
+    from atoll.runs.metrics import in_order, metric_format
+
+    rows = len(frame)
+    console.print(f"{model.config.algorithm}, round {model.description['best_round']}: {rows:,} row{'' if rows == 1 else 's'}")
+    counts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for label, count in frame["class"].value_counts(sort=model.classes is None).head(MAX_CLASSES).items():
+        counts.add_row(f"class {label}", f"{count:,}", f"{100 * count / rows:.1f} %")
+    metrics = {each: value for each, value in found.metrics(model.task).items() if not each.startswith("val_")}
+    for each in in_order(metrics):
+        form = metric_format(each)
+        value = f"{100 * metrics[each]:.2f} %" if form.percent else f"{metrics[each]:.4f}"
+        counts.add_row(form.words, value, "of test nodes" if bool(found.graph.test.any()) else "of labeled nodes")
+    console.print(counts)

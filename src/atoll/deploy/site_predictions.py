@@ -1,0 +1,32 @@
+"""Predictions at a site: the model that a run left in its kit, used there alone, without the server and without NVFlare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from atoll.deploy.description import digest_key
+from atoll.deploy.kit import KIT_FILE, Kit
+from atoll.errors import AtollError, suggest
+from atoll.runs.model_files import DESCRIPTION, FOLDER
+from atoll.runs.trained import TrainedModel, load_model
+
+RUNS = "runs"  # the folder of the runs in a kit
+
+
+def is_kit(path: Path) -> bool:
+    """Whether a folder is a kit."""
+    return (path.expanduser() / KIT_FILE).is_file()
+
+
+def open_site_model(path: Path, name: str | None = None) -> TrainedModel:
+    """The model of a run at a site: of the newest finished one unless it is named."""
+    kit = Kit.open(path, server=False)
+    found = {each.parents[1].name: each for each in (kit.path / RUNS).glob(f"*/{FOLDER}/{DESCRIPTION}")}
+    if not found:
+        raise AtollError(f"{path} holds no trained model yet: no run has finished here.")
+    if name is not None and name not in found:
+        raise AtollError(f"{path} holds no finished run {name!r}{suggest(name, list(found))}")
+    newest = max(found.values(), key=lambda each: each.stat().st_mtime)
+    model = load_model((newest if name is None else found[name]).parent)
+    model.key = digest_key(kit.path)
+    return model
