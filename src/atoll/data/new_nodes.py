@@ -102,6 +102,9 @@ def _fitted(graph: Graph, form: InputForm, where: str) -> Graph:
         if graph.table is None:
             raise AtollError(f"{where} has plain numbers, but the model was trained on a table that was encoded; give a table.")
         graph = form.encoding.encode(graph)
+    elif form.columns is None and graph.feature_names is not None:
+        sentence = f"{where}: the model does not know the names of its columns; they are taken in the order of the file."
+        warnings.warn(sentence, AtollWarning, stacklevel=4)
     elif form.columns is not None and graph.feature_names is not None:
         _require_columns(graph.feature_names, form.columns, where)
         graph = _with_columns(graph, form.columns)
@@ -263,6 +266,6 @@ def _joined(graph: Graph, known: Graph, ends: Ints, names: Sequence[str], form: 
     rows = np.concatenate([np.arange(count), position[pd.Index(known.node_names).get_indexer(list(names))]])
     edges = np.concatenate([graph.edge_index.numpy(), position[known.edge_index.numpy()], rows[ends]], 1)
     blocks = align([graph, known.rows(torch.from_numpy(kept))], ["the new nodes", "the training data"], extend_classes=True)
-    both = stack(blocks)
+    both = stack([blocks[0], replace(blocks[1], ids=blocks[1].ids + int(graph.ids.max()) + 1)])
     tidy = torch.from_numpy(tidy_edges(edges, both.num_nodes, form.directed))
     return replace(both, edge_index=tidy, ptr=both.ptr[[0, -1]])

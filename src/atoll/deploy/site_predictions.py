@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from atoll.deploy.description import digest_key
 from atoll.deploy.kit import KIT_FILE, Kit
 from atoll.errors import AtollError, suggest
 from atoll.runs.model_files import DESCRIPTION, FOLDER
@@ -27,6 +26,4 @@ def open_site_model(path: Path, name: str | None = None) -> TrainedModel:
     if name is not None and name not in found:
         raise AtollError(f"{path} holds no finished run {name!r}{suggest(name, list(found))}")
     newest = max(found.values(), key=lambda each: each.stat().st_mtime)
-    model = load_model((newest if name is None else found[name]).parent)
-    model.key = digest_key(kit.path)
-    return model
+    return load_model((newest if name is None else found[name]).parent)

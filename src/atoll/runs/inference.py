@@ -114,7 +114,7 @@ def _memory(files: ModelFiles, cohort: Cohort, nodes: Nodes) -> Fields:
         )
     numbers = files.description.get("party_numbers")
     held = Parties(range(files.description["parties"]) if numbers is None else numbers)
-    if held == cohort.parties:
+    if not files.memory or held == cohort.parties:
         return files.memory
     index = held.indices(cohort.parties)
     memory: Fields = {}

@@ -63,7 +63,7 @@ class Outputs:
         """The task's metrics of the test nodes or, where none is marked, of all labeled nodes; empty where there are none."""
         graph = self.graph
         if not bool((graph.test & (graph.y >= 0)).any()):
-            graph = replace(graph, test=graph.y >= 0, val=torch.zeros_like(graph.val))
+            graph = replace(graph, test=graph.y >= 0, val=torch.zeros_like(graph.val), majority=graph.y)  # no minority either
         counts = task.counts(self.logits, graph)
         return task.metrics({name: sum_over_parties(value) for name, value in counts.items()})
 

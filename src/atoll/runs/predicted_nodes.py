@@ -130,12 +130,10 @@ def _one_node_per_party(model: TrainedModel, data: Any, party: str | int | None)
     if party is not None:
         raise AtollError("Every new node is a party of its own; leave --party out.")
     new = read_new(data, model.form(), _context(model, None))
-    count = new.graph.num_nodes
-    nodes = replace(new.graph, edge_index=torch.empty(2, 0, dtype=torch.int64), ptr=torch.arange(count + 1))
-    public = {"edge_index": new.graph.edge_index, "y_train": torch.full((count,), -1)}
-    parties = Parties(range(count))
-    schema = replace(model.schema, parties=count)
-    predicted = infer(model.files, model.config, Nodes(nodes, parties, "node", schema, public))
+    users = partition(new.graph, "node", None, model.config.partition_settings, model.config.seed)
+    public = {"edge_index": users.party[new.graph.edge_index], "y_train": torch.full((users.parties,), -1)}
+    schema, parties = replace(model.schema, parties=users.parties), Parties(range(users.parties))
+    predicted = infer(model.files, model.config, Nodes(users, parties, "node", schema, public))
     return _new_rows(Outputs(new.graph, predicted.logits, Parties([0]), ("",)), new.count)
 
 

@@ -51,13 +51,12 @@ class TrainedModel:
         50
     """
 
-    def __init__(self, files: ModelFiles, config: Config, *, graph: Graph | None = None, key: bytes = b"") -> None:
-        """`graph`: the training data where it was given as an object; `key`: of the digests of category names, at a site."""
+    def __init__(self, files: ModelFiles, config: Config, *, graph: Graph | None = None) -> None:
+        """`graph`: the training data where it was given as an object."""
         self.files = files
         self.config = config
         self.description = files.description
         self.graph = graph
-        self.key = key
 
     def __repr__(self) -> str:
         about = self.description
@@ -137,7 +136,6 @@ class TrainedModel:
             "encoding": self.encodings[0],
             "directed": bool(getattr(data, "directed", False)),
             "normalize": bool(getattr(data, "normalize_features", False)),
-            "key": self.key,
         }
         return InputForm(**(expected | changes))
 
