@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from atoll.models.registry import MODELS
     from atoll.runs.api import compare, resume, run
     from atoll.runs.comparison import Comparison
+    from atoll.runs.export import export_model
     from atoll.runs.loggers import LOGGERS, Logger
     from atoll.runs.reader import read
     from atoll.runs.result import Result
@@ -71,6 +72,7 @@ __all__ = [
     "TrainedModel",
     "Training",
     "compare",
+    "export_model",
     "first_model",
     "get_parameters",
     "load",
@@ -94,6 +96,7 @@ _HOME = {
     # Use what was trained
     "load_model": "runs.trained",
     "TrainedModel": "runs.trained",
+    "export_model": "runs.export",
     # Data
     "load": "data.datasets",
     "Graph": "graphs.graph",

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import site
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -23,34 +21,10 @@ from atoll.models.standalone.check import random_graph
 from atoll.random import Draws
 from atoll.runs import export
 from atoll.runs.export import TARGETS, write_export
+from elsewhere import elsewhere, save_case
 
 MODELS = ("gcn", "sgc", "sage", "gat", "gcnii", "appnp", "mlp")
 CLASSES = ["healthy", "ill", "unknown"]
-
-ELSEWHERE = """
-import importlib.util, json, sys
-sys.path[:0] = json.loads(sys.argv[1])
-try:
-    import atoll
-    raise SystemExit("atoll is here")
-except ImportError:
-    pass
-import numpy as np
-differences = {}
-for folder in sys.argv[2:]:
-    sys.path.insert(0, folder)
-    sys.modules.pop("model", None)
-    spec = importlib.util.spec_from_file_location("load", folder + "/load.py")
-    load = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(load)
-    case = np.load(folder + ".npz")
-    differences[folder] = float(np.abs(load.logits(case["x"], case["edge_index"]) - case["logits"]).max())
-    rows = load.probabilities(case["x"], case["edge_index"]).sum(1)
-    assert np.allclose(rows, 1, atol=1e-5) and load.classes == ["healthy", "ill", "unknown"]
-    sys.path.pop(0)
-assert "atoll" not in sys.modules
-print(json.dumps(differences))
-"""
 
 
 def trained(name: str, **options: Any) -> Backbone:
@@ -58,15 +32,6 @@ def trained(name: str, **options: Any) -> Backbone:
     settings = {"appnp": {"steps": 2}, "gat": {"heads": 4}}.get(name, {})
     sizes = {"features": 6, "classes": 3, "hidden": 8}
     return build(name, parties=1, draws=Draws(0, [0], "first"), settings=settings, **sizes, **options)
-
-
-def elsewhere(folders: list[Path]) -> dict[str, float]:
-    """Difference from atoll in a process that cannot import it: no editable installs, no PYTHONPATH."""
-    packages = [path for path in sys.path if path.endswith("site-packages")] or site.getsitepackages()
-    command = [sys.executable, "-I", "-S", "-W", "ignore", "-c", ELSEWHERE, json.dumps(packages), *map(str, folders)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -81,8 +46,7 @@ def test_every_backbone_without_atoll(target: str, tmp_path: Path) -> None:
         backbone = trained(name)
         write_export(backbone, target, tmp_path / name, model=name, classes=CLASSES, columns=list("abcdef"))
         graph = random_graph(backbone.shape, 57, seed=9)
-        logits = backbone(graph).detach().numpy()
-        np.savez(tmp_path / f"{name}.npz", x=graph.x, edge_index=graph.edge_index, logits=logits)
+        save_case(tmp_path / name, graph, backbone(graph))
         folders.append(tmp_path / name)
     differences = elsewhere(folders)
     assert len(differences) == len(MODELS)
@@ -123,7 +87,7 @@ def test_a_users_file(tmp_path: Path) -> None:
     backbone = build(name, parties=1, features=6, classes=3, settings={"scale": 3.0}, draws=Draws(0, [0], "first"))
     graph = random_graph(backbone.shape, 8, seed=2)
     write_export(backbone, "safetensors", tmp_path / "out", model=name, classes=CLASSES)
-    np.savez(tmp_path / "out.npz", x=graph.x, edge_index=graph.edge_index, logits=backbone(graph).detach().numpy())
+    save_case(tmp_path / "out", graph, backbone(graph))
     assert elsewhere([tmp_path / "out"])[str(tmp_path / "out")] < 1e-6
     source.write_text(source.read_text() + "# changed\n")
     with pytest.raises(AtollError, match="was changed after it was imported"):

@@ -21,6 +21,7 @@ from atoll.federation.federation import Federation
 from atoll.federation.local_training import LocalTraining
 from atoll.graphs.graph import Graph
 from atoll.models import optim
+from atoll.models.backbone import Backbone
 from atoll.models.optim import Optimizer
 from atoll.models.parameters import get_parameters, set_parameters
 from atoll.random import Draws
@@ -81,9 +82,18 @@ class Cohort(LocalTraining):
 
     def hidden(self, graph: Graph) -> Tensor:
         """The hidden representation of v̄_k."""
+        return self.mixed_models().embed(graph)
+
+    def party_models(self, model: Fields) -> Backbone:
+        """v̄_k."""
+        self.load(model)
+        return self.mixed_models()
+
+    def mixed_models(self) -> Backbone:
+        """v̄_k as a model."""
         model = backbone(self.settings, self.schema, self.graph.parties, None)
         set_parameters(model, mix(self.mixture, get_parameters(self.personal), get_parameters(self.model)))
-        return model.embed(graph)
+        return model
 
     def mixed(self, mixture: Tensor, graph: Graph, draws: Draws | None = None) -> Tensor:
         """The output of v̄_k, differentiable in v_k and α_k."""

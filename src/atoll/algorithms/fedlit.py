@@ -66,6 +66,7 @@ LINKS = whole("link_types")
 class Cohort(LocalTraining):
     """Parties that cluster their links and train one channel per type."""
 
+    no_backbone = "its network has one channel per type of links, and the types are clusters that it finds in each graph"
     settings: Settings
 
     def setup(self) -> None:

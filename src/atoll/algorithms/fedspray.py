@@ -29,6 +29,7 @@ from atoll.graphs.blocks import Blocks
 from atoll.graphs.features import Features
 from atoll.graphs.graph import Graph
 from atoll.models import optim
+from atoll.models.backbone import Backbone
 from atoll.models.layers import Dense
 from atoll.models.losses import kl
 from atoll.models.parameters import get_parameters, scale, set_parameters, weighted
@@ -254,6 +255,10 @@ class Cohort(atoll.federation.cohort.Cohort):
     def transfer(self, memory: Mapping[str, Any]) -> None:
         """The GNN is all that predicts; proxies are for training."""
         super().transfer({name: value for name, value in memory.items() if name != "proxies"})
+
+    def party_models(self) -> Backbone:
+        """θ⁽ᵏ⁾."""
+        return self.gnn
 
 
 def start(federation: Federation, settings: Settings) -> State:

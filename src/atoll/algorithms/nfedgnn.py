@@ -69,6 +69,7 @@ class Settings(Split):
 class Cohort(atoll.federation.cohort.Cohort):
     """Users with weights of their own, kept for their non-zero features only: the other rows never touch anything."""
 
+    no_backbone = "every user has a first layer of their own, for their own features, and the server the rest"
     memory = {"weights": STORED_FEATURE, "optimizer": STORED_FEATURE}
     settings: Settings
 

@@ -13,6 +13,7 @@ from atoll.cli.compare import compare
 from atoll.cli.data import data
 from atoll.cli.deploy import join, provision, serve
 from atoll.cli.evaluate import evaluate
+from atoll.cli.export import export
 from atoll.cli.journal import journal
 from atoll.cli.models import models
 from atoll.cli.partition import partition
@@ -32,7 +33,7 @@ app = typer.Typer(
     "Start with `atoll compare local,fedavg,centralized`: a small synthetic graph, no data needed.",
 )
 COMMANDS = (
-    *(run, resume, compare, predict, evaluate, partition, report, reproduce),
+    *(run, resume, compare, predict, evaluate, export, partition, report, reproduce),
     *(provision, serve, join, journal, algorithms, models, datasets),
 )
 for command in COMMANDS:

@@ -29,6 +29,7 @@ from atoll.federation.memory import (
 )
 from atoll.federation.messages import Guard, Message, Schema, verb
 from atoll.graphs.graph import Graph
+from atoll.models.backbone import Backbone
 from atoll.models.optim import Optimizer
 from atoll.parties import Parties
 from atoll.privacy.masking import SECURE_STEPS
@@ -94,6 +95,8 @@ class Cohort:
 
     memory: ClassVar[Mapping[str, str]] = {}  # attributes that survive between messages, restarts and resume → their first axis
     round_memory: ClassVar[Mapping[str, str]] = {}  # likewise, but within one round or one evaluation only
+    no_backbone: ClassVar[str] = ""  # why the parties do not predict with a backbone each, in words; empty where they do
+    same_backbone: ClassVar[bool] = False  # whether all parties predict with the same one, whatever else `evaluate` brings
     limits: Limits | None = None  # what the verbs declare, in this run
     class_weights: Tensor  # (P, C) of the loss, where they follow from the federation's class counts
 
@@ -153,6 +156,10 @@ class Cohort:
         None where no single model at the parties has one: split between parties and server, or in several channels.
         """
         return None
+
+    def party_models(self, *args: Any, **arguments: Any) -> Backbone:
+        """The backbones (P, …) that the parties predict with, from the arguments of the verb `evaluate`: what an export holds."""
+        raise AtollError(f"{type(self).__module__} has no `party_models`, which says what its parties predict with.")
 
     def draws(self, *words: Word) -> Draws:
         """The parties' own randomness for this call: a function of seed, party, round, call and the words only."""

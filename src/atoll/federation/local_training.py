@@ -12,6 +12,7 @@ from atoll.federation.cohort import MODEL, PARTY, Cohort, Fields, backbone, verb
 from atoll.federation.declarations import COUNTS, WEIGHT
 from atoll.graphs.graph import Graph
 from atoll.models import optim
+from atoll.models.backbone import Backbone
 from atoll.models.optim import Optimizer
 from atoll.models.parameters import set_parameters, weighted
 from atoll.random import Draws
@@ -21,9 +22,9 @@ from atoll.settings import Training
 class LocalTraining(Cohort):
     """Parties that train the server's model on their own graphs: w_k ← w, E epochs down the objective, n_k·w_k back.
 
-    Override `objective` to train for something else than the task's loss; `load`, `output` and `hidden` where there is more
-    than one model; `fit` and `evaluate` where something else arrives or goes back. Settings that are read where an algorithm
-    has them: `local_steps` (instead of `epochs`), `batch_size`, `keep_optimizer`.
+    Override `objective` to train for something else than the task's loss; `load`, `output`, `hidden` and `party_models` where
+    there is more than one model; `fit` and `evaluate` where something else arrives or goes back. Settings that are read where
+    an algorithm has them: `local_steps` (instead of `epochs`), `batch_size`, `keep_optimizer`.
 
     Attributes:
         model: the parties' models, (P, …); each party's own where `memory` names it.
@@ -121,3 +122,8 @@ class LocalTraining(Cohort):
         """(N, h) the last hidden representation of what `load` makes of the arguments."""
         self.load(*args, **arguments)
         return self.hidden(self.graph)
+
+    def party_models(self, *args: Any, **arguments: Any) -> Backbone:
+        """The model that `load` makes of the arguments."""
+        self.load(*args, **arguments)
+        return self.model

@@ -28,13 +28,77 @@ from atoll.models.standalone import formats
 from atoll.models.standalone.check import random_graph
 from atoll.models.standalone.convert import Standalone, standalone
 from atoll.models.user import short_name
+from atoll.runs.config import Config, described
 from atoll.runs.export_texts import PACKAGES, loader, readme
 from atoll.runs.folder import finite
+from atoll.runs.model_files import ModelFiles
+from atoll.runs.own_files import with_own_files
+from atoll.runs.party_model import party_backbone
 from atoll.version import __version__
 
 TARGETS = ("pyg", "safetensors", "torchscript", "pt2", "onnx")
 TOLERANCE = 1e-5  # of the largest logit, at least of 1
 Function = Callable[[Tensor, Tensor], Tensor]
+
+
+def export_model(
+    run: str | Path,
+    to: str,
+    out: str | Path,
+    *,
+    party: str | int | None = None,
+    algorithm: str | Path | None = None,
+    model: Any = None,
+) -> list[Path]:
+    """Write the best round's model of a run as a folder that another program loads without atoll.
+
+    Parameters:
+        run: The folder of a run, or a site's folder of one (`KIT/runs/NAME`).
+        to: `pyg` (a module of PyG's layers), `safetensors` (the same in plain torch), `torchscript`, `pt2` (torch.export) or
+            `onnx`.
+        out: A folder that does not exist yet.
+        party: The party whose model it is, by name or number, where each party has its own.
+        algorithm: The file of an algorithm of your own again: a folder alone never makes atoll run a file.
+        model: The file, class or function of a model of your own again.
+
+    Returns:
+        The files that were written: the model, `load.py`, which loads it, `model.json`, `README.md`, checksums.
+
+    Examples:
+        >>> import atoll, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result = atoll.run("fedavg", dataset="csbm", parties=2, rounds=2, nodes=200, out=f"{folder}/run")
+        ...     files = atoll.export_model(f"{folder}/run", "safetensors", f"{folder}/export")
+        >>> sorted(file.name for file in files)[:4]
+        ['README.md', 'SHA256SUMS', 'example.npz', 'load.py']
+    """
+    check_target(to)
+    check_out(Path(out))
+    files = ModelFiles.read(Path(run))
+    config = described(files.description["config"], f"The configuration in {run}")
+    given = {"algorithm": algorithm, "model": model}
+    config = with_own_files(config, run, lambda: files.description, **given, command="export", function="export_model")
+    return export_files(files, config, to, out, party=party)
+
+
+def export_files(files: ModelFiles, config: Config, to: str, out: str | Path, *, party: str | int | None = None) -> list[Path]:
+    """As `export_model`, of a model that was read already; `config` is its configuration, own files imported."""
+    check_target(to)
+    check_out(Path(out))
+    about = files.description
+    backbone, name = party_backbone(files, config, party)
+    classes = about.get("classes") or list(map(str, range(about["num_classes"])))
+    more = {
+        "algorithm": Path(about["algorithm"]).stem,
+        "task": about["task"],
+        "party": name,
+        "best_round": about["best_round"],
+        "preprocessing": about.get("preprocessing"),
+        "normalize_features": bool(about["config"].get("data", {}).get("normalize_features", False)),
+        "threshold": about.get("threshold"),
+    }
+    model = str(getattr(config.settings, "model", type(backbone).__name__.lower()))
+    return write_export(backbone, to, Path(out), model=model, classes=classes, columns=about.get("columns"), about=more)
 
 
 def write_export(

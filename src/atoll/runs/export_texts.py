@@ -126,6 +126,8 @@ def readme(target: str, files: list[str], about: Mapping[str, Any]) -> str:
     ]
     if about.get("preprocessing"):
         lines += ["`x` is what `preprocessing` in `model.json` makes of the raw columns.", ""]
+    if about.get("normalize_features"):
+        lines += ["Each row of `x` is divided by the sum of its absolute values (`normalize_features`).", ""]
     if about.get("threshold") is not None:
         lines += [f"The decision threshold chosen on validation nodes is {about['threshold']}.", ""]
     if target in ("torchscript", "pt2"):

@@ -54,7 +54,8 @@ def resume(
         raise AtollError(f"{path} is the run of a federation; start `atoll serve` again with the same --config and --out.")
     if config.dataset == GIVEN and graph is None:
         raise AtollError(f"The dataset of {path} was given as an object; give it again: atoll.resume({str(path)!r}, dataset=…).")
-    config = with_own_files(config, folder.path, folder.look() or {}, algorithm=algorithm, model=model)
+    given = {"algorithm": algorithm, "model": model}
+    config = with_own_files(config, path, lambda: folder.look() or {}, **given, command="resume", function="resume")
     if launch := getattr(ENGINES.find(config.engine), "launch", None):
         if extending:
             raise AtollError(f"{path} is a run of the engine {config.engine}, which cannot be extended; start a new run.")

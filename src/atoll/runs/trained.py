@@ -194,5 +194,6 @@ def load_model(path: str | Path, *, dataset: Any = None, algorithm: str | Path |
         raise AtollError(f"There is no folder {path}; give the folder that --out named.")
     files = ModelFiles.read(folder)
     config = configuration.described(files.description["config"], f"model.json of {path}")
-    config = with_own_files(config, Path(path), files.description, algorithm=algorithm, model=model, command="predict")
+    given: dict[str, Any] = {"algorithm": algorithm, "model": model}
+    config = with_own_files(config, path, lambda: files.description, **given, command="predict", function="load_model")
     return TrainedModel(files, config, graph=None if dataset is None else _dataset(dataset)[1])

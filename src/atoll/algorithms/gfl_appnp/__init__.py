@@ -33,7 +33,9 @@ from atoll.federation.declarations import COUNTS, Case, Forms, Scalar, flag, opt
 from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.federation import Federation
 from atoll.graphs.graph import Graph
-from atoll.models.parameters import scale
+from atoll.models import appnp
+from atoll.models.backbone import Backbone, ModelShape
+from atoll.models.parameters import scale, set_parameters
 from atoll.parties import Parties
 from atoll.privacy.noise import Noise
 from atoll.privacy.noise_settings import NoiseSettings
@@ -110,6 +112,7 @@ def representation(case: Case) -> Forms:
 class Cohort(atoll.federation.cohort.Cohort):
     """Parties with one node each; they remember nothing."""
 
+    same_backbone = True
     settings: Settings
     task: NodeClassification
 
@@ -198,6 +201,16 @@ class Cohort(atoll.federation.cohort.Cohort):
         graph = self.graph
         hidden: Tensor = self.inner(model) @ model[SECOND]
         return to_rows(weight[:, None], graph) * hidden + to_rows(context, graph)
+
+    def party_models(self, model: Fields, **place: Tensor) -> Backbone:
+        """APPNP on the graph of all parties: with one vector per node, that is what Ã·h is."""
+        s, schema = self.settings, self.schema
+        if s.experiment != "dnc":
+            raise AtollError("gfl_appnp cannot be exported: its nodes have several vectors each, and no backbone takes those.")
+        shape = ModelShape(self.graph.parties, schema.features, schema.classes, s.hidden, bias=False)
+        made = appnp.APPNP(shape, settings=appnp.Settings(s.steps, s.teleport))
+        set_parameters(made, model)
+        return made
 
 
 def roles(graph: Graph) -> dict[str, Tensor]:

@@ -60,6 +60,7 @@ LAYER = Scalar(0, lambda case: case.settings.layers - 1)
 class Cohort(atoll.federation.cohort.Cohort):
     """Parties that hold different columns and edges of the same nodes."""
 
+    no_backbone = "its parties hold different columns of the same nodes, and each has a network of a kind that no export knows"
     memory = {"model": PARTY, "optimizer": PARTY}
     round_memory = {"inbox": PARTY}
     settings: Settings
@@ -105,9 +106,8 @@ class Cohort(atoll.federation.cohort.Cohort):
         holder = self.settings.label_holder
         for party, targets in zip(self.parties, torch.split(self.targets, self.graph.sizes), strict=True):
             if not self.blank and holder in (-1, party) and not bool((targets >= 0).any()):
-                raise AtollError(
-                    f"Party {party} knows no label of a training node; name the one party that does with label_holder=PARTY."
-                )
+                advice = "name the one party that does with label_holder=PARTY"
+                raise AtollError(f"Party {party} knows no label of a training node; {advice}.")
 
     # Algorithms 2 and 5: which nodes.
 

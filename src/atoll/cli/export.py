@@ -1,0 +1,34 @@
+"""The command `atoll export`. Heavy imports wait until needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll.cli.options import prepare_torch
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or of one at a site: KIT/runs/NAME.")],
+    to: Annotated[str, typer.Option(help="pyg, safetensors (plain torch), torchscript, pt2 (torch.export) or onnx.")],
+    out: Annotated[Path, typer.Option(help="A new folder for the model and the program that loads it.")],
+    party: Annotated[str | None, typer.Option(help="The party whose model it is, where each party has its own.")] = None,
+    algorithm: Annotated[
+        Path | None, typer.Option(help="The file of an algorithm of your own: a folder alone never makes atoll run one.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The file of a model of your own: a folder alone never makes atoll run one.")
+    ] = None,
+) -> None:
+    """Write what was trained for other programs: the best round's model, and a loader that does not need atoll."""
+    prepare_torch(None)
+    from atoll.cli.console import err
+    from atoll.cli.console import out as console
+    from atoll.runs.export import export_model
+
+    with err.status(f"Writing {to} and comparing it with atoll"):
+        files = export_model(run, to, out, party=party, algorithm=algorithm, model=model)
+    console.print(f"Written to {out}: {', '.join(sorted(file.name for file in files))}", soft_wrap=True)
+    console.print(f"Its outputs equal atoll's; try it with `python {out / 'load.py'}`.", soft_wrap=True)
