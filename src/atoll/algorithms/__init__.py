@@ -26,7 +26,11 @@ PARTS = ("Settings", "Cohort", "SCENARIOS", "start", "step", "evaluate")
 
 
 class Algorithm(Protocol):
-    """What an algorithm's module holds; one that is not for every task also has `TASKS`, a tuple of their names."""
+    """What an algorithm's module holds; one that is not for every task also has `TASKS`, a tuple of their names.
+
+    One whose state is not the same for all data, a model for instance, also has `STATE_AXES`: the name of a piece of it → its
+    first axis (`PARTY`, `NODE`), `SHARED` or `FRESH`. A run that begins from another's model needs it.
+    """
 
     Settings: type
     Cohort: type[cohort.Cohort]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from atoll.algorithms import State, nfedgnn
-from atoll.algorithms.nfedgnn import LATENT, SCENARIOS, TASKS, descend, evaluate, first_weight, start, with_latent
+from atoll.algorithms.nfedgnn import LATENT, SCENARIOS, STATE_AXES, TASKS, descend, evaluate, first_weight, start, with_latent
 from atoll.deferred import Deferred
 from atoll.federation.cohort import PARTY, Fields, verb
 from atoll.federation.declarations import real
@@ -24,7 +24,7 @@ from atoll.federation.federation import Federation
 from atoll.graphs.user_rows import Patched
 from atoll.models import optim
 
-__all__ = ["SCENARIOS", "TASKS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["SCENARIOS", "STATE_AXES", "TASKS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 
 WEIGHTS = real("features", "width")  # W_i
@@ -57,6 +57,10 @@ class Cohort(nfedgnn.Cohort):
         weight = first_weight(self.settings, self.schema, self.seed)
         self.weights.share(weight)
         self.rest = weight.expand_as(self.rest)
+
+    def trained(self) -> Fields:
+        """Without the moments of the rows of zero features, which are an optimizer's state."""
+        return {name: value for name, value in super().trained().items() if name in ("weights", "rest")}
 
     @verb(takes={}, gives={"latent": LATENT, "weight": WEIGHTS})
     def upload(self) -> Fields:

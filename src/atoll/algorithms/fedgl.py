@@ -23,6 +23,7 @@ from atoll.federation import metrics
 from atoll.federation.cohort import MODEL, Fields, first_model, verb
 from atoll.federation.declarations import ROWS, WEIGHT, Case, Forms, Scalar, nodes, optional, ragged, real, share, whole
 from atoll.federation.federation import Federation
+from atoll.federation.memory import FRESH, NODE
 from atoll.graphs import knn
 from atoll.graphs.graph import Graph
 from atoll.models.parameters import scale, weighted
@@ -34,6 +35,7 @@ from atoll.tasks.node_classification import TASK
 
 SCENARIOS = ("overlapping", "horizontal")
 TASKS = ("node-classification",)
+STATE_AXES = {"nodes": FRESH, "predictions": NODE, "embeddings": NODE}
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,12 @@ from atoll.federation import metrics
 from atoll.federation.cohort import MODEL, Fields, first_model, verb
 from atoll.federation.declarations import WEIGHT
 from atoll.federation.federation import Federation, Replies
+from atoll.federation.memory import PARTY, SHARED
 from atoll.models.parameters import Parameters, get_parameters, scale, weighted
 from atoll.settings import setting
 
 SCENARIOS = ("horizontal", "overlapping")
+STATE_AXES = {"model": SHARED, "cluster": PARTY, "update": PARTY, "n": PARTY, "norms": PARTY, "heard": PARTY}
 
 
 @dataclass(frozen=True)

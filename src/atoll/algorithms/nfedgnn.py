@@ -22,6 +22,7 @@ from atoll.federation import metrics
 from atoll.federation.cohort import STORED_FEATURE, Fields, verb
 from atoll.federation.declarations import COUNTS, real
 from atoll.federation.federation import Federation, Replies
+from atoll.federation.memory import FRESH, PARTY
 from atoll.graphs.attention import elu
 from atoll.graphs.graph import Graph
 from atoll.graphs.user_rows import Entries, Weights
@@ -34,6 +35,7 @@ from atoll.settings import setting
 
 SCENARIOS = ("node",)
 TASKS = ("node-classification",)
+STATE_AXES = {"optimizer": FRESH, "latent": PARTY}
 LATENT = real("width")  # x̄_i, and its gradient
 
 

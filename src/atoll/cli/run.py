@@ -43,6 +43,9 @@ def run(
         str | None, typer.Option(help="What carries the messages: inprocess, or nvflare (processes on this machine).")
     ] = None,
     secure: Annotated[bool, typer.Option("--secure", help="Secure aggregation: the server sees sums only.")] = False,
+    start_from: Annotated[
+        str | None, typer.Option("--from", metavar="RUN", help="Begin with the trained model of this run, on new or grown data.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the configuration, history, checkpoint and result.")] = None,
     log: Log = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="The same as --log tensorboard.")] = False,
@@ -55,6 +58,7 @@ def run(
 
     values = read_values(sets, model=model, rounds=rounds) | ({"secure": True} if secure else {})
     given = {"dataset": dataset, "partition": partition, "parties": parties, "seed": seed, "engine": engine}
+    given |= {"start_from": start_from}
     config = _config(what, {name: value for name, value in given.items() if value is not None}, values)
     names = [*(log or []), *(["tensorboard"] if tensorboard else [])]
     with open_loggers(config.algorithm, quiet=quiet, log=names, folder=out, config=config) as watch:
@@ -71,7 +75,10 @@ def _config(what: str, given: dict[str, Any], values: dict[str, Any]) -> Config:
         return config.resolve(what, **given, values=values)
     if "\0" in what:
         raise AtollError(f"{what!r} is not a path; give the path of a configuration.")
-    return config.from_dict(read_toml(Path(what)) | given, what, values)
+    document = read_toml(Path(what))
+    if "start_from" in given:
+        document.pop("start_digest", None)  # of the model that it named
+    return config.from_dict(document | given, what, values)
 
 
 def resume(

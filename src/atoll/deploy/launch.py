@@ -113,6 +113,7 @@ def _using(target: Path, config: Config, resume: bool) -> Iterator[None]:
 def deployment_config(document: Mapping[str, Any], where: str, sites: Sequence[str]) -> Config:
     """The configuration of a run at sites that bring their own data."""
     reasons = {"dataset": "the sites bring their own data", "parties": f"the kit's {len(sites)} sites are the parties"}
+    reasons |= {"start_from": "only a simulation can begin with a trained model"}
     for name in reasons.keys() & document.keys():
         raise AtollError(f"{where} says {name} = {document[name]!r}, but {reasons[name]}; remove the line.")
     config = configuration.from_dict({**document, "dataset": GIVEN}, where)

@@ -24,6 +24,10 @@ TRAIN_ITEM = "train_item"
 STORED_FEATURE = "stored_feature"
 """First axis of a piece of memory: one row per non-zero feature."""
 AXES = (PARTY, NODE, TRAIN_ITEM, STORED_FEATURE)
+SHARED = "shared"
+"""What a piece of the server's state is where it is the same for all data, whatever its shape; for `STATE_AXES`."""
+FRESH = "fresh"
+"""What a piece of the server's state is where every run begins with its own, such as an optimizer's; for `STATE_AXES`."""
 PHASE = "phase"  # the name in a cohort's state of what its round memory belongs to
 
 

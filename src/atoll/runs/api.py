@@ -29,6 +29,7 @@ def run(
     parties: int | None = None,
     seed: int = 0,
     engine: str = "inprocess",
+    start_from: str | Path | None = None,
     out: str | Path | None = None,
     progress: bool = False,
     loggers: Loggers = (),
@@ -47,6 +48,7 @@ def run(
         seed: Seed of everything random: the same configuration and seed give the same numbers.
         engine: What carries the messages: `inprocess`, `nvflare` (one process per site on this machine), or another
             package's.
+        start_from: The folder of a finished run of the same algorithm: its best round's model is what this run begins with.
         out: A new folder for the configuration, history, checkpoints and result; without it nothing is written.
         progress: Whether to show a progress line.
         loggers: What else to call with every round: names such as `"tensorboard"`, `"wandb"` or `"csv"`, loggers, or functions
@@ -74,7 +76,14 @@ def run(
     """
     name, graph = _dataset(dataset)
     chosen = config.resolve(
-        algorithm, dataset=name, partition=partition, parties=parties, seed=seed, engine=engine, values=settings
+        algorithm,
+        dataset=name,
+        partition=partition,
+        parties=parties,
+        seed=seed,
+        engine=engine,
+        start_from=start_from,
+        values=settings,
     )
     with open_loggers(_called(progress, loggers, on_round), algorithm, out, chosen) as watch:
         result = runner.run(chosen, graph, out=out, watch=watch)

@@ -24,8 +24,23 @@ def capture(experiment: Experiment, progress: Progress, state: dict[str, Any], b
         "data": experiment.extent,
         "spent": experiment.spent,
         **({"class_weights": weights} if (weights := class_counts.known(experiment.federation)) else {}),
+        **_start(experiment),
         "config": unchanged.record(experiment.config),
     } | unchanged.file_digests(experiment.config)
+
+
+def _start(experiment: Experiment) -> dict[str, Any]:
+    """What a run that began with a trained model needs of it to continue: nothing but the encoding of its columns."""
+    if not experiment.start:
+        return {}
+    encoding = experiment.data.encoding if experiment.data is not None else None
+    return {"start": experiment.start, **({} if encoding is None else {"encoding": [encoding.to_dict()]})}
+
+
+def encoding_of(checkpoint: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The encoding of columns in a checkpoint, if any."""
+    kept: list[dict[str, Any]] = (checkpoint or {}).get("encoding", [])
+    return kept[0] if kept else None
 
 
 def restore(experiment: Experiment, checkpoint: dict[str, Any]) -> tuple[Progress, BestRound]:
@@ -37,6 +52,7 @@ def restore(experiment: Experiment, checkpoint: dict[str, Any]) -> tuple[Progres
             raise ValueError(f"its state has lost {', '.join(sorted(lost))}")
         experiment.federation.ledger.restore(checkpoint["ledger"])
         experiment.engine.restore(checkpoint.get("memory", {}))
+        experiment.start = checkpoint.get("start", {})
         return Progress(**checkpoint["book"]), BestRound.restored(experiment, checkpoint)
     except (AtollError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
         raise AtollError(

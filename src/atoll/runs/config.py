@@ -49,11 +49,13 @@ class Config:
     split: SplitSettings = field(default_factory=SplitSettings)
     data: Any = field(default_factory=DataSettings)
     dp: NoiseSettings = field(default_factory=NoiseSettings)
+    start_from: str | None = None  # the folder of the run whose model this one begins with
+    start_digest: str | None = None  # SHA-256 of that model; None until the run begins
 
     @property
     def arguments(self) -> dict[str, Any]:
         """What is not a group of settings."""
-        return {name: getattr(self, name) for name in ("algorithm", "dataset", "partition", "parties", "seed", "engine")}
+        return {name: getattr(self, name) for name in ("algorithm", *ARGUMENTS)}
 
     @property
     def groups(self) -> dict[str, Any]:
@@ -86,6 +88,8 @@ def resolve(
     parties: int | None = None,
     seed: int = 0,
     engine: str = "inprocess",
+    start_from: str | Path | None = None,
+    start_digest: str | None = None,
     values: Mapping[str, Any] | None = None,
     optional: bool = False,
     warn: bool = True,
@@ -133,6 +137,8 @@ def resolve(
         parties=None if parties is None else _whole("parties", parties, 1),
         seed=seed,
         engine=engine,
+        start_from=None if start_from is None else _text("start_from", str(start_from)),
+        start_digest=None if start_digest is None else _text("start_digest", start_digest),
         **built,
     )
 
@@ -216,7 +222,7 @@ def from_dict(document: Mapping[str, Any], where: str, over: Mapping[str, Any] |
             options = [*GROUPS[:2], "partition_settings", *GROUPS[3:]]
             raise AtollError(f"{where} has an unknown table [{table}]{suggest(table, options)}")
         values |= {f"{group}.{name}": value for name, value in entries.items()}
-    for name in ("algorithm", "dataset", "partition"):
+    for name in ("algorithm", "dataset", "partition", "start_from", "start_digest"):
         if name in arguments:
             _text(f"{where}: {name}", arguments[name])
     return resolve(
@@ -226,6 +232,8 @@ def from_dict(document: Mapping[str, Any], where: str, over: Mapping[str, Any] |
         parties=arguments.get("parties"),
         seed=_whole(f"{where}: seed", arguments.get("seed", 0)),
         engine=arguments.get("engine", "inprocess"),
+        start_from=arguments.get("start_from"),
+        start_digest=arguments.get("start_digest"),
         values=values | dict(_with_loaded_model(over or {}, arguments["algorithm"])),
         warn=warn,
         load=False,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from atoll import algorithms, allocator
 from atoll.data.encoding import Encoding
@@ -39,6 +40,7 @@ class Experiment:
     federation: Federation
     releases: Releases = field(default_factory=Releases)  # of the parties in this process
     spent_before: float = 0.0  # `spent` of the checkpoint: a site that is away now may have reported it
+    start: dict[str, Any] = field(default_factory=dict)  # the model that the run began with, and what was carried over
 
     @property
     def spent(self) -> float:
@@ -81,11 +83,22 @@ def extent_of(parts: Graph) -> dict[str, int]:
     }
 
 
-def prepare(config: Config, graph: Graph | None = None, *, engine: Callable[[Engine], Engine] | None = None) -> Experiment:
-    """Load, partition and split the data and build the parties; `engine` may wrap the engine (tests inject faults)."""
+def prepare(
+    config: Config,
+    graph: Graph | None = None,
+    *,
+    engine: Callable[[Engine], Engine] | None = None,
+    encoding: Mapping[str, Any] | None = None,
+) -> Experiment:
+    """Load, partition and split the data and build the parties; `engine` may wrap the engine (tests inject faults).
+
+    `encoding` of the tables' columns, where it is not to be fitted.
+    """
     if isinstance(config.settings, Described):
         raise AtollError(f"Its algorithm is the file {config.algorithm}, which is not run because a folder names it.")
-    data, preparation = load_parties(config, graph)
+    if encoding is None and config.start_from is not None:  # a run that begins with a trained model takes its encoding
+        encoding = read_description(folder_of(Path(config.start_from))).get("preprocessing")
+    data, preparation = load_parties(config, graph, read_preprocessing(encoding)[0])
     schema = schema_of(data)
 
     identities = simulated_identities(schema.parties) if config.run.secure else None

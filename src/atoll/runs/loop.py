@@ -11,7 +11,7 @@ from atoll.errors import AtollWarning
 from atoll.federation import class_counts
 from atoll.federation.federation import Federation
 from atoll.privacy.releases import RELEASES_FILE, epsilon_of, require_accountant
-from atoll.runs import absence, checkpoint, detail, extension, model_files, unchanged
+from atoll.runs import absence, checkpoint, detail, extension, model_files, unchanged, warm_start
 from atoll.runs.best import BestRound
 from atoll.runs.experiment import Experiment
 from atoll.runs.folder import Folder
@@ -43,7 +43,9 @@ def rounds(
         progress, best = Progress(), BestRound()
         federation.begin(0)
         class_counts.agree(federation)
-        state = algorithm.start(federation, config.settings)
+        state = warm_start.begin(experiment, algorithm.start(federation, config.settings))
+        if folder and experiment.start:  # the model that it began with is not needed any more
+            folder.save(checkpoint.capture(experiment, progress, state, best))
     else:
         (progress, best), state = checkpoint.restore(experiment, saved), saved.get("state", {})
         changes = unchanged.changes(saved.get("config"), config)
@@ -223,4 +225,5 @@ def _result(experiment: Experiment, progress: Progress, rows: list[dict[str, Any
         missing=absence.rounds_missed(rows),
         partial=progress.partial,
         last_partial=progress.last_partial,
+        start=experiment.start,
     )

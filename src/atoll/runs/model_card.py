@@ -40,7 +40,6 @@ def describe(
     `party_numbers` are the parties whose memory is kept where it is not that of all; `preprocessing` what makes the input
     columns of raw ones; `facts` whatever else is known: `rounds`, `data` (sizes and digest), `partial`, `epsilon`.
     """
-    settings = config.to_dict().get("settings", {})
     return {
         "format": FORMAT,
         "atoll": __version__,
@@ -57,16 +56,22 @@ def describe(
         "classes": None if classes is None else list(classes),
         "nodes": schema.nodes,  # of a vertical federation
         "preprocessing": preprocessing,
-        "architecture": {
-            "model": settings.get("model"),
-            **{name: settings[name] for name in ("hidden", "layers", "dropout", "bias") if name in settings},
-            "settings": {} if config.model is None else dataclasses.asdict(config.model),
-        },
+        "architecture": architecture(config),
         "best_round": best_round,
         "metrics": dict(metrics),
         **facts,
         "config": config.to_dict(),
     } | file_digests(config)
+
+
+def architecture(config: Config) -> dict[str, Any]:
+    """The network that a configuration names, and its settings."""
+    settings = config.to_dict().get("settings", {})
+    return {
+        "model": settings.get("model"),
+        **{name: settings[name] for name in ("hidden", "layers", "dropout", "bias") if name in settings},
+        "settings": {} if config.model is None else dataclasses.asdict(config.model),
+    }
 
 
 def describe_run(experiment: Experiment, progress: Progress, *, digest: bool) -> dict[str, Any]:
@@ -82,6 +87,8 @@ def describe_run(experiment: Experiment, progress: Progress, *, digest: bool) ->
         "party_columns": None if data is None else [None if each is None else list(each) for each in data.party_columns] or None,
         "memory_at_sites": not hasattr(experiment.engine, "cohorts"),
     }
+    if experiment.start:
+        facts["start_from"] = experiment.start
     if "epsilon" in progress.last:
         facts["epsilon"], facts["delta"] = progress.last["epsilon"], experiment.config.dp.delta
     if parts is not None and parts.parties <= MAX_LISTED and federation.scenario != "node":
@@ -187,6 +194,8 @@ def _privacy(about: Mapping[str, Any]) -> str:
         lines.append(f"- Differential privacy: ε = {spent} at δ = {about['delta']:g}, spent by the whole run.")
     else:
         lines.append("- Trained without differential privacy.")
+    if start := about.get("start_from"):
+        lines.append(f"- Training began with the model of `{_cell(start['path'])}`, whose privacy is not part of this.")
     lines.append(f"- Secure aggregation was {'on: the server saw sums only' if run.get('secure') else 'off'}.")
     return "\n".join(lines)
 

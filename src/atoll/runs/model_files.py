@@ -46,6 +46,7 @@ class ModelFiles:
     state: dict[str, Any] = field(default_factory=dict)  # the server's, at the best round
     memory: dict[str, Any] = field(default_factory=dict)  # the parties', by name; rows in the order of `parties`
     arguments: dict[str, Any] = field(default_factory=dict)  # at a site, which has no state: what its parties are sent
+    digest: str = ""  # SHA-256 of the tensors' file, where it was read
 
     def write(self, folder: Path, card: str) -> None:
         """Write `model/` into a folder. model.json is removed first and written last: what it is beside is whole."""
@@ -65,7 +66,7 @@ class ModelFiles:
     @classmethod
     def read(cls, folder: Path) -> ModelFiles:
         """Read `model/` of a folder, or the folder `model/` itself; whatever is wrong with it is one sentence."""
-        target = folder if (folder / DESCRIPTION).is_file() or not (folder / FOLDER).is_dir() else folder / FOLDER
+        target = folder_of(folder)
         document = read_description(target)
         path, expected = target / TENSORS, document["files"].get(TENSORS, {})
         try:
@@ -77,10 +78,21 @@ class ModelFiles:
         parts = {name: payload.get(name, {}) for name in ("state", "memory", "arguments")}
         if not all(isinstance(part, dict) for part in parts.values()):
             raise AtollError(f"{path} is damaged: it does not hold a model; {ADVICE}.")
-        return cls({name: value for name, value in document.items() if name not in ("files", "sha256")}, **parts)
+        about = {name: value for name, value in document.items() if name not in ("files", "sha256")}
+        return cls(about, **parts, digest=str(expected.get("sha256", "")))
 
 
 ADVICE = "restore it, or let `atoll resume` of the run write it again"
+
+
+def folder_of(folder: Path) -> Path:
+    """`model/` of a folder, or the folder itself where it is that."""
+    return folder if (folder / DESCRIPTION).is_file() or not (folder / FOLDER).is_dir() else folder / FOLDER
+
+
+def read_digest(folder: Path) -> str:
+    """SHA-256 of the tensors' file of a trained model, as its description has it."""
+    return str(read_description(folder_of(folder))["files"].get(TENSORS, {}).get("sha256", ""))
 
 
 def read_description(target: Path) -> dict[str, Any]:

@@ -64,6 +64,7 @@ def read(path: str | Path, config: Config | None = None, *, history: bool = True
         last_partial=bool(written.get("last_partial", False)),
         warnings=list(map(str, written.get("warnings") or ())),
         folder=folder.path,
+        start=dict(written.get("start_from") or {}),
     )
 
 
@@ -96,6 +97,7 @@ def _unfinished(folder: Folder, config: Config, *, state: bool) -> Result:
         partial=progress.partial,
         last_partial=progress.last_partial,
         warnings=list(map(str, saved.get("warnings") or ())),
+        start=dict(saved.get("start") or {}),
         finished=False,
         folder=folder.path,
     )

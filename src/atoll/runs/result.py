@@ -45,6 +45,8 @@ class Result:
         warnings: What went wrong with files and was repaired.
         finished: False where it was read from the folder of a run that is still going.
         folder: Where it is written; None where it is not.
+        start: The model that the run began with (`path`, `digest`, `round`) and what was `carried` over; empty where it began
+            with first values.
         trained: The best round's model as `model/` holds it; None where it was read from a folder, which has it.
         graph: The dataset, where it was given as an object.
 
@@ -82,6 +84,7 @@ class Result:
     warnings: list[str] = field(default_factory=list)  # what went wrong with files and was repaired
     finished: bool = True  # False where it was read from the folder of a run that is still going
     folder: Path | None = None  # where it is written
+    start: dict[str, Any] = field(default_factory=dict)  # the model that the run began with, if any
     trained: ModelFiles | None = None  # the best round's model, where this process has it
     graph: Graph | None = None  # the dataset, where it was given as an object
 
@@ -127,6 +130,7 @@ class Result:
             "parties": self.parties,
             **({"names": list(self.names)} if self.names else {}),
             "settings": plain.get("settings", {}),
+            **({"start_from": self.start} if self.start else {}),
             "rounds": self.rounds,
             "best_round": self.best_round,
             "metrics": self.metrics,

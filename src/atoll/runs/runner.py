@@ -10,7 +10,7 @@ from typing import Any
 from atoll.engines import ENGINES
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
-from atoll.runs import checkpoint, extension
+from atoll.runs import checkpoint, extension, warm_start
 from atoll.runs.config import GIVEN, Config
 from atoll.runs.experiment import Experiment, build_cohort, build_experiment, limits_of, noise, prepare, schema_of
 from atoll.runs.folder import Folder
@@ -23,6 +23,7 @@ from atoll.runs.result import Result
 
 def run(config: Config, graph: Graph | None = None, *, out: str | Path | None = None, watch: Watch | None = None) -> Result:
     """Run a configuration from its first round to its last."""
+    config = warm_start.with_digest(config)
     if launch := getattr(ENGINES.find(config.engine), "launch", None):
         result: Result = launch(config, graph, out=out, watch=watch)
         return result
@@ -65,11 +66,12 @@ def resume(
         saved = folder.load()
         if extending:
             extension.check(folder, config, saved)
-        experiment = prepare(config, graph)
+        experiment = prepare(config, graph, encoding=checkpoint.encoding_of(saved))
         while saved is not None and extension.evaluated_otherwise(saved, config.run):
             checkpoint.restore(experiment, saved)  # a checkpoint that does not fit is not dropped
             extension.drop_checkpoint(folder)
-            saved, experiment = folder.load(), prepare(config, graph)
+            saved = folder.load()
+            experiment = prepare(config, graph, encoding=checkpoint.encoding_of(saved))
         return replace(rounds(experiment, folder, watch, saved), graph=graph)
 
 

@@ -9,7 +9,8 @@ from atoll import algorithms
 from atoll.errors import AtollError, closest, suggest
 from atoll.settings import known, renamed, warn_renamed
 
-ARGUMENTS = ("dataset", "partition", "parties", "seed", "engine")  # of a run, beside its algorithm and settings
+ARGUMENTS = ("dataset", "partition", "parties", "seed", "engine", "start_from", "start_digest")  # beside algorithm and settings
+OPTIONS = {"start_from": "from", "start_digest": "from"}  # of the command line, where they have other names
 GROUPS = ("settings", "run", "partition", "split", "data", "dp", "model")
 EXPERIMENTS = ("dnc", "snc", "sc")  # before 0.2 `task` named these, of GFL-APPNP and of the baselines that run as it does
 PREFIXED = ("dp", "model")  # groups whose settings must be named with the group
@@ -97,7 +98,7 @@ def home_of(name: str, groups: Mapping[str, type]) -> tuple[str, str] | None:
 def unknown_setting(algorithm: str, name: str, groups: Mapping[str, type]) -> str:
     """The error for a name that is not a setting."""
     if name in ARGUMENTS:
-        return f"{name} is not a setting but an argument; say --{name} in place of --set {name}=…"
+        return f"{name} is not a setting but an argument; say --{OPTIONS.get(name, name)} in place of --set {name}=…"
     group, _, rest = name.partition(".")
     if group == "model" and rest and group in groups:
         near = suggest(rest, known(groups[group])) if known(groups[group]) else "; it has none."

@@ -50,6 +50,8 @@ def facts(result: Result) -> list[Fact]:
     early = "" if result.rounds >= run.rounds else ", stopped early" if result.finished else " so far"
     note = f"by validation {run.select_by}" if result.metrics else "no round was evaluated"
     lines.append(("best round", f"{result.best_round} of {result.rounds}{early}", note))
+    if result.start:
+        lines.append(("began with", f"{result.start['path']}, round {result.start['round']}", result.start["carried"]))
     if (epsilon := result.last.get("epsilon")) is not None:
         lines.append(("privacy", f"ε = {epsilon:.4g}", f"at δ = {result.config.dp.delta:g}"))
     if result.missing:

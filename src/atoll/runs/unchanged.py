@@ -12,7 +12,7 @@ from atoll.runs.config import Config
 from atoll.settings import renamed
 
 HARMLESS = frozenset(  # these change no numbers; the data has a digest of its own
-    ("dataset", "run.checkpoint_every", "run.timeout", "run.sites", "run.placement", "run.amnesia")
+    ("dataset", "start_from", "run.checkpoint_every", "run.timeout", "run.sites", "run.placement", "run.amnesia")
 )
 ENDINGS = frozenset(("run.rounds", "run.patience", "run.target_accuracy"))  # when a run ends, not what its rounds compute
 

@@ -25,17 +25,16 @@ import atoll.federation.cohort
 from atoll.algorithms import State
 from atoll.algorithms.gfl_appnp.compensation import Mixture, Sources, Upload, mix, to_means, to_rows, width
 from atoll.algorithms.gfl_appnp.local_steps import Explicit, Implicit, LocalModels, Trained
-from atoll.algorithms.gfl_appnp.propagation import Propagation, Toward
+from atoll.algorithms.gfl_appnp.propagation import Propagation, Toward, appnp
 from atoll.errors import AtollError
 from atoll.federation import metrics
-from atoll.federation.cohort import Fields, Schema, verb
+from atoll.federation.cohort import PARTY, Fields, Schema, verb
 from atoll.federation.declarations import COUNTS, Case, Forms, Scalar, flag, optional, real, whole
 from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.federation import Federation
 from atoll.graphs.graph import Graph
-from atoll.models import appnp
-from atoll.models.backbone import Backbone, ModelShape
-from atoll.models.parameters import scale, set_parameters
+from atoll.models.backbone import Backbone
+from atoll.models.parameters import scale
 from atoll.parties import Parties
 from atoll.privacy.noise import Noise
 from atoll.privacy.noise_settings import NoiseSettings
@@ -45,6 +44,7 @@ from atoll.tasks.node_classification import NodeClassification, training_counts
 
 SCENARIOS = ("node",)
 TASKS = ("node-classification",)
+STATE_AXES = {"hidden": PARTY}
 FIRST, SECOND = "layers.0.weight", "layers.1.weight"  # W₁, W₂
 V1 = Noise(NoiseSettings(verb="represent", fields=("gradient",), clip=0.0, noise=1.0))  # ∇ĥ_j + ε_j, ε_j standard normal
 
@@ -204,13 +204,10 @@ class Cohort(atoll.federation.cohort.Cohort):
 
     def party_models(self, model: Fields, **place: Tensor) -> Backbone:
         """APPNP on the graph of all parties: with one vector per node, that is what Ã·h is."""
-        s, schema = self.settings, self.schema
+        s = self.settings
         if s.experiment != "dnc":
             raise AtollError("gfl_appnp cannot be exported: its nodes have several vectors each, and no backbone takes those.")
-        shape = ModelShape(self.graph.parties, schema.features, schema.classes, s.hidden, bias=False)
-        made = appnp.APPNP(shape, settings=appnp.Settings(s.steps, s.teleport))
-        set_parameters(made, model)
-        return made
+        return appnp(model, self.graph.parties, s.teleport, s.steps)
 
 
 def roles(graph: Graph) -> dict[str, Tensor]:

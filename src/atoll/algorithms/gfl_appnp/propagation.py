@@ -6,7 +6,7 @@ products with it are sparse ones, and only the rows somebody needs are ever writ
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 import torch
@@ -14,6 +14,9 @@ from torch import Tensor
 
 from atoll.graphs.graph import Graph
 from atoll.graphs.sparse import diffuse
+from atoll.models.appnp import APPNP, Settings
+from atoll.models.backbone import Backbone, ModelShape
+from atoll.models.parameters import set_parameters
 
 BLOCK = 128  # columns computed at once
 DENSE_ADVANTAGE = 50  # a stored row entry costs about 1/50 of a sparse one that is used in every step
@@ -120,6 +123,14 @@ class Toward:
         result = self.propagation.transposed(placed)
         result[self.nodes] -= self.diagonal[:, None] * values
         return result
+
+
+def appnp(model: Mapping[str, Tensor], parties: int, teleport: float, steps: int) -> Backbone:
+    """Ã·relu(x·W₁)·W₂ as a backbone, the same for all parties."""
+    (features, hidden), (_, classes) = (value.shape for value in model.values())
+    made = APPNP(ModelShape(parties, features, classes, hidden, bias=False), settings=Settings(steps, teleport))
+    set_parameters(made, model)
+    return made
 
 
 def connectivity(edge_index: Tensor, nodes: int) -> float:
