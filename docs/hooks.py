@@ -16,7 +16,10 @@ from atoll import algorithms
 from atoll.runs import config
 
 REFERENCE = {  # page of the API reference → its title and the names of the façade on it; names that are not here go to the last
-    "running.md": ("Run and compare", ("run", "resume", "compare", "read", "load", "Result", "Comparison", "Graph")),
+    "running.md": (
+        "Run and compare",
+        ("run", "resume", "compare", "read", "export_model", "load", "Result", "Comparison", "Graph"),
+    ),
     "errors.md": ("Errors", ("AtollError", "AtollWarning")),
     "extending.md": (
         "Extend atoll",

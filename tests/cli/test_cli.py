@@ -63,6 +63,17 @@ def test_run_resume_and_run_again_from_the_configuration(call) -> None:
     assert one["settings"] == two["settings"]
 
 
+def test_a_model_for_other_programs(call) -> None:
+    """`export` writes a folder whose loader runs; it writes over nothing."""
+    assert call("run", "fedavg", *TINY, "--out", "runs/a")[0] == 0
+    code, out, _ = call("export", "runs/a", "--to", "safetensors", "--out", "exported")
+    assert (code, "Written to exported: README.md, SHA256SUMS" in out) == (0, True)
+    done = subprocess.run([sys.executable, "exported/load.py"], capture_output=True, text=True, check=True)
+    assert "5 classes: 0, 1, 2, 3, 4; difference from atoll" in done.stdout
+    code, _, err = call("export", "runs/a", "--to", "safetensors", "--out", "exported")
+    assert (code, err.strip()) == (2, "atoll: exported is already there; choose another --out, or delete it.")
+
+
 def test_compare_prints_a_row_each(call) -> None:
     """Mean ± standard deviation, bytes and seconds for every algorithm, and all runs in the folder."""
     code, out, _ = call("compare", "local,fedavg,centralized", *TINY, "--seeds", "2", "--out", "runs/c")
@@ -130,6 +141,12 @@ WRONG = [
     (["run", "syntax.py"], "syntax.py cannot be imported (SyntaxError: "),
     (["run", "raising.py"], "raising.py cannot be imported (ValueError: boom, line 2)"),
     (["run", "leaving.py"], "leaving.py cannot be imported (SystemExit: 5, line 1)"),
+    (["export", "nowhere", "--to", "pyg", "--out", "new"], "nowhere holds no trained model"),
+    (
+        ["export", "nowhere", "--to", "onxx", "--out", "new"],
+        "--to is 'onxx', which is not a format of exports; did you mean 'onnx'?",
+    ),
+    (["run", "fedavg", "--from", "nowhere"], "nowhere holds no trained model"),
     (["run", "settings.py"], "settings.py is not an algorithm: Settings must be a dataclass"),
     (["run", "spreads.py"], "spreads.py is not an algorithm: SCENARIOS must be a tuple of horizontal"),
     (["run", "a\0.toml"], "is not a path"),

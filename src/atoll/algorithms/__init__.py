@@ -18,10 +18,12 @@ from typing import Any, Protocol, cast
 from atoll.errors import AtollError, AtollWarning
 from atoll.federation import cohort
 from atoll.federation.federation import Federation
+from atoll.federation.memory import FRESH, NODE, PARTY, SHARED
 from atoll.registry import Registry
 
 State = dict[str, Any]  # tensors, or dicts of tensors
 SCENARIOS = ("horizontal", "overlapping", "vertical", "node", "whole")
+STATE_KINDS = (PARTY, NODE, SHARED, FRESH)  # what a piece of the state may be in STATE_AXES
 PARTS = ("Settings", "Cohort", "SCENARIOS", "start", "step", "evaluate")
 
 
@@ -120,12 +122,15 @@ def _check(module: Any, where: str) -> None:
     missing = [part for part in PARTS if not hasattr(module, part)]
     if missing:
         raise AtollError(f"{where} is not an algorithm: it has no {', '.join(missing)}; an algorithm has {', '.join(PARTS)}.")
+    axes = getattr(module, "STATE_AXES", {})
     fit = {
         "Settings must be a dataclass": isinstance(module.Settings, type) and dataclasses.is_dataclass(module.Settings),
         "Cohort must be a subclass of atoll.Cohort": isinstance(module.Cohort, type) and issubclass(module.Cohort, cohort.Cohort),
         f"SCENARIOS must be a tuple of {', '.join(SCENARIOS)}": isinstance(module.SCENARIOS, tuple)
         and len(module.SCENARIOS) > 0
         and set(module.SCENARIOS) <= set(SCENARIOS),
+        f"STATE_AXES must be a dict of {', '.join(STATE_KINDS)}": isinstance(axes, dict)
+        and set(axes.values()) <= set(STATE_KINDS),
         "start, step and evaluate must be functions": all(callable(getattr(module, part)) for part in PARTS[3:]),
     }
     for sentence, holds in fit.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from atoll import algorithms, allocator
@@ -26,7 +27,8 @@ from atoll.privacy.noise_settings import EVALUATE
 from atoll.privacy.releases import Releases
 from atoll.privacy.secrets import Secrets
 from atoll.runs.config import Config, Described
-from atoll.runs.preparation import encode_parties, encoded
+from atoll.runs.model_files import folder_of, read_description
+from atoll.runs.preparation import encode_parties, encoded, read_preprocessing
 from atoll.tasks import TASKS, Task, TaskOptions, configured
 
 

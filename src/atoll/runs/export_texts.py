@@ -129,7 +129,7 @@ def readme(target: str, files: list[str], about: Mapping[str, Any]) -> str:
     if about.get("normalize_features"):
         lines += ["Each row of `x` is divided by the sum of its absolute values (`normalize_features`).", ""]
     if about.get("threshold") is not None:
-        lines += [f"The decision threshold chosen on validation nodes is {about['threshold']}.", ""]
+        lines += [f"The decision threshold chosen on validation nodes is {_in_line(about['threshold'])}.", ""]
     if target in ("torchscript", "pt2"):
         lines += [
             "torch deprecates TorchScript in favor of torch.export: `--to pt2` is the same model in that format."
@@ -139,6 +139,10 @@ def readme(target: str, files: list[str], about: Mapping[str, Any]) -> str:
         ]
     made = ", ".join(f"{name} {version}" for name, version in versions.items())
     return "\n".join([*lines, f"Made with {made}.", ""])
+
+
+def _in_line(value: Any) -> str:
+    return ", ".join(f"{name} {item}" for name, item in value.items()) if isinstance(value, Mapping) else str(value)
 
 
 def _listed(names: list[str]) -> str:

@@ -11,7 +11,7 @@ from atoll.models import user
 from atoll.runs.config import Config
 from atoll.settings import renamed
 
-HARMLESS = frozenset(  # these change no numbers; the data has a digest of its own
+HARMLESS = frozenset(  # these change no numbers; the data and the model to begin with have digests
     ("dataset", "start_from", "run.checkpoint_every", "run.timeout", "run.sites", "run.placement", "run.amnesia")
 )
 ENDINGS = frozenset(("run.rounds", "run.patience", "run.target_accuracy"))  # when a run ends, not what its rounds compute
