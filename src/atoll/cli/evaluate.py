@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.options import Threads, prepare_torch
+from atoll.cli.options import Quiet, Threads, prepare_torch
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN|KIT", help="The folder of a run, or a site's kit.")],
     data: Annotated[
         Path | None,
         typer.Option(
@@ -23,18 +23,25 @@ def evaluate(
         str | None, typer.Option(help="Name or number of a party: whose nodes, or whose model for --data.", metavar="NAME")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as `detail` in result.json.")] = False,
+    name: Annotated[str | None, typer.Option("--run", help="Of a kit: which run; the newest finished one by default.")] = None,
+    algorithm: Annotated[
+        Path | None, typer.Option(help="The file of an algorithm of your own: a folder alone never makes atoll run one.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The file of a model of your own: a folder alone never makes atoll run one.")
+    ] = None,
     threads: Threads = None,
+    quiet: Quiet = False,
 ) -> None:
     """Judge a trained model on labeled nodes: overall, by class and by party; the test nodes or, where none are marked, all."""
     prepare_torch(threads)
     from atoll.cli.console import out as console
-    from atoll.runs.evaluation import judge
+    from atoll.cli.console import stage
+    from atoll.cli.predict import open_model
     from atoll.runs.folder import finite
-    from atoll.runs.trained import load_model  # type: ignore[import-not-found, unused-ignore]
 
-    model = load_model(run)
-    found = model.outputs(None if data is None else str(data), party)
-    judged = judge(found.graph, found.logits, found.party_names, model.classes, model.description.get("threshold"))
+    with stage("Predicting", quiet=quiet):
+        judged = open_model(run, name, algorithm, model).evaluate(data, party)
     if as_json:
         print(json.dumps(finite(judged.to_dict()), indent=1, ensure_ascii=False))
     else:

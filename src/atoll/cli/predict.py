@@ -49,7 +49,7 @@ def predict(
     from atoll.cli.console import stage
     from atoll.runs.outputs import table
 
-    opened = _open(run, name, algorithm, model)
+    opened = open_model(run, name, algorithm, model)
     if party is not None:
         opened.party_number(party)
     if data is None:
@@ -66,7 +66,7 @@ def predict(
         console.print(f"Written to {out}")
 
 
-def _open(path: Path, name: str | None, algorithm: Path | None, model: str | None) -> TrainedModel:
+def open_model(path: Path, name: str | None, algorithm: Path | None, model: str | None) -> TrainedModel:
     """The model of a run, or of a run at a site."""
     from atoll.deploy.site_predictions import is_kit, open_site_model
 

@@ -19,11 +19,14 @@ from atoll.graphs.graph import Graph
 from atoll.runs import config as configuration
 from atoll.runs import inference, outputs, predicted_nodes
 from atoll.runs.config import GIVEN, Config
+from atoll.runs.evaluation import Evaluation, judge
 from atoll.runs.experiment import load_parties, task_of
+from atoll.runs.export import export_files
 from atoll.runs.model_files import ModelFiles
 from atoll.runs.own_files import with_own_files
 from atoll.runs.preparation import read_preprocessing
 from atoll.tasks import Task
+from atoll.tasks.decisions import decide
 from atoll.tasks.node_classification import NodeClassification
 
 if TYPE_CHECKING:
@@ -90,8 +93,25 @@ class TrainedModel:
         return predicted_nodes.of_training_data(self, party) if data is None else predicted_nodes.of_new_data(self, data, party)
 
     def decide(self, logits: Tensor) -> Tensor:
-        """(N,) the class of each node: the likeliest one."""
-        return logits.argmax(1)
+        """(N,) the class of each node: the likeliest one or, with a threshold, that of the threshold."""
+        threshold = self.description.get("threshold")
+        return logits.argmax(1) if threshold is None else decide(logits.double().softmax(1), threshold)
+
+    def evaluate(self, data: Any = None, party: str | int | None = None) -> Evaluation:
+        """Judge the model on labeled nodes: the test nodes or, where none are marked, all of them.
+
+        Parameters:
+            data, party: As for `predict`.
+
+        Returns:
+            Metrics overall, by class and by party; `print` shows them as a table, `to_dict` gives plain values.
+        """
+        found = self.outputs(data, party)
+        return judge(found.graph, found.logits, found.party_names, self.classes, self.description.get("threshold"))
+
+    def export(self, to: str, out: str | Path, party: str | int | None = None) -> list[Path]:
+        """Write the model for other programs; see `atoll.export_model`."""
+        return export_files(self.files, self.config, to, out, party=party)
 
     @property
     def classes(self) -> tuple[str, ...] | None:
