@@ -10,6 +10,7 @@ from atoll import algorithms
 from atoll.errors import AtollError, AtollWarning
 from atoll.runs import config
 from atoll.runs.comparison import Comparison
+from atoll.runs.described import described
 from atoll.runs.setting_names import PREFIXED
 from atoll.settings import known, renamed
 
@@ -75,7 +76,7 @@ def test_a_persons_file_with_earlier_names_is_a_warning_and_a_folders_is_not() -
         chosen = config.from_dict(document, "there")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert config.described(document, "there") == chosen
+        assert described(document, "there") == chosen
     assert chosen.run.on_missing == "stop"
 
 

@@ -6,10 +6,8 @@ commands: a site only answers requests, and whatever it sends unasked is refused
 
 from __future__ import annotations
 
-import asyncio.sslproto
 import logging
 import queue
-import ssl
 import sys
 import threading
 import time
@@ -30,6 +28,7 @@ from atoll.deploy.compatibility import CommonForm, IncompatibleSites, check_comp
 from atoll.deploy.kit import Kit
 from atoll.deploy.server_tables import fit_over_sites, restored, schema_for, simulated_data, simulated_form
 from atoll.deploy.signing import Signing
+from atoll.deploy.tls import log_refused_handshakes
 from atoll.engines.remote import LOST_REASONS, RemoteEngine, read_answer
 from atoll.errors import AtollError
 from atoll.federation.cohort import Fields, Schema
@@ -41,25 +40,7 @@ from atoll.runs.loop import rounds
 from atoll.version import __version__
 
 log = logging.getLogger("atoll.server")
-handshakes = logging.getLogger("atoll.firewall.handshakes")
 MAX_RETRIES = 5  # resumptions of a run in a row without a new checkpoint
-
-
-def log_refused_handshakes() -> None:
-    """Log connections that are refused for their certificate: asyncio closes them silently."""
-    complete = getattr(asyncio.sslproto.SSLProtocol, "_on_handshake_complete", None)
-    if complete is None:
-        return
-
-    def log_and_complete(self: Any, error: BaseException | None) -> Any:
-        if isinstance(error, ssl.SSLError):
-            peer = self._transport.get_extra_info("peername") if self._transport else None
-            handshakes.warning(
-                "refused a connection from %s: %s", peer[0] if peer else "an unknown address", error.reason or error
-            )
-        return complete(self, error)
-
-    asyncio.sslproto.SSLProtocol._on_handshake_complete = log_and_complete  # type: ignore[method-assign, assignment]
 
 
 class CommandLoop:

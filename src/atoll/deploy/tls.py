@@ -6,6 +6,8 @@ certificate for the server's name from one of those, such as a company's interce
 
 from __future__ import annotations
 
+import asyncio.sslproto
+import logging
 import ssl
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +16,8 @@ from nvflare.fuel.f3.drivers import aio_http_driver
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
 
 from atoll.errors import AtollError
+
+handshakes = logging.getLogger("atoll.firewall.handshakes")
 
 
 def make_context(params: Mapping[str, Any], ssl_server: bool) -> ssl.SSLContext:
@@ -34,3 +38,20 @@ def install() -> None:
     if not hasattr(net_utils, "get_ssl_context"):
         raise AtollError("NVFlare does not make its connections as atoll needs; install nvflare==2.9.0.")
     net_utils.get_ssl_context = make_context
+
+
+def log_refused_handshakes() -> None:
+    """Log connections that are refused for their certificate: asyncio closes them silently."""
+    complete = getattr(asyncio.sslproto.SSLProtocol, "_on_handshake_complete", None)
+    if complete is None:
+        return
+
+    def log_and_complete(self: Any, error: BaseException | None) -> Any:
+        if isinstance(error, ssl.SSLError):
+            peer = self._transport.get_extra_info("peername") if self._transport else None
+            handshakes.warning(
+                "refused a connection from %s: %s", peer[0] if peer else "an unknown address", error.reason or error
+            )
+        return complete(self, error)
+
+    asyncio.sslproto.SSLProtocol._on_handshake_complete = log_and_complete  # type: ignore[method-assign, assignment]

@@ -28,6 +28,7 @@ from atoll.federation.memory import (
     state_of,
 )
 from atoll.federation.messages import Guard, Message, Schema, verb
+from atoll.federation.round_memory import enter_phase
 from atoll.graphs.graph import Graph
 from atoll.models.backbone import Backbone
 from atoll.models.optim import Optimizer
@@ -199,21 +200,7 @@ class Cohort:
         if class_counts.MEMORY in self.memory:
             class_counts.apply(self, message)
         if self.round_memory and message.verb not in SECURE_STEPS:
-            self._enter_phase(2 * message.round + message.training)
-
-    def _enter_phase(self, phase: int) -> None:
-        """Clear the round memory of the parties for which another round, or an evaluation, begins."""
-        current = self.phase == phase
-        if bool(current.all()):
-            return
-        kept = {name: state_of(getattr(self, name)) for name in self.round_memory} if bool(current.any()) else {}
-        self.clear_round()
-        if kept:
-            parties = current.nonzero()[:, 0].numpy()
-            rows = {name: rows_of(parties, self.round_memory[name], self.graph) for name in kept}
-            cleared = {name: state_of(getattr(self, name)) for name in kept}
-            restore_attributes(self, {name: put(cleared[name], rows[name], take(kept[name], rows[name])) for name in kept})
-        self.phase = torch.full_like(self.phase, phase)
+            enter_phase(self, 2 * message.round + message.training)
 
     count_classes = class_counts.count_classes
     set_class_weights = class_counts.set_class_weights

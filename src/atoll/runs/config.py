@@ -6,7 +6,6 @@ import dataclasses
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +169,7 @@ def groups_of(algorithm: str, dataset: str, model: str | None = None) -> dict[st
 
 def _with_loaded_model(values: Mapping[str, Any], algorithm: str) -> Mapping[str, Any]:
     """The values with the model by its name: a model that is a file is imported, one that is an object remembered."""
-    if not _takes_backbone(algorithm):
+    if not takes_backbone(algorithm):
         return values
     names = ("model", "settings.model", f"{algorithm}.model")
     return {name: user.load(value) if name in names else value for name, value in values.items()}
@@ -247,43 +246,12 @@ def user_model(document: Mapping[str, Any]) -> dict[str, str]:
     return {"model": str(model)} if user.is_user_model(model) else {}
 
 
-class Described:
-    """Settings of an algorithm or model that is a file and was not imported: values to show, not to run."""
-
-
-def described(document: Mapping[str, Any], where: str) -> Config:
-    """The configuration in a run's folder, for reading: an algorithm or a model that is a file is never imported."""
-    algorithm, settings = document.get("algorithm"), document.get("settings", {})
-    rest = {name: value for name, value in document.items() if name not in ("settings", "dp", "model")}
-    architecture = _described(document["model"], "model", where) if "model" in document else None
-    if isinstance(algorithm, str) and algorithm.endswith(".py"):
-        chosen = from_dict(rest | {"algorithm": "local"}, where, warn=False)
-        values = _described(settings, "settings", where, **({"architecture": architecture} if architecture else {}))
-        noise = build(NoiseSettings, document.get("dp", {}), f"{where} dp")
-        return dataclasses.replace(chosen, algorithm=algorithm, settings=values, dp=noise)
-    if isinstance(settings, dict) and user.is_user_model(model := settings.get("model")) and _takes_backbone(algorithm):
-        others = {name: value for name, value in settings.items() if name != "model"}
-        noise = {name: value for name, value in document.items() if name == "dp"}
-        chosen = from_dict(rest | noise | {"settings": others}, where, warn=False)
-        return dataclasses.replace(chosen, settings=dataclasses.replace(chosen.settings, model=model, architecture=architecture))
-    return from_dict(document, where, warn=False)
-
-
-def _takes_backbone(algorithm: Any) -> bool:
+def takes_backbone(algorithm: Any) -> bool:
     """Whether an algorithm trains any backbone, and so a user's own."""
     if not isinstance(algorithm, str):
         return False
     settings = algorithms.find(algorithm).Settings
     return issubclass(settings, Training) and not known(settings)["model"].metadata["choices"]
-
-
-def _described(values: Any, table: str, where: str, **others: Any) -> Any:
-    if not isinstance(values, dict) or not all(
-        name.isidentifier() and not iskeyword(name) and not name.startswith("_") for name in values
-    ):
-        raise AtollError(f"{where} has a table [{table}] with a name that no setting has; restore it.")
-    kind = dataclasses.make_dataclass("Settings", list(values | others), bases=(Described,), frozen=True)
-    return kind(**values, **others)
 
 
 def _text(what: str, value: Any) -> str:

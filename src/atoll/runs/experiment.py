@@ -26,7 +26,8 @@ from atoll.privacy.noise import Noise
 from atoll.privacy.noise_settings import EVALUATE
 from atoll.privacy.releases import Releases
 from atoll.privacy.secrets import Secrets
-from atoll.runs.config import Config, Described
+from atoll.runs.config import Config
+from atoll.runs.described import Described
 from atoll.runs.model_files import folder_of, read_description
 from atoll.runs.preparation import encode_parties, encoded, read_preprocessing
 from atoll.tasks import TASKS, Task, TaskOptions, configured

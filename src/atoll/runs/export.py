@@ -28,7 +28,8 @@ from atoll.models.standalone import formats
 from atoll.models.standalone.check import random_graph
 from atoll.models.standalone.convert import Standalone, standalone
 from atoll.models.user import short_name
-from atoll.runs.config import Config, described
+from atoll.runs.config import Config
+from atoll.runs.described import described
 from atoll.runs.export_texts import PACKAGES, loader, readme
 from atoll.runs.folder import finite
 from atoll.runs.model_files import ModelFiles

@@ -16,7 +16,8 @@ import tomli_w
 
 from atoll import storage
 from atoll.errors import AtollError
-from atoll.runs.config import Config, Described
+from atoll.runs.config import Config
+from atoll.runs.described import Described
 from atoll.runs.folder import Folder
 from atoll.runs.progress import Progress
 from atoll.runs.run_settings import RunSettings

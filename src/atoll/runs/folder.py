@@ -17,8 +17,8 @@ import tomli_w
 
 from atoll import storage
 from atoll.errors import AtollError, AtollWarning
-from atoll.runs import config
 from atoll.runs.config import Config
+from atoll.runs.described import described
 
 MODEL = "model.safetensors"  # the shared model of a deployed run, written last, after the sites have written theirs
 
@@ -126,7 +126,7 @@ class Folder:
             document = tomllib.loads(source.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise AtollError(f"{source} is not valid TOML ({error}); restore it or start the run again.") from error
-        return folder, config.described(document, str(source))
+        return folder, described(document, str(source))
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a round to the history, at once."""

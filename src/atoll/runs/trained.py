@@ -16,9 +16,9 @@ from atoll.data.new_nodes import InputForm
 from atoll.errors import AtollError, AtollWarning, suggest
 from atoll.federation.messages import Schema
 from atoll.graphs.graph import Graph
-from atoll.runs import config as configuration
 from atoll.runs import inference, outputs, predicted_nodes
 from atoll.runs.config import GIVEN, Config
+from atoll.runs.described import described
 from atoll.runs.evaluation import Evaluation, judge
 from atoll.runs.experiment import load_parties, task_of
 from atoll.runs.export import export_files
@@ -213,7 +213,7 @@ def load_model(path: str | Path, *, dataset: Any = None, algorithm: str | Path |
     if not folder.is_dir():
         raise AtollError(f"There is no folder {path}; give the folder that --out named.")
     files = ModelFiles.read(folder)
-    config = configuration.described(files.description["config"], f"model.json of {path}")
+    config = described(files.description["config"], f"model.json of {path}")
     given: dict[str, Any] = {"algorithm": algorithm, "model": model}
     config = with_own_files(config, path, lambda: files.description, **given, command="predict", function="load_model")
     return TrainedModel(files, config, graph=None if dataset is None else _dataset(dataset)[1])
