@@ -294,8 +294,7 @@ class Cohort:
         A method that keeps more overrides it: it says what it can do without, or computes it for the nodes here.
         """
         if other := [name for name in memory if self.memory.get(name, PARTY) != PARTY]:
-            raise AtollError(
-                f"{type(self).__module__.rpartition('.')[2]} cannot predict nodes that it was not trained on: it keeps "
-                f"{other[0]!r} for each {self.memory[other[0]].replace('_', ' ')}, and new ones have none."
-            )
+            method, axis = type(self).__module__.rpartition(".")[2], self.memory[other[0]].replace("_", " ")
+            what = f"{other[0]!r} for each {axis}, and new ones have none."
+            raise AtollError(f"{method} cannot predict nodes that it was not trained on: it keeps {what}")
         self.restore(memory)

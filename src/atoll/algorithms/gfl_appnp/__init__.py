@@ -14,7 +14,6 @@ The server sees every ĥ_j and ∇ĥ_j (from which a party's vector can be read)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
@@ -40,7 +39,6 @@ from atoll.parties import Parties
 from atoll.privacy.noise import Noise
 from atoll.privacy.noise_settings import NoiseSettings
 from atoll.random import SERVER, Draws, seed_of
-from atoll.settings import setting
 from atoll.tasks.node_classification import NodeClassification, training_counts
 
 SCENARIOS = ("node",)
