@@ -19,7 +19,8 @@ from atoll.graphs.graph import Graph
 def align(graphs: Sequence[Graph], where: Sequence[str], *, extend_classes: bool = False) -> list[Graph]:
     """The graphs with the columns and classes of the first that names them, in its order.
 
-    `where` names the graphs in error messages. With `extend_classes`, unnamed classes are those of the graph with the most.
+    `where` names the graphs in error messages. With `extend_classes` (graphs of one script, not of sites), classes are those of
+    all graphs together, sorted by name, and a graph without labels has them, too.
     """
     graphs = _aligned_columns(graphs, where)
     graphs = _aligned_classes(graphs, where, extend_classes)
@@ -50,6 +51,8 @@ def _aligned_columns(graphs: Sequence[Graph], where: Sequence[str]) -> Sequence[
 
 
 def _aligned_classes(graphs: Sequence[Graph], where: Sequence[str], extend: bool) -> Sequence[Graph]:
+    if extend:
+        graphs = _with_all_classes(graphs)
     reference = graphs[0].class_names
     for graph, path in zip(graphs, where, strict=True):
         if (graph.class_names is None) != (reference is None):
@@ -69,6 +72,28 @@ def _aligned_classes(graphs: Sequence[Graph], where: Sequence[str], extend: bool
                 "put the same classes.txt into both."
             )
     return [replace(graph, num_classes=most) for graph in graphs]
+
+
+def _with_all_classes(graphs: Sequence[Graph]) -> Sequence[Graph]:
+    """Graphs whose named classes differ get the names of all of them; so does a graph without labels."""
+    named = [graph.class_names for graph in graphs if graph.class_names is not None]
+    if not named:
+        return graphs
+    names = (
+        named[0]
+        if all(set(each) == set(named[0]) for each in named)
+        else tuple(sorted({name for each in named for name in each}))
+    )
+    result = []
+    for graph in graphs:
+        if graph.class_names is not None:
+            target = torch.tensor([names.index(name) for name in graph.class_names] or [0])
+            y = torch.where(graph.y >= 0, target[graph.y.clamp(min=0)], graph.y)
+            graph = replace(graph, y=y, class_names=names, num_classes=len(names))
+        elif graph.num_classes == 0:
+            graph = replace(graph, class_names=names, num_classes=len(names))
+        result.append(graph)
+    return result
 
 
 def _require_same(first: str, other: str, reference: Sequence[str], names: Sequence[str], noun: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -214,6 +215,13 @@ def check_labels(y: Ints, num_classes: int | None, where: str) -> None:
         node = int(wrong[0])
         classes = f"0 to {num_classes - 1}" if num_classes else "none here" if num_classes == 0 else "0, 1, 2, …"
         raise AtollError(f"{where}: label {y[node]} of node {node} is not a class; classes are {classes}; -1 means unlabeled.")
+
+
+def masks_of_fold(masks: Sequence[Bools], fold: int, where: str) -> Masks:
+    """Train, val and test of one of several splits: the column `fold` of every (nodes, splits) mask."""
+    check_fold(fold, min((mask.shape[1] for mask in masks if mask.ndim == 2), default=1), where)
+    train, val, test = (mask[:, fold] if mask.ndim == 2 else mask for mask in masks)
+    return train, val, test
 
 
 def check_fold(fold: int, folds: int, where: str) -> int:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from atoll.data import files
-from atoll.data.builder import check_fold, row_normalize
+from atoll.data.builder import row_normalize
 from atoll.data.catalog import DataSettings
+from atoll.data.given import Given
+from atoll.data.party_graphs import stacked
 from atoll.data.registry import DATASETS, lookup
 from atoll.errors import AtollError, suggest
 from atoll.graphs.graph import Graph
@@ -17,12 +19,13 @@ from atoll.settings import renamed, warn_renamed
 
 
 def load(
-    name: str, *, fold: int = 0, seed: int = 0, directed: bool = False, normalize_features: bool = False, **options: Any
+    name: Any, *, fold: int = 0, seed: int = 0, directed: bool = False, normalize_features: bool = False, **options: Any
 ) -> Graph:
-    """The whole graph (P = 1) of a dataset's name, or of a path to the user's own graph.
+    """The whole graph (P = 1) of a dataset's name, of a path to the user's own graph, or of an object.
 
     Parameters:
-        name: a name that `atoll datasets` lists, or a folder or .npz file.
+        name: a name that `atoll datasets` lists, a folder or .npz file, or what `atoll.run` takes as `dataset`: a graph of
+            torch_geometric, NetworkX or pandas. A list of graphs or paths gives the parties' graphs, block-diagonal (P ≥ 1).
         fold: which of its public splits, where it has several. Without a public split the masks are empty.
         seed: the run's seed, for datasets that depend on it (`csbm`, `subcora`).
         directed: keep the directions of the edges; otherwise edges go both ways. Loops and repeats are dropped.
@@ -34,6 +37,8 @@ def load(
         >>> atoll.load("csbm", nodes=200).num_nodes
         200
     """
+    given = None if isinstance(name, (str, Path)) else Given(name)
+    name = "given" if given is not None else str(name)
     accepted, present = [field.name for field in fields(settings_of(name))], renamed(settings_of(name))
     warn_renamed({option: present[option] for option in options if option in present})
     options = {present.get(option, option): value for option, value in options.items()}
@@ -44,10 +49,19 @@ def load(
         raise AtollError(f"Dataset {name!r} has no directed edges; leave `directed` out.")
     common = {"directed": directed, "normalize_features": normalize_features}
     settings = settings_of(name)(**options, **{key: value for key, value in common.items() if key in accepted})
-    graph = read_dataset(name, settings, seed=seed, fold=fold)
+    graph = read_dataset(name, settings, seed=seed, fold=fold) if given is None else _read_given(given, settings, fold)
     if graph.table is not None:
         return encoded_alone(graph, normalize=normalize_features)
+    if given is not None:
+        return row_normalize(graph) if normalize_features else graph
     return row_normalize(graph) if normalize_features and "normalize_features" not in accepted else graph
+
+
+def _read_given(given: Given, settings: DataSettings, fold: int) -> Graph:
+    """The graph of an object; of one graph per party, those graphs as they are, without a split drawn."""
+    if not given.per_party:
+        return given.whole(settings, fold).graph
+    return stacked(given.parties(settings, fold))
 
 
 def encoded_alone(graph: Graph, *, normalize: bool = False) -> Graph:
@@ -64,8 +78,7 @@ def read_dataset(name: str, settings: Any, *, seed: int, fold: int) -> Graph:
         return dataset.load(settings, seed=seed, fold=fold)
     if not (os.sep in name or name.endswith(".npz") or Path(name).exists()):
         raise AtollError(f"There is no dataset, folder or .npz file {name!r}{suggest(name.lower(), DATASETS.names())}")
-    graph = files.read(Path(name), directed=settings.directed, encode=settings.encode)
-    check_fold(fold, 1, name)
+    graph = files.read(Path(name), directed=settings.directed, encode=settings.encode, fold=fold)
     return row_normalize(graph) if settings.normalize_features else graph
 
 

@@ -10,13 +10,15 @@ from typing import Any, Protocol
 
 import torch
 
-from atoll.data.builder import check_fold, row_normalize
+from atoll.data.builder import Ints, row_normalize
 from atoll.data.catalog import DataSettings
 from atoll.data.datasets import read_dataset
 from atoll.data.encoding import Encoding
 from atoll.data.encoding_fit import fit_locally
-from atoll.data.partition import SCENARIO_OF, PartitionSettings, partition, scenario_of
-from atoll.data.party_graphs import parts_of, pooled, read_folders, scenario_of_parties, with_tables
+from atoll.data.given import Given
+from atoll.data.given_partition import node_lists
+from atoll.data.partition import SCENARIO_OF, PartitionSettings, from_lists, partition, scenario_of
+from atoll.data.party_graphs import PartyGraph, parts_of, pooled, read_folders, scenario_of_parties, with_tables
 from atoll.data.registry import lookup
 from atoll.data.splits import SplitSettings, replaces_split, split
 from atoll.errors import AtollError, AtollWarning
@@ -82,27 +84,21 @@ class FederatedData:
     encoding: Encoding | None = None  # of the columns, where they had to be encoded
     party_encodings: tuple[Encoding | None, ...] = ()  # vertical folders: each party's own
     party_columns: tuple[tuple[str, ...] | None, ...] = ()  # vertical folders: the names of each party's columns
+    node_lists: tuple[Ints, ...] | None = None  # the rows that each party holds, where a script gave the partition
 
 
-def federate(config: DataConfig, graph: Graph | None, scenarios: Sequence[str]) -> FederatedData:
-    """The data of a run; `graph` is the dataset where it was given as an object."""
+def federate(config: DataConfig, given: Graph | Given | None, scenarios: Sequence[str]) -> FederatedData:
+    """The data of a run; `given` is what a script gave as an object instead of a name."""
+    given = given if isinstance(given, Given) else Given(given)
     check_scenario(config, scenarios, config.algorithm)
     if config.partition == "files":
-        return _own_parties(config, graph, scenarios)
-    if graph is None:
-        graph = read_dataset(config.dataset, config.data, seed=config.seed, fold=config.split.fold)
-        if lookup(config.dataset) is None:
-            _warn_replaced_split(graph, config)
-    else:
-        _warn_replaced_split(graph, config)
-        if getattr(config.data, "normalize_features", False):
-            graph = row_normalize(graph)
+        return _own_parties(config, given, scenarios)
+    graph = _whole_graph(config, given)
     encoding = None
     if config.partition == "vertical" and graph.table is not None:
         encoding = fit_locally(graph.table)
         graph = encoding.encode(graph, normalize=config.data.normalize_features)
-    seed = config.partition_settings.partition_seed
-    parts = partition(graph, config.partition, config.parties, config.partition_settings, config.seed if seed < 0 else seed)
+    parts, lists = _partitioned(config, given, graph)
     parts = split(parts, config.split, config.seed)
     scenario = scenario_of(config.partition, parts)
     _check_training(parts, scenario, config.split)
@@ -118,21 +114,53 @@ def federate(config: DataConfig, graph: Graph | None, scenarios: Sequence[str]) 
     if scenario == "node":
         labels = torch.where(whole.train, whole.y, -1)[parts.ptr[:-1]]
         public = {"edge_index": parts.party[whole.edge_index], "y_train": labels}
-    return FederatedData(scenario, parts, whole, graph, public, encoding=encoding)
+    return FederatedData(scenario, parts, whole, graph, public, encoding=encoding, node_lists=lists)
 
 
-def _own_parties(config: DataConfig, graph: Graph | None, scenarios: Sequence[str]) -> FederatedData:
+def _whole_graph(config: DataConfig, given: Given) -> Graph:
+    """The dataset as one graph."""
+    if given.per_party:
+        raise AtollError(
+            f"The dataset is one graph per party, which the partition {config.partition!r} cannot divide; leave `partition` out."
+        )
+    if given.dataset is not None:
+        graph = given.whole(config.data, config.split.fold).graph
+        _warn_replaced_split(graph, config)
+        plain = graph.table is None  # else its columns are normalized once they are encoded
+        return row_normalize(graph) if plain and getattr(config.data, "normalize_features", False) else graph
+    graph = read_dataset(config.dataset, config.data, seed=config.seed, fold=config.split.fold)
+    if lookup(config.dataset) is None:
+        _warn_replaced_split(graph, config)
+    return graph
+
+
+def _partitioned(config: DataConfig, given: Given, graph: Graph) -> tuple[Graph, tuple[Ints, ...] | None]:
+    """The parties' graphs and, where a script gave the partition, the rows that each party holds."""
+    settings = config.partition_settings
+    if given.partition is None:
+        seed = config.seed if settings.partition_seed < 0 else settings.partition_seed
+        return partition(graph, config.partition, config.parties, settings, seed), None
+    lists = node_lists(given.partition, graph, lambda: _node_ids(config, given, graph))
+    return from_lists(graph, lists, config.parties, settings), tuple(lists)
+
+
+def _node_ids(config: DataConfig, given: Given, graph: Graph) -> Sequence[str] | None:
+    """The nodes' ids by which a partition may name them: those of tables and of NetworkX, and texts."""
+    if given.dataset is not None:
+        party = given.whole(config.data, config.split.fold)
+        return None if party.numbered else party.node_ids
+    return None if graph.node_names is None else graph.node_names.tolist()
+
+
+def _own_parties(config: DataConfig, given: Given, scenarios: Sequence[str]) -> FederatedData:
     """Data as its owners have it: one graph per party."""
     from atoll.data import vertical_files  # pandas takes a while to import
 
-    if graph is not None or not isinstance(config.data, DataSettings):
-        raise AtollError(f"--partition files takes a folder with one folder per party, but the dataset is {config.dataset!r}.")
-    parties = read_folders(Path(config.dataset), directed=config.data.directed, encode=config.data.encode)
+    parties = _party_graphs(config, given)
     scenario = scenario_of_parties(parties, config.algorithm, scenarios, config.partition_settings.scenario)
     if config.parties not in (None, len(parties)):
-        raise AtollError(f"{config.dataset} holds {len(parties)} parties, not {config.parties}; leave --parties out.")
-    check_fold(config.split.fold, 1, config.dataset)
-    names = tuple(party.name for party in parties)
+        raise AtollError(f"{_named(config)} holds {len(parties)} parties, not {config.parties}; leave --parties out.")
+    names = tuple(party.name for party in parties) if parties[0].name else ()
     for party in parties:
         _warn_replaced_split(party.graph, config, party.where)
     normalize = config.data.normalize_features
@@ -158,6 +186,24 @@ def _own_parties(config: DataConfig, graph: Graph | None, scenarios: Sequence[st
     return FederatedData(scenario, parts, whole, source, names=names, **own)
 
 
+def _party_graphs(config: DataConfig, given: Given) -> list[PartyGraph]:
+    if given.partition is not None:
+        raise AtollError("The dataset is one graph per party, so there is nothing to divide; leave `partition` out.")
+    if given.per_party:
+        return given.parties(config.data, config.split.fold)
+    if given.dataset is not None or not isinstance(config.data, DataSettings):
+        raise AtollError(
+            f"--partition files takes a folder with one folder per party, or a list of graphs in Python, but the dataset is "
+            f"{config.dataset!r}."
+        )
+    settings = config.data
+    return read_folders(Path(config.dataset), directed=settings.directed, encode=settings.encode, fold=config.split.fold)
+
+
+def _named(config: DataConfig) -> str:
+    return "The dataset" if config.dataset == "given" else config.dataset
+
+
 def _warn_replaced_split(graph: Graph, config: DataConfig, where: str = "") -> None:
     """Warn when the data's own split is replaced."""
     if replaces_split(graph, config.split):
@@ -172,7 +218,9 @@ def union(parts: Graph, graph: Graph, *, merged: bool = False) -> Graph:
     `merged` keeps only the edges that some party holds: the union of overlapping parties' graphs.
     """
     ids, row = torch.unique(parts.ids, return_inverse=True)
-    whole = graph if len(ids) == graph.num_nodes else graph.rows(ids)
+    order = graph.ids.argsort(stable=True)
+    rows = order[torch.searchsorted(graph.ids[order], ids)]
+    whole = graph if torch.equal(rows, torch.arange(graph.num_nodes)) else graph.rows(rows)
     if merged:
         whole = replace(whole, edge_index=torch.unique(row[parts.edge_index], dim=1))
     masks: dict[str, Any] = {}

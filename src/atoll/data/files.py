@@ -6,8 +6,8 @@ and `target`. `classes.txt`, one class per line, fixes the classes and their ord
 it. Without it the classes are 0, 1, 2, … or the sorted names.
 
 An `.npz` (or `graph.npz` in a folder) has `x` or the CSR parts `x_data x_indices x_indptr x_shape`, `edge_index`, `y` and,
-optionally, `train val test` masks, `ids`, `class_names`, `num_classes`, `feature_names`, the columns' names, and `node_names`,
-the nodes' ids as text.
+optionally, `train val test` masks ((N, k) for several splits), `ids`, `class_names`, `num_classes`, `feature_names`, the
+columns' names, and `node_names`, the nodes' ids as text.
 """
 
 from __future__ import annotations
@@ -22,21 +22,32 @@ import torch
 from numpy.typing import NDArray
 
 from atoll import storage
-from atoll.data.builder import MAX_CLASSES, Arrays, Ints, Masks, build_graph, plain, read_npz
+from atoll.data.builder import (
+    MAX_CLASSES,
+    Arrays,
+    Ints,
+    Masks,
+    build_graph,
+    check_fold,
+    masks_of_fold,
+    plain,
+    read_npz,
+)
 from atoll.data.lint import warn_about_edges, warn_about_features
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 
 
-def read(path: Path, *, directed: bool = False, encode: str = "auto") -> Graph:
-    """The whole graph (P = 1) of a folder or an `.npz`.
+def read(path: Path, *, directed: bool = False, encode: str = "auto", fold: int = 0) -> Graph:
+    """The whole graph (P = 1) of a folder or an `.npz`; `fold` selects one of several splits.
 
     Columns of tables that need an encoding are in its `table`, not in x (see `tables.read_tables`).
     """
     path = path.expanduser()
     if path.is_dir():
         if (path / "graph.npz").is_file():
-            return read_archive(path / "graph.npz", directed)
+            return read_archive(path / "graph.npz", directed, fold)
+        check_fold(fold, 1, str(path))
         from atoll.data.tables import read_tables  # pandas takes a while to import
 
         return read_tables(path, directed, encode)
@@ -44,7 +55,7 @@ def read(path: Path, *, directed: bool = False, encode: str = "auto") -> Graph:
         raise AtollError(f"There is no folder or file {path}; check the path.")
     if path.suffix in (".csv", ".parquet", ".txt"):
         raise AtollError(f"{path} is a single table; give the folder that holds the tables `nodes` and `edges`.")
-    return read_archive(path, directed)
+    return read_archive(path, directed, fold)
 
 
 def save(graph: Graph, folder: Path, form: str = "npz") -> None:
@@ -123,7 +134,7 @@ def write_npz(path: Path, content: Arrays) -> None:
         np.savez(file, allow_pickle=False, **content)
 
 
-def read_archive(path: Path, directed: bool, *, labeled: bool = True) -> Graph:
+def read_archive(path: Path, directed: bool, fold: int = 0, *, labeled: bool = True) -> Graph:
     """The whole graph of an `.npz`; unless `labeled`, it may have no `y`, and nothing is said about labels and features."""
     archive = _open_npz(path)
     if not labeled and "y" not in archive:
@@ -156,7 +167,7 @@ def read_archive(path: Path, directed: bool, *, labeled: bool = True) -> Graph:
         x,
         archive["edge_index"],
         y,
-        _masks(archive, y.size, path),
+        _masks(archive, y.size, fold, path),
         where=str(path),
         directed=directed,
         num_classes=num_classes,
@@ -246,7 +257,7 @@ def _whole_numbers(y: np.ndarray[Any, Any], path: Path) -> Ints:
     return y
 
 
-def _masks(archive: Arrays, nodes: int, path: Path) -> Masks:
+def _masks(archive: Arrays, nodes: int, fold: int, path: Path) -> Masks:
     masks = []
     for name in ("train", "val", "test"):
         mask = archive.get(name, archive.get(f"{name}_mask"))
@@ -255,4 +266,4 @@ def _masks(archive: Arrays, nodes: int, path: Path) -> Masks:
         if mask.dtype != bool:
             raise AtollError(f"The mask `{name}` in {path} is {mask.dtype}; give true or false for every node.")
         masks.append(mask)
-    return masks[0], masks[1], masks[2]
+    return masks_of_fold(masks, fold, str(path))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll import storage
 from atoll.data.builder import Ints, read_npz
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
@@ -117,6 +119,12 @@ def read_node_lists(path: Path, nodes: int) -> list[Ints]:
         if len(repeated):
             raise AtollError(f"party_{number} in {path} names node {repeated[0]} twice; name each node once.")
     return [members.astype(np.int64) for members in lists]
+
+
+def write_node_lists(path: Path, lists: Sequence[Ints]) -> None:
+    """An .npz file that `read_node_lists` takes."""
+    with storage.replacing(path) as file:
+        np.savez(file, allow_pickle=False, **{f"party_{number}": nodes for number, nodes in enumerate(lists)})
 
 
 def _by_owner(owner: Ints, parties: int) -> list[Ints]:

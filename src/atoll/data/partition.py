@@ -124,6 +124,15 @@ def _check_parties(asked: int | None, there: int, what: str) -> None:
         raise AtollError(f"{what} has {there} parties, not {asked}; leave --parties out or set it to {there}.")
 
 
+def from_lists(graph: Graph, lists: list[Ints], parties: int | None, settings: PartitionSettings) -> Graph:
+    """The graph of the parties that hold these rows."""
+    if graph.parties != 1:
+        raise AtollError(f"Only a whole graph can be partitioned; this one already has {graph.parties} parties.")
+    if parties is not None and parties != len(lists):
+        raise AtollError(f"The partition has {len(lists)} parties, not {parties}; leave `parties` out.")
+    return _checked_blocks(graph, lists, settings, "given")
+
+
 def _from_file(graph: Graph, kind: str, parties: int | None, settings: PartitionSettings) -> Graph:
     name = kind if kind.endswith(".npz") else f"{kind}.npz"
     candidates = [Path(name).expanduser()]

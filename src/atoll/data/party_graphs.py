@@ -50,14 +50,14 @@ class PartyGraph:
         return self.node_ids in (tuple(map(str, range(rows))), tuple(map(str, range(1, rows + 1))))
 
 
-def read_folders(folder: Path, *, directed: bool = False, encode: str = "auto") -> list[PartyGraph]:
+def read_folders(folder: Path, *, directed: bool = False, encode: str = "auto", fold: int = 0) -> list[PartyGraph]:
     """The graphs of the folders in a folder; `encode`: which columns of tables are encoded (see `files.read`)."""
-    return [read_party(path, path.name, directed=directed, encode=encode) for path in party_folders(folder)]
+    return [read_party(path, path.name, directed=directed, encode=encode, fold=fold) for path in party_folders(folder)]
 
 
-def read_party(path: Path, name: str = "", *, directed: bool = False, encode: str = "auto") -> PartyGraph:
+def read_party(path: Path, name: str = "", *, directed: bool = False, encode: str = "auto", fold: int = 0) -> PartyGraph:
     """The graph in a folder or .npz, and how its nodes are named."""
-    graph = files.read(path, directed=directed, encode=encode)
+    graph = files.read(path, directed=directed, encode=encode, fold=fold)
     archive = path / "graph.npz" if path.is_dir() else path
     if archive.is_file():
         with np.load(archive) as arrays:
@@ -167,12 +167,9 @@ def parts_of(
     parties: Sequence[PartyGraph], scenario: str, settings: SplitSettings, seed: int, *, normalize: bool = False
 ) -> Graph:
     """The parties' graphs, block-diagonal, each prepared as a site prepares its own; horizontal or overlapping."""
-    where = [party.where for party in parties]
     require_common_table(parties)
-    graphs = align([party.graph for party in parties], where, extend_classes=not all(party.deployable for party in parties))
-    numbers = _numbers(parties, scenario)
-    graphs = [replace(graph, ids=torch.from_numpy(ids)) for graph, ids in zip(graphs, numbers, strict=True)]
-    if normalize:
+    graphs = aligned(parties, scenario)
+    if normalize and graphs[0].table is None:  # else columns are normalized once they are encoded
         graphs = [row_normalize(graph) for graph in graphs]
     if scenario == "overlapping":
         return _with_common_roles(parties, stack(graphs), settings, seed)
@@ -203,6 +200,20 @@ def require_common_table(parties: Sequence[PartyGraph]) -> None:
         )
     if having:
         common_columns([table.columns for table in having], [p.where for p in parties], [table.ignored for table in having])
+
+
+def aligned(parties: Sequence[PartyGraph], scenario: str) -> list[Graph]:
+    """The parties' graphs with the same columns and classes, and with the nodes' numbers in the federation."""
+    where, own = [party.where for party in parties], not all(party.deployable for party in parties)
+    graphs = align([party.graph for party in parties], where, extend_classes=own)
+    numbers = _numbers(parties, scenario)
+    return [replace(graph, ids=torch.from_numpy(ids)) for graph, ids in zip(graphs, numbers, strict=True)]
+
+
+def stacked(parties: Sequence[PartyGraph]) -> Graph:
+    """The parties' graphs, block-diagonal, with the splits that they have; nodes are the same where they are numbered alike."""
+    shared = all(party.numbered for party in parties) and _shared_node(parties) is not None
+    return stack(aligned(parties, "overlapping" if shared else "horizontal"))
 
 
 def _numbers(parties: Sequence[PartyGraph], scenario: str) -> list[Ints]:

@@ -15,10 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from atoll import storage
-from atoll.data.builder import MAX_CLASSES, MAX_FEATURE, Ints, Masks, build_graph
+from atoll.data.builder import MAX_FEATURE, Ints, Masks, build_graph
 from atoll.data.columns import FEATURES_FILE, ROLES, ColumnChoice, choose, read_features, typed_table
 from atoll.data.lint import comparable, warn_about_edge_columns, warn_about_edges, warn_about_features
 from atoll.data.table_files import RESERVED, TableFile, read_table
+from atoll.data.table_labels import labels_of, read_classes
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.graph import Graph
 
@@ -26,8 +27,18 @@ MAX_NAMED = 12  # columns that one sentence names
 SPLITS = {"train": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}
 
 
-class FolderTables(NamedTuple):
-    """What a folder's tables hold: the graph, and what the columns are unless they are used as they are."""
+class GraphTables(NamedTuple):
+    """A graph as tables: what a folder holds, or what a script has instead."""
+
+    nodes: TableFile
+    edges: TableFile
+    where: Path  # the folder, or what error messages call it
+    said: Mapping[str, ColumnChoice] | None = None  # features.toml
+    classes: tuple[str, ...] | None = None  # classes.txt
+
+
+class ParsedTables(NamedTuple):
+    """What tables hold: the graph, and what the columns are unless they are used as they are."""
 
     graph: Graph
     nodes: TableFile
@@ -42,19 +53,24 @@ def read_tables(folder: Path, directed: bool, encode: str = "auto") -> Graph:
     """
     graph, nodes, choices = parse_tables(folder, directed, encode)
     if choices is not None:
-        _warn_inferred(nodes, choices)
+        warn_inferred(nodes, choices)
     return graph
 
 
-def parse_tables(folder: Path, directed: bool, encode: str = "auto") -> FolderTables:
+def parse_tables(folder: Path, directed: bool, encode: str = "auto") -> ParsedTables:
     """As `read_tables`, without the sentences on what was inferred."""
     said = None if encode == "never" else read_features(folder)
-    nodes = read_nodes(folder, said)
-    edges = read_table(folder, "edges", ("source", "target"))
+    nodes, edges = read_nodes(folder, said), read_table(folder, "edges", ("source", "target"))
+    return parse(GraphTables(nodes, edges, folder, said, read_classes(folder)), directed, encode)
+
+
+def parse(tables: GraphTables, directed: bool, encode: str = "auto") -> ParsedTables:
+    """The graph of tables, wherever they come from."""
+    nodes, edges, where, said, classes = tables
     if len(nodes.frame) == 0:
         raise AtollError(f"{nodes.path} has no nodes; give at least one row.")
     ids = node_ids(nodes)
-    y, num_classes, names = _labels(nodes, folder)
+    y, num_classes, names = labels_of(nodes, classes, where)
     table, choices, columns, unscaled, x = None, None, None, None, np.zeros((len(y), 1))
     if encode != "never" and (said is not None or encode == "always" or not _plain(nodes)):
         choices = choose(nodes, said)
@@ -67,7 +83,7 @@ def parse_tables(folder: Path, directed: bool, encode: str = "auto") -> FolderTa
         ends,
         y,
         splits_of(nodes, y),
-        where=str(folder),
+        where=str(where),
         directed=directed,
         num_classes=num_classes,
         class_names=names,
@@ -82,17 +98,22 @@ def parse_tables(folder: Path, directed: bool, encode: str = "auto") -> FolderTa
     warn_about_features(x, y, columns, str(nodes.path), unscaled)
     warn_about_edge_columns([str(name) for name in edges.frame.columns if name not in ("source", "target")], str(edges.path))
     warn_about_edges(ends, str(edges.path))
-    return FolderTables(graph, nodes, choices)
+    return ParsedTables(graph, nodes, choices)
 
 
 def read_nodes(folder: Path, said: Mapping[str, ColumnChoice] | None) -> TableFile:
     """The table of nodes, with the columns that features.toml calls id, label and split under these names."""
+    texts = [name for name, each in (said or {}).items() if each.kind in ("category", "boolean", "date", "text")]
+    return read_table(folder, "nodes", ("id",), texts, role_columns(said, folder))
+
+
+def role_columns(said: Mapping[str, ColumnChoice] | None, where: Path) -> dict[str, str]:
+    """The columns that features.toml calls id, label or split but that have other names: name → role."""
     renamed = _roles(said)
     for kind in ROLES:
         if len(twice := [name for name, role in renamed.items() if role == kind]) > 1:
-            raise AtollError(f"{folder / FEATURES_FILE} names two columns as {kind}, {twice[0]} and {twice[1]}; keep one.")
-    texts = [name for name, each in (said or {}).items() if each.kind in ("category", "boolean", "date", "text")]
-    return read_table(folder, "nodes", ("id",), texts, renamed)
+            raise AtollError(f"{where / FEATURES_FILE} names two columns as {kind}, {twice[0]} and {twice[1]}; keep one.")
+    return renamed
 
 
 def _roles(said: Mapping[str, ColumnChoice] | None) -> dict[str, str]:
@@ -107,14 +128,14 @@ def _plain(nodes: TableFile) -> bool:
     return bool((np.abs(numbers) <= MAX_FEATURE).all())
 
 
-def _warn_inferred(nodes: TableFile, choices: Sequence[ColumnChoice]) -> None:
+def warn_inferred(nodes: TableFile, choices: Sequence[ColumnChoice], remedy: str = f"write a {FEATURES_FILE} beside it") -> None:
     """One sentence on what was inferred, one for each column that is ignored."""
     inferred = [each for each in choices if each.inferred]
     kinds = [f"{each.name} ({each.kind})" for each in inferred if each.column is not None]
     if kinds:
         listed = ", ".join(kinds[:MAX_NAMED]) + (f" and {len(kinds) - MAX_NAMED} more" if len(kinds) > MAX_NAMED else "")
         warnings.warn(
-            f"{nodes.path}: the columns are encoded as inferred: {listed}; to choose, write a {FEATURES_FILE} beside it.",
+            f"{nodes.path}: the columns are encoded as inferred: {listed}; to choose, {remedy}.",
             AtollWarning,
             stacklevel=4,
         )
@@ -203,62 +224,6 @@ def _edges(edges: TableFile, ids: pd.Index, nodes: Path) -> Ints:
             )
         ends.append(index.astype(np.int64))
     return np.stack(ends)
-
-
-def _labels(nodes: TableFile, folder: Path) -> tuple[Ints, int, tuple[str, ...] | None]:
-    """Classes as numbers, their number, and their names where they have names."""
-    names = _classes(folder)
-    if "label" not in nodes.frame.columns:
-        return np.full(len(nodes.frame), -1, np.int64), len(names or ()), _unless_numbers(names)
-    texts = nodes.texts("label")
-    labeled = np.flatnonzero(texts != "")
-    if names is None:
-        numeric = np.array([bool(NUMBER.fullmatch(text)) for text in texts[labeled]], bool)
-        if not numeric.any():
-            names = tuple(sorted(set(texts[labeled])))
-        else:
-            y = np.full(len(texts), -1, np.int64)
-            y[labeled] = [_class_number(text, nodes, int(row)) for text, row in zip(texts[labeled], labeled, strict=True)]
-            return y, int(y.max(initial=-1)) + 1, None
-    y = pd.Index(names).get_indexer(pd.Index(texts)).astype(np.int64)
-    wrong = labeled[y[labeled] < 0]
-    if len(wrong):
-        raise AtollError(
-            f"Label '{texts[wrong[0]]}' in {nodes.location(int(wrong[0]))} is not among the classes of {folder / 'classes.txt'}; "
-            "add it there or correct it."
-        )
-    return y, len(names), _unless_numbers(names)
-
-
-def _unless_numbers(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """The names, or None where they are only 0, 1, 2, …"""
-    return None if names is None or names == tuple(str(number) for number in range(len(names))) else names
-
-
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-
-
-def _class_number(text: str, nodes: TableFile, row: int) -> int:
-    if not re.fullmatch(r"\d+(\.0*)?", text) or float(text) >= MAX_CLASSES:
-        raise AtollError(
-            f"Label '{text}' in {nodes.location(row)} is not a class; other labels are numbers, so write 0, 1, 2, … or leave it "
-            "empty for an unlabeled node."
-        )
-    return int(float(text))
-
-
-def _classes(folder: Path) -> tuple[str, ...] | None:
-    path = folder / "classes.txt"
-    if not path.is_file():
-        return None
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise AtollError(f"{path} cannot be read ({error}); save it as UTF-8 text, one class per line.") from error
-    names = tuple(line.strip() for line in lines if line.strip())
-    if not names or len(set(names)) < len(names):
-        raise AtollError(f"{path} must name each class once, one per line.")
-    return names
 
 
 def splits_of(nodes: TableFile, y: Ints) -> Masks | None:

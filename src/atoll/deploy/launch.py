@@ -18,6 +18,7 @@ from typing import Any
 from atoll import algorithms, storage
 from atoll.data import files
 from atoll.data.federated import federate
+from atoll.data.given import Given
 from atoll.data.partition import SCENARIO_OF
 from atoll.deploy.kit import Kit, require_nvflare
 from atoll.deploy.policy import SitePolicy
@@ -41,11 +42,21 @@ DEPLOYABLE = ("horizontal", "overlapping", "vertical")  # scenarios in which a s
 
 
 def launch(
-    config: Config, graph: Graph | None = None, *, out: str | Path | None = None, watch: Watch | None = None, resume: bool = False
+    config: Config,
+    given: Graph | Given | None = None,
+    *,
+    out: str | Path | None = None,
+    watch: Watch | None = None,
+    resume: bool = False,
 ) -> Result:
     """Run with the server and each site in its own process on this machine; the numbers are the same as in one process."""
     require_nvflare()
-    if graph is not None:
+    if isinstance(given, Given) and given.dataset is None and given.partition is not None:
+        raise AtollError(
+            "The engine nvflare cannot take a partition as an object; save its node lists with numpy.savez (party_0, party_1, …) "
+            "and name the file."
+        )
+    if given is not None:
         raise AtollError(
             "The engine nvflare cannot take a graph as an object; save it with atoll.data.files.save and name the folder."
         )

@@ -1,7 +1,7 @@
 """Engines carry messages between the server and the parties; each is registered under a name.
 
 An engine is a module, or any object, with one of two functions. `connect(make, parties, settings)` gives an `Engine` to a
-server in this process. `launch(config, graph, out=…, watch=…, resume=…)` runs the whole federation elsewhere and returns
+server in this process. `launch(config, given, out=…, watch=…, resume=…)` runs the whole federation elsewhere and returns
 the `Result`.
 """
 

@@ -15,6 +15,7 @@ from atoll.runs import absence
 from atoll.runs.config import Config
 from atoll.runs.folder import Folder
 from atoll.runs.metrics import mean_std
+from atoll.runs.own_partition import unlocated
 from atoll.runs.reader import read
 from atoll.runs.result import Result
 
@@ -134,8 +135,9 @@ def grouped(runs: Sequence[StoredRun]) -> list[Row]:
     """Rows of runs that differ only in their seed, labeled by what tells them apart."""
     groups: dict[str, list[StoredRun]] = {}
     for run in runs:
-        groups.setdefault(json.dumps(replace(run.config, seed=0).to_dict(), sort_keys=True, default=str), []).append(run)
-    settings = [_flat(group[0].config) for group in groups.values()]
+        config = unlocated(replace(run.config, seed=0), run.path)
+        groups.setdefault(json.dumps(config.to_dict(), sort_keys=True, default=str), []).append(run)
+    settings = [_flat(unlocated(group[0].config, group[0].path)) for group in groups.values()]
     rows = []
     for own, group in zip(settings, groups.values(), strict=True):
         peers = [other for other in settings if other["algorithm"] == own["algorithm"]]

@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atoll.data.builder import check
-from atoll.data.pyg import from_pyg
+from atoll.data.given import Given
 from atoll.errors import AtollError
-from atoll.graphs.graph import Graph
 from atoll.models import user
 from atoll.runs import config, parallel, runner
 from atoll.runs.comparison import Comparison, Trial
 from atoll.runs.folder import Folder
 from atoll.runs.loggers import Logger, MakeLogger, RoundCallback, open_loggers
+from atoll.runs.own_partition import PARTITION
 from atoll.runs.result import Result
 
 OnRound = Callable[[Mapping[str, Any]], Any]
@@ -25,7 +24,7 @@ def run(
     algorithm: str,
     *,
     dataset: Any = None,
-    partition: str | None = None,
+    partition: Any = None,
     parties: int | None = None,
     seed: int = 0,
     engine: str = "inprocess",
@@ -40,10 +39,12 @@ def run(
 
     Parameters:
         algorithm: A name (`atoll algorithms` lists them) or the path of a Python file with an algorithm of your own.
-        dataset: A known dataset's name, a path to a graph of your own, a torch_geometric `Data` or an atoll `Graph`; by
-            default the synthetic graph `csbm`, or the paper's.
+        dataset: A known dataset's name, a path to a graph of your own, or a graph: torch_geometric `Data`, `HeteroData` or a
+            dataset of one graph, a NetworkX graph, DataFrames (nodes, edges), an atoll `Graph`. A list of graphs or paths, or
+            a dict by party names, is one graph per party. By default the synthetic graph `csbm`, or the paper's.
         partition: How the graph is divided: `louvain`, `metis`, `dirichlet`, `random`, `overlap`, `vertical`, `node`,
-            `whole`, or the path of an .npz file of node lists.
+            `whole`, or the path of an .npz file of node lists; or a list of each party's nodes, an array with each node's
+            party number (-1: nobody), or a function of the `Graph` that gives one of them.
         parties: The number of parties, where the partition does not fix it.
         seed: Seed of everything random: the same configuration and seed give the same numbers.
         engine: What carries the messages: `inprocess`, `nvflare` (one process per site on this machine), or another
@@ -74,11 +75,11 @@ def run(
         >>> result.rounds
         3
     """
-    name, graph = _dataset(dataset)
+    given = given_objects(dataset, partition)
     chosen = config.resolve(
         algorithm,
-        dataset=name,
-        partition=partition,
+        dataset=_name(dataset),
+        partition=_partition(given, partition),
         parties=parties,
         seed=seed,
         engine=engine,
@@ -86,7 +87,7 @@ def run(
         values=settings,
     )
     with open_loggers(_called(progress, loggers, on_round), algorithm, out, chosen) as watch:
-        result = runner.run(chosen, graph, out=out, watch=watch)
+        result = runner.run(chosen, given, out=out, watch=watch)
         watch.finish(result)
     return result
 
@@ -130,7 +131,7 @@ def resume(
     """
     ending = {"rounds": rounds, "patience": patience, "target_accuracy": target_accuracy}
     with open_loggers(_called(progress, loggers, on_round), str(path), path, Folder.open(path)[1]) as watch:
-        result = runner.resume(path, _dataset(dataset)[1], algorithm=algorithm, model=model, watch=watch, ending=ending)
+        result = runner.resume(path, given_objects(dataset), algorithm=algorithm, model=model, watch=watch, ending=ending)
         watch.finish(result)
     return result
 
@@ -141,7 +142,7 @@ def compare(
     dataset: Any = None,
     seeds: int | Iterable[int] = 5,
     models: Sequence[Any] | str = (),
-    partition: str | None = None,
+    partition: Any = None,
     parties: int | None = None,
     sweep: Mapping[str, Sequence[Any]] | None = None,
     jobs: int = 1,
@@ -171,27 +172,27 @@ def compare(
         >>> [(row["row"], row["seeds"]) for row in comparison.summary()]
         [('local', 2), ('fedavg', 2)]
     """
-    name, graph = _dataset(dataset)
+    given = given_objects(dataset, partition)
     comparison = Comparison(
         _listed("algorithms", algorithms),
-        dataset=name,
+        dataset=_name(dataset),
         models=user.load_all(_listed("models", models)),
         seeds=_listed("seeds", range(seeds) if isinstance(seeds, int) else seeds),
-        partition=partition,
+        partition=_partition(given, partition),
         parties=parties,
         values=settings,
         sweep={key: _listed(f"sweep of {key}", values) for key, values in (sweep or {}).items()},
     )
     if jobs != 1:
         objects = [model for model in comparison.models if user.is_user_model(model) and user.file_of(model) is None]
-        if graph is not None or objects or loggers:
+        if given is not None or objects or loggers:
             raise AtollError("jobs runs in other processes: give datasets and models by name or file and no loggers, or jobs=1.")
         parallel.run(comparison, Path(out) if out is not None else None, jobs)
         return comparison
 
     def one(trial: Trial, folder: Path | None) -> Result:
         with open_loggers(_called(progress, loggers), trial.label, folder, trial.config) as watch:
-            result = trial.run(folder, graph, watch)
+            result = trial.run(folder, given, watch)
             watch.finish(result)
         return result
 
@@ -199,16 +200,24 @@ def compare(
     return comparison
 
 
-def _dataset(dataset: Any) -> tuple[str | None, Graph | None]:
-    """A dataset's name and, where it was given as an object, the graph."""
+def given_objects(dataset: Any, partition: Any = None) -> Given | None:
+    """What was given as objects instead of names; None where nothing was."""
+    objects = [None if isinstance(each, (str, Path)) else each for each in (dataset, partition)]
+    return None if all(each is None for each in objects) else Given(*objects)
+
+
+def _name(dataset: Any) -> str | None:
+    """The dataset's name in the configuration; None for the default."""
     if dataset is None or isinstance(dataset, (str, Path)):
-        return None if dataset is None else str(dataset), None
-    if isinstance(dataset, Graph):
-        check(dataset, "The graph")
-        return config.GIVEN, dataset
-    if not any(hasattr(dataset, name) for name in ("x", "edge_index", "y")):
-        raise AtollError(f"dataset is a {type(dataset).__name__}; give a name, a path, a torch_geometric Data or an atoll Graph.")
-    return config.GIVEN, from_pyg(dataset)
+        return None if dataset is None else str(dataset)
+    return config.GIVEN
+
+
+def _partition(given: Given | None, partition: Any) -> str | None:
+    """The partition's name in the configuration; None for the default."""
+    if given is not None and given.partition is not None:
+        return PARTITION
+    return "files" if partition is None and given is not None and given.per_party else partition
 
 
 def _called(progress: bool, loggers: Loggers, on_round: OnRound | None = None) -> list[Any]:

@@ -14,14 +14,15 @@ from typing import Any
 from atoll import storage
 from atoll.algorithms import find
 from atoll.data.federated import check_scenario
+from atoll.data.given import Given
 from atoll.errors import AtollError, suggest
-from atoll.graphs.graph import Graph
 from atoll.models import user
 from atoll.runs import config, runner
 from atoll.runs.config import Config
 from atoll.runs.folder import Folder
 from atoll.runs.loop import Watch
 from atoll.runs.metrics import in_order, mean_std
+from atoll.runs.own_partition import unlocated
 from atoll.runs.paired import Difference, compare_rows
 from atoll.runs.result import Result
 from atoll.runs.setting_names import PREFIXED
@@ -42,13 +43,15 @@ class Trial:
         """The row and the seed."""
         return f"{self.row} seed {self.config.seed}"
 
-    def run(self, folder: Path | None, graph: Graph | None, watch: Watch | None) -> Result:
+    def run(self, folder: Path | None, given: Given | None, watch: Watch | None) -> Result:
         """Run it, or continue it where the folder holds it already."""
         if folder is not None and (folder / "config.toml").exists():
-            if Folder.open(folder)[1].to_dict() != self.config.to_dict():
+            if unlocated(Folder.open(folder)[1], folder).to_dict() != self.config.to_dict():
                 raise AtollError(f"{folder} holds a run with other settings; choose another --out or delete that folder.")
-            return runner.resume(folder, graph, algorithm=self.config.algorithm, watch=watch)
-        return runner.run(self.config, graph, out=folder, watch=watch)
+            if given is not None and callable(given.partition):  # it may be random: the folder has what it gave
+                given = given.without_partition
+            return runner.resume(folder, given, algorithm=self.config.algorithm, watch=watch)
+        return runner.run(self.config, given, out=folder, watch=watch)
 
 
 @dataclass(repr=False)

@@ -11,6 +11,7 @@ from typing import Any
 from atoll import algorithms, allocator
 from atoll.data.encoding import Encoding
 from atoll.data.federated import FederatedData, federate
+from atoll.data.given import Given
 from atoll.engines import ENGINES
 from atoll.errors import AtollError
 from atoll.federation import robust
@@ -88,7 +89,7 @@ def extent_of(parts: Graph) -> dict[str, int]:
 
 def prepare(
     config: Config,
-    graph: Graph | None = None,
+    given: Graph | Given | None = None,
     *,
     engine: Callable[[Engine], Engine] | None = None,
     encoding: Mapping[str, Any] | None = None,
@@ -101,7 +102,7 @@ def prepare(
         raise AtollError(f"Its algorithm is the file {config.algorithm}, which is not run because a folder names it.")
     if encoding is None and config.start_from is not None:  # a run that begins with a trained model takes its encoding
         encoding = read_description(folder_of(Path(config.start_from))).get("preprocessing")
-    data, preparation = load_parties(config, graph, read_preprocessing(encoding)[0])
+    data, preparation = load_parties(config, given, read_preprocessing(encoding)[0])
     schema = schema_of(data)
 
     identities = simulated_identities(schema.parties) if config.run.secure else None
@@ -123,10 +124,10 @@ def prepare(
 
 
 def load_parties(
-    config: Config, graph: Graph | None = None, encoding: Encoding | None = None
+    config: Config, given: Graph | Given | None = None, encoding: Encoding | None = None
 ) -> tuple[FederatedData, Ledger | None]:
     """The parties' data, and what passed to fit the encoding of their tables; a given encoding is applied instead."""
-    data = federate(config, graph, algorithms.find(config.algorithm).SCENARIOS)
+    data = federate(config, given, algorithms.find(config.algorithm).SCENARIOS)
     if encoding is not None and data.parts.table is not None:
         return encoded(data, encoding, normalize=config.data.normalize_features), None
     return encode_parties(config, data)

@@ -19,6 +19,7 @@ from atoll import storage
 from atoll.errors import AtollError, AtollWarning
 from atoll.runs.config import Config
 from atoll.runs.described import described
+from atoll.runs.own_partition import PARTITION, NodeLists, located, store
 
 MODEL = "model.safetensors"  # the shared model of a deployed run, written last, after the sites have written theirs
 
@@ -57,13 +58,13 @@ class Folder:
 
     @classmethod
     @contextlib.contextmanager
-    def begin(cls, path: str | Path, configuration: Config) -> Iterator[Folder]:
+    def begin(cls, path: str | Path, configuration: Config, node_lists: NodeLists = None) -> Iterator[Folder]:
         """A folder for a new run, locked inside the block; removed again if not even one round was done."""
         folder, claimed = cls(path), False
         folder._make()
         try:
             with folder.in_use():
-                folder._claim(configuration)
+                folder._claim(configuration, node_lists)
                 claimed = True
                 yield folder
         except Exception:
@@ -81,8 +82,9 @@ class Folder:
         except OSError as error:
             raise AtollError(f"{self.path} cannot be written to ({error.strerror}); choose another --out.") from error
 
-    def _claim(self, configuration: Config) -> None:
+    def _claim(self, configuration: Config, node_lists: NodeLists = None) -> None:
         self._check_new()
+        store(self.path, node_lists)  # before the configuration that names them
         storage.write_whole(self.path / "config.toml", tomli_w.dumps(configuration.to_dict()).encode())
 
     def _check_new(self) -> None:
@@ -106,7 +108,7 @@ class Folder:
         if self.history.exists() and self.history.stat().st_size:
             return
         self.history.unlink(missing_ok=True)
-        for name in ("config.toml", "releases.jsonl"):
+        for name in ("config.toml", "releases.jsonl", PARTITION):
             (self.path / name).unlink(missing_ok=True)
         self._unmake()
 
@@ -126,7 +128,7 @@ class Folder:
             document = tomllib.loads(source.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise AtollError(f"{source} is not valid TOML ({error}); restore it or start the run again.") from error
-        return folder, described(document, str(source))
+        return folder, located(described(document, str(source)), folder.path)
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a round to the history, at once."""

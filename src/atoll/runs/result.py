@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atoll.data.given import Given
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.runs import summary
@@ -48,7 +49,7 @@ class Result:
         start: The model that the run began with (`path`, `digest`, `round`) and what was `carried` over; empty where it began
             with first values.
         trained: The best round's model as `model/` holds it; None where it was read from a folder, which has it.
-        graph: The dataset, where it was given as an object.
+        given: The data, where it was given as an object.
 
     Examples:
         >>> import atoll
@@ -86,7 +87,7 @@ class Result:
     folder: Path | None = None  # where it is written
     start: dict[str, Any] = field(default_factory=dict)  # the model that the run began with, if any
     trained: ModelFiles | None = None  # the best round's model, where this process has it
-    graph: Graph | None = None  # the dataset, where it was given as an object
+    given: Graph | Given | None = None  # the data, where it was given as an object
 
     def __repr__(self) -> str:
         return summary.short(self)
@@ -113,10 +114,10 @@ class Result:
         from atoll.runs.trained import TrainedModel, load_model
 
         if self.trained is not None:
-            return TrainedModel(self.trained, self.config, graph=self.graph)
+            return TrainedModel(self.trained, self.config, given=self.given)
         if self.folder is None:
             raise AtollError("This result has no model of its best round: its engine does not keep one.")
-        return load_model(self.folder, dataset=self.graph)
+        return load_model(self.folder, dataset=self.given)
 
     def to_dict(self) -> dict[str, Any]:
         """What result.json holds."""

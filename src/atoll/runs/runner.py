@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from atoll.data.given import Given
 from atoll.engines import ENGINES
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
@@ -21,22 +22,24 @@ from atoll.runs.reader import read
 from atoll.runs.result import Result
 
 
-def run(config: Config, graph: Graph | None = None, *, out: str | Path | None = None, watch: Watch | None = None) -> Result:
-    """Run a configuration from its first round to its last."""
+def run(
+    config: Config, given: Graph | Given | None = None, *, out: str | Path | None = None, watch: Watch | None = None
+) -> Result:
+    """Run a configuration from its first round to its last; `given` is what a script gave as an object instead of a name."""
     config = warm_start.with_digest(config)
     if launch := getattr(ENGINES.find(config.engine), "launch", None):
-        result: Result = launch(config, graph, out=out, watch=watch)
+        result: Result = launch(config, given, out=out, watch=watch)
         return result
-    experiment = prepare(config, graph)
+    experiment = prepare(config, given)
     if out is None:
-        return replace(rounds(experiment, None, watch), graph=graph)
-    with Folder.begin(out, config) as folder:
-        return replace(rounds(experiment, folder, watch), graph=graph)
+        return replace(rounds(experiment, None, watch), given=given)
+    with Folder.begin(out, config, experiment.party_data.node_lists) as folder:
+        return replace(rounds(experiment, folder, watch), given=given)
 
 
 def resume(
     path: str | Path,
-    graph: Graph | None = None,
+    given: Graph | Given | None = None,
     *,
     algorithm: str | Path | None = None,
     model: Any = None,
@@ -53,26 +56,26 @@ def resume(
     config = extension.with_ending(config, ending or {})
     if config.dataset == GIVEN and config.engine == "nvflare":
         raise AtollError(f"{path} is the run of a federation; start `atoll serve` again with the same --config and --out.")
-    if config.dataset == GIVEN and graph is None:
+    if config.dataset == GIVEN and given is None:
         raise AtollError(f"The dataset of {path} was given as an object; give it again: atoll.resume({str(path)!r}, dataset=…).")
-    given = {"algorithm": algorithm, "model": model}
-    config = with_own_files(config, path, lambda: folder.look() or {}, **given, command="resume", function="resume")
+    own: dict[str, Any] = {"algorithm": algorithm, "model": model}
+    config = with_own_files(config, path, lambda: folder.look() or {}, **own, command="resume", function="resume")
     if launch := getattr(ENGINES.find(config.engine), "launch", None):
         if extending:
             raise AtollError(f"{path} is a run of the engine {config.engine}, which cannot be extended; start a new run.")
-        result: Result = launch(config, graph, out=path, watch=watch, resume=True)
+        result: Result = launch(config, given, out=path, watch=watch, resume=True)
         return result
     with folder.in_use():
         saved = folder.load()
         if extending:
             extension.check(folder, config, saved)
-        experiment = prepare(config, graph, encoding=checkpoint.encoding_of(saved))
+        experiment = prepare(config, given, encoding=checkpoint.encoding_of(saved))
         while saved is not None and extension.evaluated_otherwise(saved, config.run):
             checkpoint.restore(experiment, saved)  # a checkpoint that does not fit is not dropped
             extension.drop_checkpoint(folder)
             saved = folder.load()
-            experiment = prepare(config, graph, encoding=checkpoint.encoding_of(saved))
-        return replace(rounds(experiment, folder, watch, saved), graph=graph)
+            experiment = prepare(config, given, encoding=checkpoint.encoding_of(saved))
+        return replace(rounds(experiment, folder, watch, saved), given=given)
 
 
 __all__ = [

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from atoll.data.encoding import Encoding
 from atoll.data.federated import FederatedData
+from atoll.data.given import Given
 from atoll.data.new_nodes import InputForm
 from atoll.errors import AtollError, AtollWarning, suggest
 from atoll.federation.messages import Schema
@@ -54,12 +55,12 @@ class TrainedModel:
         50
     """
 
-    def __init__(self, files: ModelFiles, config: Config, *, graph: Graph | None = None) -> None:
-        """`graph`: the training data where it was given as an object."""
+    def __init__(self, files: ModelFiles, config: Config, *, given: Graph | Given | None = None) -> None:
+        """`given`: the training data where it was given as an object."""
         self.files = files
         self.config = config
         self.description = files.description
-        self.graph = graph
+        self.given = given
 
     def __repr__(self) -> str:
         about = self.description
@@ -166,13 +167,13 @@ class TrainedModel:
             raise AtollError("A site keeps no copy of its data; give it: --data FOLDER.")
         if self.config.dataset == GIVEN and self.config.engine == "nvflare":
             raise AtollError("The model was trained across sites, and the data is there; give data to predict: --data NEW.")
-        if self.config.dataset == GIVEN and self.graph is None:
+        if self.config.dataset == GIVEN and self.given is None:
             raise AtollError(
                 "The model was trained on a dataset given as an object; give it again: atoll.load_model(…, dataset=…)."
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", AtollWarning)  # it was said when the model was trained
-            return load_parties(inference.plain(self.config), self.graph, self.encodings[0])[0]
+            return load_parties(inference.plain(self.config), self.given, self.encodings[0])[0]
 
     def party_number(self, party: str | int) -> int:
         """The number of a party that is given by name or number."""
@@ -207,7 +208,7 @@ def load_model(path: str | Path, *, dataset: Any = None, algorithm: str | Path |
         >>> model.predict()["class"].nunique() <= 5
         True
     """
-    from atoll.runs.api import _dataset
+    from atoll.runs.api import given_objects
 
     folder = Path(path).expanduser()
     if not folder.is_dir():
@@ -216,4 +217,4 @@ def load_model(path: str | Path, *, dataset: Any = None, algorithm: str | Path |
     config = described(files.description["config"], f"model.json of {path}")
     given: dict[str, Any] = {"algorithm": algorithm, "model": model}
     config = with_own_files(config, path, lambda: files.description, **given, command="predict", function="load_model")
-    return TrainedModel(files, config, graph=None if dataset is None else _dataset(dataset)[1])
+    return TrainedModel(files, config, given=dataset if isinstance(dataset, Given) else given_objects(dataset))
