@@ -367,8 +367,8 @@ def test_a_comparison_is_told_by_row_and_seed(tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         ({"dataset": 3}, "dataset is a int; give a name"),
-        ({"dataset": [1, 2]}, "dataset is a list; give a name"),
-        ({"partition": ["random"]}, "partition is .* but must be a name"),
+        ({"dataset": [1, 2]}, "Party 0 is a int; give a name"),
+        ({"partition": ["random"]}, "partition has 1 party numbers for"),
         ({"parties": "2"}, "parties is '2' but must be a whole number of at least 1"),
         ({"seed": "1"}, "seed is '1' but must be a whole number"),
         ({"seed": None}, "seed is None but must be a whole number"),

@@ -34,6 +34,9 @@ class Given:
             raise AtollError(f"dataset is a {type(dataset).__name__}; give {ACCEPTED}, or a list of them, one per party.")
         if len(dataset) == 0:
             raise AtollError("dataset is empty; give one graph, or one per party.")
+        for name, each in dataset.items() if isinstance(dataset, Mapping) else enumerate(dataset):
+            if not kind_of(each):
+                raise AtollError(f"Party {name} is a {type(each).__name__}; give {ACCEPTED}.")
 
     @property
     def per_party(self) -> bool:
