@@ -115,15 +115,16 @@ def test_classes_file_fixes_the_order(tmp_path: Path) -> None:
 
 
 def test_other_edge_columns_are_ignored_aloud(tmp_path: Path) -> None:
-    """Weights are not used, and the user hears of it."""
+    """Types and features are not used, and the user hears of it; weights are."""
     with pytest.warns(UserWarning, match="is not used") as told:
-        load(folder(tmp_path, edges="source,target,weight,type,since\nann,bob,2,room,2026\n"))
+        graph = load(folder(tmp_path, edges="source,target,weight,type,since\nann,bob,2,room,2026\n"))
     sentences = [str(each.message) for each in told if "edges.csv" in str(each.message)]
     assert [each.partition(": ")[2] for each in sentences] == [
-        "column `weight` is not used: edges have no weights here, each counts the same.",
         "column `type` is not used: edges have no types here, all are of one kind.",
-        "column `since` is not used: edges have no features here.",
+        "column `since` is not used: edges have no features here; name a weight `weight`.",
     ]
+    assert graph.edge_weight is not None
+    assert graph.edge_weight.tolist() == [2, 2]
 
 
 def test_no_labels_at_all(tmp_path: Path) -> None:

@@ -193,14 +193,17 @@ def test_the_bound_of_chance() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_dropped_edges_and_weights(kind: str, tmp_path: Path) -> None:
-    """Self loops, repeats and weights, each in a sentence of its own."""
+def test_dropped_and_added_edges(kind: str, tmp_path: Path) -> None:
+    """Self loops and repeats, each in a sentence of its own; the weights of repeats are added."""
     edges = np.concatenate([RING, [[3, 4], [3, 4]], RING[:, :5]], 1)
-    told = said(kind, tmp_path, edges=edges, edge_weight=np.ones(edges.shape[1]))
-    assert any(("is ignored" in each or "is not used" in each) and "weight" in each for each in told)
-    assert any("2 edges from a node to itself are dropped." in each for each in told)
-    assert any("5 repeated edges are dropped; each edge counts once." in each for each in told)
-    assert len(told) == 3
+    for weights, repeats in (
+        ({}, "5 repeated edges are dropped; each edge counts once."),
+        ({"edge_weight": np.ones(edges.shape[1])}, "5 repeated edges: the weights of parallel edges are added."),
+    ):
+        told = said(kind, tmp_path, edges=edges, **weights)
+        assert any("2 edges from a node to itself are dropped." in each for each in told)
+        assert any(repeats in each for each in told)
+        assert len(told) == 2
 
 
 @pytest.mark.parametrize("kind", ["csv", "npz", "pyg"])

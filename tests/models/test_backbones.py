@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -153,16 +154,17 @@ class Reference(nn.Module):
     def forward(self, graph: Graph) -> Tensor:
         """Logits."""
         x, edges = dense(graph), graph.edge_index
+        weights = {} if graph.edge_weight is None else {"edge_weight": graph.edge_weight}
         if self.name == "gcnii":
             first = x = self.first(x).relu()
             for conv in self.convs:
-                x = conv(x, first, edges).relu()
+                x = conv(x, first, edges, **weights).relu()
             return self.final(x)
         for index, conv in enumerate(self.convs):
-            x = conv(x) if self.name in ("mlp", "appnp") else conv(x, edges)
+            x = conv(x) if self.name in ("mlp", "appnp") else conv(x, edges, **weights)
             if index < len(self.convs) - 1:
                 x = F.elu(x) if self.name == "gat" else x.relu()
-        return APPNP(K=10, alpha=0.1)(x, edges) if self.name == "appnp" else x
+        return APPNP(K=10, alpha=0.1)(x, edges, **weights) if self.name == "appnp" else x
 
 
 def compare(name: str, layers: int, graphs: list[Graph]) -> None:
@@ -199,6 +201,57 @@ def test_models_equal_pyg(name: str, layers: int, sizes: list[int], sparse: bool
 def test_models_equal_pyg_on_directed_graphs(name: str, layers: int) -> None:
     """Messages go from source to target, and their gradients back."""
     compare(name, layers, [make_graph(25, 5, directed=True)])
+
+
+def with_weights(graph: Graph, seed: int = 0) -> Graph:
+    """The graph with weights between 0 and 3, some of them 0, the same in both directions."""
+    rng = np.random.default_rng(seed)
+    low, high = graph.edge_index.min(0).values.numpy(), graph.edge_index.max(0).values.numpy()
+    _, pair = np.unique(low * graph.num_nodes + high, return_inverse=True)
+    drawn = (rng.random(pair.max() + 1) * 3 * (rng.random(pair.max() + 1) > 0.1)).astype(np.float32)
+    return replace(graph, edge_weight=torch.from_numpy(drawn[pair]))
+
+
+@pytest.mark.parametrize("directed", [False, True])
+@pytest.mark.parametrize(("name", "layers"), [("gcn", 2), ("gcn", 3), ("sgc", 2), ("gcnii", 4), ("appnp", 2)])
+def test_models_equal_pyg_with_edge_weights(name: str, layers: int, directed: bool) -> None:
+    """PyG's layers with `edge_weight`; a party without weights in the same block has weights of 1."""
+    weighted = [with_weights(make_graph(size, seed, directed=directed), seed) for seed, size in enumerate((30, 17))]
+    if directed:
+        weighted[0].edge_weight[:] = torch.rand(len(weighted[0].edge_weight), generator=torch.Generator().manual_seed(0))
+    compare(name, layers, [*weighted, make_graph(20, 5, directed=directed)])
+
+
+def test_sage_takes_the_weighted_mean() -> None:
+    """Σ w_ij·h_j / Σ w_ij over the neighbors, by a plain loop; 0 where all weights are 0."""
+    graph = with_weights(make_graph(20, 3, sparse=False))
+    graph.edge_weight[graph.edge_index[1] == 4] = 0
+    model = make_model("sage", [0], 1)
+    near, bias, own = (get_parameters(model)[f"layers.0.{name}"][0] for name in ("near.weight", "near.bias", "own.weight"))
+    expected = []
+    for node in range(graph.num_nodes):
+        edges = (graph.edge_index[1] == node).nonzero()[:, 0]
+        weights = graph.edge_weight[edges]
+        total = sum((w * graph.x[graph.edge_index[0, e]] for w, e in zip(weights, edges, strict=True)), torch.zeros(FEATURES))
+        mean = total / weights.sum() if weights.sum() > 0 else total
+        expected.append(mean @ near + bias + graph.x[node] @ own)
+    torch.testing.assert_close(model(graph), torch.stack(expected), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "layers"), CASES)
+def test_weights_of_one_change_no_bit(name: str, layers: int) -> None:
+    """A graph whose weights are all 1 is the graph without weights."""
+    graph = make_graph(30, 1)
+    ones = replace(graph, edge_weight=torch.ones(graph.edge_index.shape[1]))
+    assert torch.equal(make_model(name, [0], layers)(graph), make_model(name, [0], layers)(ones))
+
+
+def test_gat_and_mlp_have_no_use_for_weights() -> None:
+    """gat says so; an MLP does not use edges at all."""
+    graph = make_graph(30, 1)
+    for name in ("gat", "mlp"):
+        assert torch.equal(make_model(name, [0], 2)(graph), make_model(name, [0], 2)(with_weights(graph)))
+    assert [name for name in MODELS if MODELS.find(name).ignores_edge_weight] == ["gat"]
 
 
 @pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import atoll
-from atoll.errors import AtollError
+from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.graph import Graph, stack
 from atoll.models.backbone import Backbone, ModelShape
 from atoll.models.optim import Adam, descend
@@ -94,6 +95,39 @@ def test_logits_and_gradients_are_the_modules() -> None:
         TASK.loss(expected, part).backward()
         for name, parameter in net.named_parameters():
             torch.testing.assert_close(gradients[name][party], parameter.grad)
+
+
+class WeightedNet(Net):
+    """A network that takes weights of edges."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        """Logits."""
+        return self.conv2(self.conv1(x, edge_index, edge_weight).relu(), edge_index, edge_weight)
+
+
+class NeedsWeights(WeightedNet):
+    """A network that cannot do without."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
+        """Logits."""
+        return super().forward(x, edge_index, edge_weight)
+
+
+def test_edge_weights_are_given_to_a_module_that_takes_them() -> None:
+    """Each party's own, in the order of its edges; one that does not take them says so, once."""
+    weighted = [replace(graph, edge_weight=torch.rand(graph.edge_index.shape[1])) for graph in GRAPHS]
+    graph, model = stack(weighted), make(WeightedNet, [0, 1, 2])
+    logits = model(graph)
+    for party, part in enumerate(weighted):
+        net = WeightedNet(FEATURES, HIDDEN, CLASSES)
+        net.load_state_dict({name: value[party] for name, value in get_parameters(model).items()})
+        torch.testing.assert_close(logits[graph.party == party], net(part.x, part.edge_index, part.edge_weight))
+    plain = make(Net, [0, 1, 2])
+    with pytest.warns(AtollWarning, match="Edge weights are not used: forward of Net does not take `edge_weight`"):
+        unweighted = plain(graph)
+    assert torch.equal(plain(graph), unweighted)
+    assert torch.equal(unweighted, plain(stack(GRAPHS)))
+    assert torch.equal(make(NeedsWeights, [0, 1, 2])(stack(GRAPHS)), make(WeightedNet, [0, 1, 2])(stack(GRAPHS)))
 
 
 def test_it_equals_our_gcn() -> None:

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from atoll.data.edge_weights import checked_weights, tidy_weights
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 
@@ -104,11 +105,12 @@ def build_graph(
     class_names: tuple[str, ...] | None = None,
     ids: Ints | None = None,
     feature_names: tuple[str, ...] | None = None,
+    edge_weight: Any = None,
 ) -> Graph:
     """One whole graph (P = 1) from arrays; `where` names their source in error messages.
 
     `masks` are train, val and test; `ids` the nodes' numbers in the federation. Edges lose loops and repeats and, unless
-    `directed`, go both ways.
+    `directed`, go both ways; `edge_weight` is one number per edge (see `edge_weights.tidy_weights`).
     """
     check_labels(y, num_classes, where)
     nodes = len(y)
@@ -124,9 +126,15 @@ def build_graph(
     if (train & val | train & test | val & test).any():
         node = int(np.flatnonzero(train & val | train & test | val & test)[0])
         raise AtollError(f"{where}: node {node} is in two of train, val and test; put it in one.")
+    weights = None
+    if edge_weight is None:
+        edges = tidy_edges(edges, nodes, directed)
+    else:
+        edges, weights = tidy_weights(edges, checked_weights(edge_weight, edges.shape[1], where), nodes, directed, where)
     return Graph(
         x=compact(x),
-        edge_index=torch.from_numpy(tidy_edges(edges, nodes, directed)),
+        edge_index=torch.from_numpy(edges),
+        edge_weight=None if weights is None else torch.from_numpy(weights),
         y=torch.from_numpy(y.astype(np.int64)),
         train=torch.from_numpy(train.astype(bool)),
         val=torch.from_numpy(val.astype(bool)),
@@ -145,6 +153,10 @@ def check(graph: Graph, where: str) -> None:
     check_labels(graph.y.numpy(), graph.num_classes, where)
     check_features(x, nodes, where)
     check_edges(graph.edge_index.numpy(), nodes, where)
+    if graph.edge_weight is not None:
+        checked_weights(graph.edge_weight, graph.edge_index.shape[1], where)
+        if graph.edge_weight.dtype != torch.float32 or graph.edge_weight.ndim != 1:
+            raise AtollError(f"{where}: edge_weight is {graph.edge_weight.dtype}; give one float32 number per edge.")
     if x.dtype != np.float32:
         raise AtollError(f"{where}: the features are {x.dtype}; give float32.")
     for name in ("train", "val", "test", "ids"):

@@ -44,6 +44,7 @@ class DataSettings:
         choices=("auto", "always", "never"),
         since="0.2",
     )
+    edge_weights: bool = setting(True, "Own graphs: use the weights of the edges, where they have any.", since="0.2")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from atoll.data.party_graphs import PartyGraph, parts_of, pooled, read_folders, 
 from atoll.data.registry import lookup
 from atoll.data.splits import SplitSettings, replaces_split, split
 from atoll.errors import AtollError, AtollWarning
+from atoll.graphs.edges import distinct_edges
 from atoll.graphs.graph import Graph, majority_class
 
 SCENARIOS = ("horizontal", "overlapping", "vertical", "node")
@@ -103,6 +104,11 @@ def federate(config: DataConfig, given: Graph | Given | None, scenarios: Sequenc
     scenario = scenario_of(config.partition, parts)
     _check_training(parts, scenario, config.split)
     if scenario == "node":  # the parties' rows are the graph's, whether a node has one or several
+        if graph.edge_weight is not None:
+            sentence = (
+                "Edge weights are not used: where every node is a party, the server knows the edges, but not their weights."
+            )
+            warnings.warn(sentence, AtollWarning, stacklevel=2)
         whole = replace(parts, edge_index=graph.edge_index, ptr=graph.ptr, majority=majority_class(parts))
     else:
         whole = union(parts, graph, merged=scenario == "overlapping")
@@ -197,7 +203,13 @@ def _party_graphs(config: DataConfig, given: Given) -> list[PartyGraph]:
             f"{config.dataset!r}."
         )
     settings = config.data
-    return read_folders(Path(config.dataset), directed=settings.directed, encode=settings.encode, fold=config.split.fold)
+    return read_folders(
+        Path(config.dataset),
+        directed=settings.directed,
+        encode=settings.encode,
+        fold=config.split.fold,
+        edge_weights=settings.edge_weights,
+    )
 
 
 def _named(config: DataConfig) -> str:
@@ -222,7 +234,8 @@ def union(parts: Graph, graph: Graph, *, merged: bool = False) -> Graph:
     rows = order[torch.searchsorted(graph.ids[order], ids)]
     whole = graph if torch.equal(rows, torch.arange(graph.num_nodes)) else graph.rows(rows)
     if merged:
-        whole = replace(whole, edge_index=torch.unique(row[parts.edge_index], dim=1))
+        edges, weights = distinct_edges(row[parts.edge_index], parts.edge_weight)
+        whole = replace(whole, edge_index=edges, edge_weight=weights)
     masks: dict[str, Any] = {}
     for name in ("train", "val", "test"):
         mask = torch.zeros(len(ids), dtype=torch.bool)

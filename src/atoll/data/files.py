@@ -1,13 +1,13 @@
 """The user's own graphs: a folder of two tables, or one `.npz`.
 
 Tables, `.parquet` or `.csv`: `nodes` has `id`, one column per feature and, optionally, `label` (empty: unlabeled), `split`
-(train, val, test or empty) and `index` (the node's number in the federation, where parties share nodes); `edges` has `source`
-and `target`. `classes.txt`, one class per line, fixes the classes and their order: parties that share a model must agree on
-it. Without it the classes are 0, 1, 2, … or the sorted names.
+(train, val, test or empty) and `index` (the node's number in the federation, where parties share nodes); `edges` has `source`,
+`target` and, optionally, `weight`. `classes.txt`, one class per line, fixes the classes and their order: parties that share a
+model must agree on it. Without it the classes are 0, 1, 2, … or the sorted names.
 
 An `.npz` (or `graph.npz` in a folder) has `x` or the CSR parts `x_data x_indices x_indptr x_shape`, `edge_index`, `y` and,
-optionally, `train val test` masks ((N, k) for several splits), `ids`, `class_names`, `num_classes`, `feature_names`, the
-columns' names, and `node_names`, the nodes' ids as text.
+optionally, `edge_weight`, `train val test` masks ((N, k) for several splits), `ids`, `class_names`, `num_classes`,
+`feature_names`, the columns' names, and `node_names`, the nodes' ids as text.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from atoll.data.builder import (
     plain,
     read_npz,
 )
-from atoll.data.lint import warn_about_edges, warn_about_features
+from atoll.data.lint import warn_about_edge_columns, warn_about_edges, warn_about_features
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 
 
-def read(path: Path, *, directed: bool = False, encode: str = "auto", fold: int = 0) -> Graph:
+def read(path: Path, *, directed: bool = False, encode: str = "auto", fold: int = 0, edge_weights: bool = True) -> Graph:
     """The whole graph (P = 1) of a folder or an `.npz`; `fold` selects one of several splits.
 
     Columns of tables that need an encoding are in its `table`, not in x (see `tables.read_tables`).
@@ -46,16 +46,16 @@ def read(path: Path, *, directed: bool = False, encode: str = "auto", fold: int 
     path = path.expanduser()
     if path.is_dir():
         if (path / "graph.npz").is_file():
-            return read_archive(path / "graph.npz", directed, fold)
+            return read_archive(path / "graph.npz", directed, fold, edge_weights)
         check_fold(fold, 1, str(path))
         from atoll.data.tables import read_tables  # pandas takes a while to import
 
-        return read_tables(path, directed, encode)
+        return read_tables(path, directed, encode, edge_weights)
     if not path.exists():
         raise AtollError(f"There is no folder or file {path}; check the path.")
     if path.suffix in (".csv", ".parquet", ".txt"):
         raise AtollError(f"{path} is a single table; give the folder that holds the tables `nodes` and `edges`.")
-    return read_archive(path, directed, fold)
+    return read_archive(path, directed, fold, edge_weights)
 
 
 def save(graph: Graph, folder: Path, form: str = "npz") -> None:
@@ -100,6 +100,8 @@ def arrays(graph: Graph) -> Arrays:
         result["feature_names"] = np.array(graph.feature_names, dtype=str)
     if graph.node_names is not None:
         result["node_names"] = np.array(graph.node_names, dtype=str)
+    if graph.edge_weight is not None:
+        result["edge_weight"] = graph.edge_weight.numpy()
     return result
 
 
@@ -125,6 +127,7 @@ def graph_of(stored: Arrays) -> Graph:
         class_names=tuple(str(name) for name in stored["class_names"]) if "class_names" in stored else None,
         feature_names=tuple(str(name) for name in stored["feature_names"]) if "feature_names" in stored else None,
         node_names=stored["node_names"].astype(object) if "node_names" in stored else None,
+        edge_weight=torch.from_numpy(stored["edge_weight"]) if "edge_weight" in stored else None,
     )
 
 
@@ -134,7 +137,7 @@ def write_npz(path: Path, content: Arrays) -> None:
         np.savez(file, allow_pickle=False, **content)
 
 
-def read_archive(path: Path, directed: bool, fold: int = 0, *, labeled: bool = True) -> Graph:
+def read_archive(path: Path, directed: bool, fold: int = 0, edge_weights: bool = True, *, labeled: bool = True) -> Graph:
     """The whole graph of an `.npz`; unless `labeled`, it may have no `y`, and nothing is said about labels and features."""
     archive = _open_npz(path)
     if not labeled and "y" not in archive:
@@ -174,11 +177,13 @@ def read_archive(path: Path, directed: bool, fold: int = 0, *, labeled: bool = T
         class_names=names,
         ids=_ids(archive, y, path),
         feature_names=_feature_names(archive, path),
+        edge_weight=archive.get("edge_weight", archive.get("edge_weights")) if edge_weights else None,
     )
     graph = replace(graph, node_names=_node_names(archive, y, path))
     if labeled:
         warn_about_features(plain(x, str(path)), y, graph.feature_names, str(path))
-    warn_about_edges(archive["edge_index"], str(path), [name for name in EDGE_WEIGHTS if name in archive])
+    warn_about_edge_columns([name for name in EDGE_ARRAYS if name in archive], str(path), "array")
+    warn_about_edges(archive["edge_index"], str(path), weighted=graph.edge_weight is not None)
     return graph
 
 
@@ -199,7 +204,7 @@ def _class_names(archive: Arrays, path: Path) -> tuple[int | None, tuple[str, ..
     return len(names), names
 
 
-EDGE_WEIGHTS = ("edge_weight", "edge_weights", "edge_attr")  # arrays of other programs that are not used here
+EDGE_ARRAYS = ("edge_attr", "edge_type")  # arrays of other programs that are not used here
 
 
 def _feature_names(archive: Arrays, path: Path) -> tuple[str, ...] | None:

@@ -118,11 +118,12 @@ def is_networkx(value: Any) -> bool:
     return networkx is not None and isinstance(value, networkx.Graph)
 
 
-def tables_of_networkx(graph: Any, where: Path) -> GraphTables:
+def tables_of_networkx(graph: Any, where: Path, directed: bool = False) -> GraphTables:
     """The tables of a NetworkX graph: its nodes' names are ids, their attributes columns.
 
     The label is the attribute `label`, else `y`; a split is `split`, else the masks that PyG writes. A vector (`x`) becomes
-    one column per entry. An undirected edge goes both ways.
+    one column per entry. An edge without a weight has 1. Where directions are kept (`directed`), an undirected
+    edge goes both ways.
     """
     if graph.number_of_nodes() == 0:
         raise AtollError(f"{where} has no nodes; give at least one.")
@@ -140,7 +141,9 @@ def tables_of_networkx(graph: Any, where: Path) -> GraphTables:
     nodes.insert(0, "id", ids)
     records = [{"source": str(one), "target": str(other)} | _texts(data) for one, other, data in graph.edges(data=True)]
     edges = pd.DataFrame.from_records(records) if records else pd.DataFrame({"source": [], "target": []}, dtype=str)
-    if not graph.is_directed():
+    if "weight" in edges.columns:
+        edges["weight"] = edges["weight"].where(edges["weight"].notna(), 1)
+    if directed and not graph.is_directed():
         edges = pd.concat([edges, edges.rename(columns={"source": "target", "target": "source"})], ignore_index=True)
     return GraphTables(_table(nodes, where / "nodes", ("id",)), _table(edges, where / "edges", ("source", "target")), where)
 

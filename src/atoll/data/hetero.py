@@ -13,6 +13,7 @@ import torch
 from atoll.data.builder import plain
 from atoll.data.pyg import ID_NAMES
 from atoll.errors import AtollError, AtollWarning
+from atoll.graphs.edges import stacked_weights
 
 PER_NODE = ("y", "train_mask", "val_mask", "test_mask")
 
@@ -36,10 +37,14 @@ def merged_types(data: Any, where: str) -> SimpleNamespace:
         block = np.ones((sizes[name], 1), np.float32) if x is None else plain(x, f"{where}, {name}")
         blocks.append(block)
         names += [name] if x is None else [f"{name}.{column}" for column in range(block.shape[1])]
+    kinds = list(data.edge_types)
     edges = [torch.empty(2, 0, dtype=torch.int64)]
-    for source, _, target in (kinds := list(data.edge_types)):
-        ends = data[source, _, target].edge_index.cpu()
+    for source, kind, target in kinds:
+        ends = data[source, kind, target].edge_index.cpu()
         edges.append(ends + torch.tensor([[starts[source]], [starts[target]]]))
+    given = [torch.ones(0), *(getattr(data[kind], "edge_weight", None) for kind in kinds)]
+    weights = stacked_weights(edges, given) if any(each is not None for each in given[1:]) else None
+    extra = {"edge_attr": True} if any(getattr(data[kind], "edge_attr", None) is not None for kind in kinds) else {}
     start, total = starts[labeled[0]], sum(sizes.values())
     fields = {name: _placed(data[labeled[0]], name, start, total) for name in PER_NODE}
     ids = _ids(data, types)
@@ -47,7 +52,9 @@ def merged_types(data: Any, where: str) -> SimpleNamespace:
     return SimpleNamespace(
         x=sp.csr_array(sp.block_diag(blocks, format="csr")),
         edge_index=torch.cat(edges, 1),
+        edge_weight=weights,
         feature_names=names,
+        **extra,
         **{name: value for name, value in fields.items() if value is not None},
         **({} if ids is None else {"name": ids}),
     )

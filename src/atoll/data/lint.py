@@ -15,6 +15,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from atoll.data.builder import MAX_FEATURE
+from atoll.data.edge_weights import is_weight
 from atoll.data.leaks import label_leaks
 from atoll.errors import AtollWarning
 from atoll.graphs.table import Table
@@ -26,10 +27,7 @@ LABEL_NAMES = {
     *("label", "labels", "y", "y_true", "target", "targets", "class", "classes"),
     *("class_label", "ground_truth", "groundtruth", "true_label"),
 }
-EDGE_COLUMNS = {
-    ("weight", "weights", "edge_weight", "w"): "edges have no weights here, each counts the same",
-    ("type", "edge_type", "kind", "relation", "rel"): "edges have no types here, all are of one kind",
-}
+EDGE_TYPE_NAMES = ("type", "edge_type", "kind", "relation", "rel")
 
 Values = Any  # scipy sparse or numpy, (N, d)
 Ints = NDArray[np.int64]
@@ -80,11 +78,8 @@ def comparable(table: Table) -> tuple[NDArray[np.float64], tuple[str, ...]]:
     return np.clip(x, -MAX_FEATURE, MAX_FEATURE), (*table.column_names, *missing)
 
 
-def warn_about_edges(edges: Ints, where: str, ignored: Sequence[str] = ()) -> None:
-    """Warn about self-loops and repeats that are dropped and weights that are `ignored`; (2, E) edges as they were read."""
-    if ignored:
-        listed = ", ".join(f"`{name}`" for name in ignored)
-        _warn(f"{where}: {listed} is ignored; edges have no weights here.")
+def warn_about_edges(edges: Ints, where: str, *, weighted: bool = False) -> None:
+    """Warn about self-loops, which are dropped, and repeats, whose weights are added or which are dropped; as they were read."""
     source, target = edges[0].astype(np.int64), edges[1].astype(np.int64)
     proper = source != target
     if loops := int((~proper).sum()):
@@ -92,15 +87,25 @@ def warn_about_edges(edges: Ints, where: str, ignored: Sequence[str] = ()) -> No
     codes = source[proper] * (1 + int(target.max(initial=0))) + target[proper]
     codes.sort()
     if repeats := int((codes[1:] == codes[:-1]).sum()):
-        _warn(f"{where}: {_counted(repeats, 'repeated edge')} {'is' if repeats == 1 else 'are'} dropped; each edge counts once.")
+        if weighted:
+            _warn(f"{where}: {_counted(repeats, 'repeated edge')}: the weights of parallel edges are added.")
+        else:
+            _warn(
+                f"{where}: {_counted(repeats, 'repeated edge')} {'is' if repeats == 1 else 'are'} dropped; each edge counts once."
+            )
 
 
-def warn_about_edge_columns(names: Sequence[str], where: str) -> None:
+def warn_about_edge_columns(names: Sequence[str], where: str, what: str = "column") -> None:
     """Warn about each further column of an edge table; no model uses it."""
     for name in names:
         plain = name.strip().lower().replace(" ", "_")
-        reason = next((reason for words, reason in EDGE_COLUMNS.items() if plain in words), "edges have no features here")
-        _warn(f"{where}: column `{name}` is not used: {reason}.")
+        if is_weight(name):
+            reason = "another column holds the weights of the edges"
+        elif plain in EDGE_TYPE_NAMES:
+            reason = "edges have no types here, all are of one kind"
+        else:
+            reason = "edges have no features here; name a weight `" + ("edge_weight" if what != "column" else "weight") + "`"
+        _warn(f"{where}: {what} `{name}` is not used: {reason}.")
 
 
 def losing_digits(x: Values) -> list[int]:

@@ -25,6 +25,7 @@ from atoll.data.encoding import Encoding
 from atoll.data.files import read_archive
 from atoll.data.pyg import from_pyg
 from atoll.errors import AtollError, AtollWarning
+from atoll.graphs.edges import distinct_edges
 from atoll.graphs.graph import Graph, stack
 
 Context = Callable[[Sequence[str]], Graph]  # ids of known nodes → the graph (P = 1) that holds them
@@ -41,6 +42,7 @@ class InputForm:
     encoding: Encoding | None = None
     directed: bool = False
     normalize: bool = False  # each row divided by its sum
+    edge_weights: bool = False  # whether edges had weights in training
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +66,7 @@ def read_new(data: Any, form: InputForm, context: Context | None = None) -> NewN
         return _read_tables(path, form, context)
     if archive.suffix in (".csv", ".parquet", ".txt"):
         raise AtollError(f"{path} is a single table; give the folder that holds the tables `nodes` and `edges`.")
-    graph = _fitted(read_archive(archive, form.directed, labeled=False), form, str(archive))
+    graph = _fitted(read_archive(archive, form.directed, edge_weights=form.edge_weights, labeled=False), form, str(archive))
     return NewNodes(graph, graph.num_nodes)
 
 
@@ -111,6 +113,7 @@ def _fitted(graph: Graph, form: InputForm, where: str) -> Graph:
     if graph.num_features != form.features:
         raise AtollError(f"{where} has {graph.num_features} columns, but the model was trained with {form.features}.")
     graph = _with_model_classes(graph, form, where)
+    graph = graph if form.edge_weights else replace(graph, edge_weight=None)
     return row_normalize(graph) if form.normalize else graph
 
 
@@ -154,6 +157,7 @@ def _read_tables(folder: Path, form: InputForm, context: Context | None) -> NewN
     """The new nodes of a folder's tables, and their context."""
     from atoll.data.columns import read_features, typed_table
     from atoll.data.table_files import RESERVED, TableFile, read_table
+    from atoll.data.table_weights import weight_column, weights_of
     from atoll.data.tables import features_of, index_of, node_ids, read_nodes, splits_of
 
     said = read_features(folder)
@@ -174,9 +178,12 @@ def _read_tables(folder: Path, form: InputForm, context: Context | None) -> NewN
         _require_columns(present, columns, str(nodes.path))
         kept = [*(name for name in nodes.frame.columns if name in RESERVED), *columns]
         x = features_of(TableFile(nodes.frame[kept], nodes.path, nodes.separator))[1]
-    ends, known = np.empty((2, 0), np.int64), tuple[str, ...]()
+    ends, known, weights = np.empty((2, 0), np.int64), tuple[str, ...](), None
     if any((folder / f"edges.{suffix}").is_file() for suffix in ("csv", "parquet")):
-        ends, known = _ends(read_table(folder, "edges", ("source", "target")), ids, nodes.path, context)
+        edges = read_table(folder, "edges", ("source", "target"))
+        ends, known = _ends(edges, ids, nodes.path, context)
+        if form.edge_weights and (weight := weight_column(edges)) is not None:
+            weights = weights_of(edges, weight)
     else:
         warnings.warn(f"{folder} has no table `edges`: its nodes are predicted by themselves.", AtollWarning, stacklevel=4)
     inner = (ends < len(ids)).all(0)
@@ -191,13 +198,15 @@ def _read_tables(folder: Path, form: InputForm, context: Context | None) -> NewN
         class_names=form.class_names,
         ids=index_of(nodes),
         feature_names=columns,
+        edge_weight=None if weights is None else weights[inner],
     )
     graph = replace(graph, node_names=np.asarray(ids, dtype=object))
     if table is not None:
         graph = replace(graph, x=torch.empty(len(y), 0), table=table)
     graph = _fitted(graph, form, str(nodes.path))
     if len(known) and context is not None:
-        graph = _joined(graph, context(known), ends[:, ~inner], known, form)
+        between = np.ones(int((~inner).sum())) if weights is None else weights[~inner]
+        graph = _joined(graph, context(known), ends[:, ~inner], between, known, form)
     return NewNodes(graph, len(ids))
 
 
@@ -250,7 +259,7 @@ def _ends(edges: Any, ids: Any, nodes: Path, context: Context | None) -> tuple[I
     return np.stack(rows), tuple(others.tolist())
 
 
-def _joined(graph: Graph, known: Graph, ends: Ints, names: Sequence[str], form: InputForm) -> Graph:
+def _joined(graph: Graph, known: Graph, ends: Ints, weights: NDArray[np.float64], names: Sequence[str], form: InputForm) -> Graph:
     """New nodes beside the known graph, connected by `ends`, whose rows after the new ones are those of `names`.
 
     A known node that the new data lists again is the new one, with the edges of both.
@@ -267,5 +276,13 @@ def _joined(graph: Graph, known: Graph, ends: Ints, names: Sequence[str], form: 
     edges = np.concatenate([graph.edge_index.numpy(), position[known.edge_index.numpy()], rows[ends]], 1)
     blocks = align([graph, known.rows(torch.from_numpy(kept))], ["the new nodes", "the training data"], extend_classes=True)
     both = stack([blocks[0], replace(blocks[1], ids=blocks[1].ids + int(graph.ids.max()) + 1)])
-    tidy = torch.from_numpy(tidy_edges(edges, both.num_nodes, form.directed))
-    return replace(both, edge_index=tidy, ptr=both.ptr[[0, -1]])
+    if not form.edge_weights:
+        tidy = torch.from_numpy(tidy_edges(edges, both.num_nodes, form.directed))
+        return replace(both, edge_index=tidy, edge_weight=None, ptr=both.ptr[[0, -1]])
+    held = [torch.ones(one.edge_index.shape[1]) if one.edge_weight is None else one.edge_weight for one in (graph, known)]
+    all_weights = np.concatenate([*(one.numpy().astype(np.float64) for one in held), weights])
+    if not form.directed:  # those among new and among known nodes go both ways already
+        edges, all_weights = np.concatenate([edges, rows[ends][::-1]], 1), np.concatenate([all_weights, weights])
+    proper = edges[0] != edges[1]
+    together, weight = distinct_edges(torch.from_numpy(edges[:, proper]), torch.from_numpy(all_weights[proper]).float())
+    return replace(both, edge_index=together, edge_weight=weight, ptr=both.ptr[[0, -1]])

@@ -44,7 +44,8 @@ def read_object(value: Any, settings: DataSettings, fold: int = 0, *, name: str 
     """One graph and its nodes' ids; `name` is its party's, `where` what error messages call it."""
     kind = kind_of(value)
     if kind == "path":
-        return read_party(Path(value), name, directed=settings.directed, encode=settings.encode, fold=fold)
+        directed, weights = settings.directed, settings.edge_weights
+        return read_party(Path(value), name, directed=directed, encode=settings.encode, fold=fold, edge_weights=weights)
     if kind == "pyg dataset":
         if len(value) != 1:
             raise AtollError(
@@ -56,6 +57,7 @@ def read_object(value: Any, settings: DataSettings, fold: int = 0, *, name: str 
         where = where or "The graph"
         check(value, where)
         check_fold(fold, 1, where)
+        value = value if getattr(settings, "edge_weights", True) else replace(value, edge_weight=None)
         return PartyGraph(name, where, value, numbered=True, node_ids=tuple(map(str, value.ids.tolist())))
     if kind in ("networkx", "frames"):
         check_fold(fold, 1, where or "The graph")
@@ -71,7 +73,7 @@ def read_object(value: Any, settings: DataSettings, fold: int = 0, *, name: str 
 
 def _from_pyg(data: Any, settings: DataSettings, fold: int, name: str, where: str) -> PartyGraph:
     where = where or "The PyG graph"
-    graph = from_pyg(data, fold=fold, directed=settings.directed, where=where)
+    graph = from_pyg(data, fold=fold, directed=settings.directed, where=where, edge_weights=settings.edge_weights)
     ids = node_ids(data, graph.num_nodes, where)
     if ids is None:
         return PartyGraph(name, where, graph)
@@ -87,11 +89,11 @@ def _from_tables(value: Any, kind: str, settings: DataSettings, name: str, where
 
     if kind == "networkx":
         where = where or "NetworkX"
-        tables = frames.tables_of_networkx(value, Path(where))
+        tables = frames.tables_of_networkx(value, Path(where), settings.directed)
     else:
         where = where or "DataFrames"
         tables = frames.tables_of_frames(value, Path(where), settings.encode)
-    graph, nodes, choices = parse(tables, settings.directed, settings.encode)
+    graph, nodes, choices = parse(tables, settings.directed, settings.encode, settings.edge_weights)
     if choices is not None:
         warn_inferred(nodes, choices, 'give {"nodes": …, "edges": …, "features": …}')
     return PartyGraph(name, where, graph, "index" in nodes.frame.columns, tuple(nodes.texts("id")))

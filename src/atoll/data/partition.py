@@ -159,7 +159,7 @@ def _fixed(graph: Graph, kind: str, parties: int | None) -> Graph:
     if kind == "whole":
         return graph
     ptr = torch.cat([torch.tensor([0]), (graph.ids.diff() != 0).nonzero()[:, 0] + 1, torch.tensor([graph.num_nodes])])
-    return replace(graph, edge_index=torch.empty(2, 0, dtype=torch.int64), ptr=ptr)
+    return replace(graph, edge_index=torch.empty(2, 0, dtype=torch.int64), edge_weight=None, ptr=ptr)
 
 
 def _checked_blocks(graph: Graph, lists: list[Ints], settings: PartitionSettings, kind: str) -> Graph:

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from atoll.data.alignment import align
 from atoll.data.builder import Ints, row_normalize
 from atoll.data.splits import SplitSettings, replaces_split, split
 from atoll.errors import AtollError, AtollWarning
+from atoll.graphs.edges import distinct_edges
 from atoll.graphs.graph import Graph, stack
 from atoll.graphs.table import common_columns
 
@@ -50,14 +52,25 @@ class PartyGraph:
         return self.node_ids in (tuple(map(str, range(rows))), tuple(map(str, range(1, rows + 1))))
 
 
-def read_folders(folder: Path, *, directed: bool = False, encode: str = "auto", fold: int = 0) -> list[PartyGraph]:
+def read_folders(
+    folder: Path, *, directed: bool = False, encode: str = "auto", fold: int = 0, edge_weights: bool = True
+) -> list[PartyGraph]:
     """The graphs of the folders in a folder; `encode`: which columns of tables are encoded (see `files.read`)."""
-    return [read_party(path, path.name, directed=directed, encode=encode, fold=fold) for path in party_folders(folder)]
+    how: dict[str, Any] = {"directed": directed, "encode": encode, "fold": fold, "edge_weights": edge_weights}
+    return [read_party(path, path.name, **how) for path in party_folders(folder)]
 
 
-def read_party(path: Path, name: str = "", *, directed: bool = False, encode: str = "auto", fold: int = 0) -> PartyGraph:
+def read_party(
+    path: Path,
+    name: str = "",
+    *,
+    directed: bool = False,
+    encode: str = "auto",
+    fold: int = 0,
+    edge_weights: bool = True,
+) -> PartyGraph:
     """The graph in a folder or .npz, and how its nodes are named."""
-    graph = files.read(path, directed=directed, encode=encode, fold=fold)
+    graph = files.read(path, directed=directed, encode=encode, fold=fold, edge_weights=edge_weights)
     archive = path / "graph.npz" if path.is_dir() else path
     if archive.is_file():
         with np.load(archive) as arrays:
@@ -270,4 +283,5 @@ def pooled(parts: Graph) -> Graph:
     ids, row = torch.unique(parts.ids, return_inverse=True)
     first = torch.full((len(ids),), parts.num_nodes).scatter_reduce_(0, row, torch.arange(parts.num_nodes), "amin")
     y = torch.full((len(ids),), -1).scatter_reduce_(0, row, parts.y, "amax")
-    return replace(parts.rows(first), edge_index=torch.unique(row[parts.edge_index], dim=1), y=y)
+    edges, weights = distinct_edges(row[parts.edge_index], parts.edge_weight)
+    return replace(parts.rows(first), edge_index=edges, edge_weight=weights, y=y)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from atoll.data.builder import Bools, build_graph, masks_of_fold, plain
-from atoll.data.lint import warn_about_edges, warn_about_features
+from atoll.data.lint import warn_about_edge_columns, warn_about_edges, warn_about_features
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 
@@ -16,14 +16,14 @@ WHERE = "The PyG graph"
 ID_NAMES = ("n_id", "node_id", "name")  # fields of a Data that may hold the nodes' ids
 
 
-def from_pyg(data: Any, *, fold: int = 0, directed: bool = False, where: str = WHERE) -> Graph:
+def from_pyg(data: Any, *, fold: int = 0, directed: bool = False, where: str = WHERE, edge_weights: bool = True) -> Graph:
     """The whole graph (P = 1) of a `torch_geometric.data.Data`: `x`, `edge_index`, `y` and, where it has them, its masks.
 
-    `feature_names` and `class_names`, lists of texts, are kept. `fold` selects a column of (N, k) masks; `where` names the
-    graph in error messages.
+    `edge_weight` is used, unless `edge_weights` is false; `feature_names` and `class_names`, lists of texts, are kept. `fold`
+    selects a column of (N, k) masks; `where` names the graph in error messages.
     """
     edges, y = _tensor(data, "edge_index", where), _tensor(data, "y", where)
-    if getattr(data, "x", None) is None:
+    if not _has(data, "x"):
         raise AtollError(f"{where} has no `x`; set data.x.")
     if y.dim() == 2 and y.shape[1] == 1:
         y = y[:, 0]
@@ -32,10 +32,10 @@ def from_pyg(data: Any, *, fold: int = 0, directed: bool = False, where: str = W
         raise AtollError(
             f"{_possessive(where)} `y` holds numbers that are not classes; give whole numbers, and -1 or NaN where unlabeled."
         )
-    masks: list[Bools] = []
-    for part in ("train_mask", "val_mask", "test_mask"):
-        given = getattr(data, part, None) is not None
-        masks.append(_tensor(data, part, where).bool().numpy() if given else np.zeros(whole.numel(), bool))
+    masks: list[Bools] = [
+        _tensor(data, part, where).bool().numpy() if _has(data, part) else np.zeros(whole.numel(), bool)
+        for part in ("train_mask", "val_mask", "test_mask")
+    ]
     labels, x = whole.to(torch.int64).numpy(), plain(data.x, where)
     names = _names(data, "feature_names", x.shape[-1], where)
     classes = _names(data, "class_names", None, where)
@@ -49,11 +49,11 @@ def from_pyg(data: Any, *, fold: int = 0, directed: bool = False, where: str = W
         num_classes=None if classes is None else len(classes),
         class_names=classes,
         feature_names=names,
+        edge_weight=_tensor(data, "edge_weight", where) if edge_weights and _has(data, "edge_weight") else None,
     )
     warn_about_features(x, labels, names, where)
-    warn_about_edges(
-        edges.numpy(), where, [name for name in ("edge_attr", "edge_weight") if getattr(data, name, None) is not None]
-    )
+    warn_about_edge_columns([name for name in ("edge_attr", "edge_type") if _has(data, name)], where, "field")
+    warn_about_edges(edges.numpy(), where, weighted=graph.edge_weight is not None)
     return graph
 
 
@@ -70,6 +70,10 @@ def node_ids(data: Any, nodes: int, where: str = WHERE) -> list[int] | list[str]
             raise AtollError(f"`{name}` of {_inside(where)} names a node twice; make ids unique.")
         return ids
     return None
+
+
+def _has(data: Any, name: str) -> bool:
+    return getattr(data, name, None) is not None
 
 
 def _is_text(value: Any) -> bool:

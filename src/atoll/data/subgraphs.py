@@ -25,17 +25,18 @@ def induced_subgraphs(graph: Graph, lists: Sequence[Ints]) -> Graph:
         owner, position = np.full(graph.num_nodes, -1), np.zeros(graph.num_nodes, np.int64)
         owner[rows], position[rows] = np.repeat(np.arange(len(lists)), sizes), np.arange(len(rows))
         inner = (owner[edges[0]] == owner[edges[1]]) & (owner[edges[0]] >= 0)
-        kept = position[edges[:, inner]]
-        kept = kept[:, np.argsort(owner[edges[0, inner]], kind="stable")]
+        chosen = np.flatnonzero(inner)[np.argsort(owner[edges[0, inner]], kind="stable")]
+        kept = position[edges[:, chosen]]
     else:
-        pieces = []
+        pieces, places = [], []
         for start, nodes in zip(ptr, lists, strict=False):
             position = np.full(graph.num_nodes, -1)
             position[nodes] = np.arange(len(nodes)) + start
             piece = position[edges]
-            pieces.append(piece[:, (piece >= 0).all(axis=0)])
-        kept = np.concatenate(pieces, axis=1)
-    return take_rows(graph, rows, kept, ptr)
+            places.append(np.flatnonzero((piece >= 0).all(axis=0)))
+            pieces.append(piece[:, places[-1]])
+        kept, chosen = np.concatenate(pieces, axis=1), np.concatenate(places)
+    return take_rows(graph, rows, kept, chosen, ptr)
 
 
 def vertical(graph: Graph, parties: int, edge_fraction: float, seed: int) -> Graph:
@@ -53,14 +54,15 @@ def vertical(graph: Graph, parties: int, edge_fraction: float, seed: int) -> Gra
     nodes = graph.num_nodes
     source, target = graph.edge_index.numpy()
     pairs, pair = np.unique(np.minimum(source, target) * nodes + np.maximum(source, target), return_inverse=True)
-    pieces = []
+    pieces, places = [], []
     for party in range(parties):
         kept = np.zeros(len(pairs), bool)
         count = round(edge_fraction * len(pairs))
         kept[_rng(seed, "vertical", "edges", party).choice(len(pairs), count, replace=False)] = True
-        pieces.append(graph.edge_index.numpy()[:, kept[pair]] + party * nodes)
-    everyone = np.tile(np.arange(nodes), parties)
-    whole = take_rows(replace(graph, x=graph.x[:, :0]), everyone, np.concatenate(pieces, axis=1), np.arange(parties + 1) * nodes)
+        places.append(np.flatnonzero(kept[pair]))
+        pieces.append(graph.edge_index.numpy()[:, places[-1]] + party * nodes)
+    everyone, edges, chosen = np.tile(np.arange(nodes), parties), np.concatenate(pieces, axis=1), np.concatenate(places)
+    whole = take_rows(replace(graph, x=graph.x[:, :0]), everyone, edges, chosen, np.arange(parties + 1) * nodes)
     padded = [_padded(graph.x, part, widest) for part in columns]
     x = torch.cat(padded) if isinstance(graph.x, torch.Tensor) else sp.csr_array(sp.vstack(padded, format="csr"))
     return replace(whole, x=x, widths=tuple(len(part) for part in columns))
@@ -73,13 +75,17 @@ def _padded(x: sp.csr_array | torch.Tensor, columns: Ints, width: int) -> sp.csr
     return sp.csr_array((part.data, part.indices, part.indptr), shape=(x.shape[0], width))
 
 
-def take_rows(graph: Graph, rows: Ints, edges: Ints, ptr: Ints) -> Graph:
-    """The graph of these rows (a node may occur several times) with the given edges and party boundaries."""
+def take_rows(graph: Graph, rows: Ints, edges: Ints, chosen: Ints, ptr: Ints) -> Graph:
+    """The graph of these rows (a node may occur several times) with the given edges and party boundaries.
+
+    `chosen` are the indices of the edges in the graph that it is taken from.
+    """
     index = torch.from_numpy(rows)
     return replace(
         graph,
         x=graph.x[index] if isinstance(graph.x, torch.Tensor) else sp.csr_array(graph.x[rows]),
         edge_index=torch.from_numpy(np.ascontiguousarray(edges)),
+        edge_weight=None if graph.edge_weight is None else graph.edge_weight[torch.from_numpy(chosen)],
         y=graph.y[index],
         train=graph.train[index],
         val=graph.val[index],

@@ -20,6 +20,7 @@ from atoll.data.columns import FEATURES_FILE, ROLES, ColumnChoice, choose, read_
 from atoll.data.lint import comparable, warn_about_edge_columns, warn_about_edges, warn_about_features
 from atoll.data.table_files import RESERVED, TableFile, read_table
 from atoll.data.table_labels import labels_of, read_classes
+from atoll.data.table_weights import weight_column, weights_of
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.graph import Graph
 
@@ -45,26 +46,26 @@ class ParsedTables(NamedTuple):
     choices: list[ColumnChoice] | None
 
 
-def read_tables(folder: Path, directed: bool, encode: str = "auto") -> Graph:
+def read_tables(folder: Path, directed: bool, encode: str = "auto", edge_weights: bool = True) -> Graph:
     """The whole graph (P = 1) of a folder's `nodes` and `edges` tables.
 
     Columns that are not all plain numbers, or that a features.toml describes, are not encoded yet: they are in the graph's
     `table`, and x is empty. `encode` is auto, always (also plain numbers) or never (then they are refused).
     """
-    graph, nodes, choices = parse_tables(folder, directed, encode)
+    graph, nodes, choices = parse_tables(folder, directed, encode, edge_weights)
     if choices is not None:
         warn_inferred(nodes, choices)
     return graph
 
 
-def parse_tables(folder: Path, directed: bool, encode: str = "auto") -> ParsedTables:
+def parse_tables(folder: Path, directed: bool, encode: str = "auto", edge_weights: bool = True) -> ParsedTables:
     """As `read_tables`, without the sentences on what was inferred."""
     said = None if encode == "never" else read_features(folder)
     nodes, edges = read_nodes(folder, said), read_table(folder, "edges", ("source", "target"))
-    return parse(GraphTables(nodes, edges, folder, said, read_classes(folder)), directed, encode)
+    return parse(GraphTables(nodes, edges, folder, said, read_classes(folder)), directed, encode, edge_weights)
 
 
-def parse(tables: GraphTables, directed: bool, encode: str = "auto") -> ParsedTables:
+def parse(tables: GraphTables, directed: bool, encode: str = "auto", edge_weights: bool = True) -> ParsedTables:
     """The graph of tables, wherever they come from."""
     nodes, edges, where, said, classes = tables
     if len(nodes.frame) == 0:
@@ -77,7 +78,7 @@ def parse(tables: GraphTables, directed: bool, encode: str = "auto") -> ParsedTa
         table = replace(typed_table(nodes, choices), roles=tuple(_roles(said).items()))
     else:
         columns, x = features_of(nodes)
-    ends = _edges(edges, ids, nodes.path)
+    ends, weight = _edges(edges, ids, nodes.path), weight_column(edges)
     graph = build_graph(
         x.astype(np.float32),
         ends,
@@ -89,6 +90,7 @@ def parse(tables: GraphTables, directed: bool, encode: str = "auto") -> ParsedTa
         class_names=names,
         ids=index_of(nodes),
         feature_names=columns,
+        edge_weight=None if weight is None or not edge_weights else weights_of(edges, weight),
     )
     graph = replace(graph, node_names=np.asarray(ids, dtype=object))
     if table is not None:
@@ -96,8 +98,9 @@ def parse(tables: GraphTables, directed: bool, encode: str = "auto") -> ParsedTa
         x, columns = comparable(table)
         unscaled = [place for place, column in enumerate(table.columns) if column.numeric and not column.standardize]
     warn_about_features(x, y, columns, str(nodes.path), unscaled)
-    warn_about_edge_columns([str(name) for name in edges.frame.columns if name not in ("source", "target")], str(edges.path))
-    warn_about_edges(ends, str(edges.path))
+    unused = [str(name) for name in edges.frame.columns if name not in ("source", "target", weight)]
+    warn_about_edge_columns(unused, str(edges.path))
+    warn_about_edges(ends, str(edges.path), weighted=graph.edge_weight is not None)
     return ParsedTables(graph, nodes, choices)
 
 
@@ -158,7 +161,8 @@ def write_tables(graph: Graph, folder: Path, form: str) -> None:
         features = tuple(f"x{column}" for column in range(x.shape[1]))
     nodes = pd.DataFrame(columns | {name: x[:, column] for column, name in enumerate(features)})
     source, target = ids[graph.edge_index.numpy()]
-    edges = pd.DataFrame({"source": source, "target": target})
+    weights = {} if graph.edge_weight is None else {"weight": graph.edge_weight.numpy()}
+    edges = pd.DataFrame({"source": source, "target": target} | weights)
     for name, frame in (("nodes", nodes), ("edges", edges)):
         if form == "csv":
             frame.to_csv(folder / f"{name}.csv", index=False)

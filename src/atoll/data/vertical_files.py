@@ -25,6 +25,7 @@ from atoll.data.builder import Ints
 from atoll.data.datasets import encoded_alone
 from atoll.data.party_graphs import PartyGraph, read_folders
 from atoll.errors import AtollError, AtollWarning
+from atoll.graphs.edges import distinct_edges, stacked_weights
 from atoll.graphs.graph import Graph, stack
 
 
@@ -66,11 +67,13 @@ def joined(parts: Graph) -> Graph:
     widths = parts.widths or [parts.num_features] * len(blocks)
     columns = [block.x[:, :width] for block, width in zip(blocks, widths, strict=True)]
     dense = isinstance(parts.x, Tensor)
-    edges = torch.unique(torch.cat([block.edge_index for block in blocks], 1), dim=1)
+    all_edges = [block.edge_index for block in blocks]
+    weights = stacked_weights(all_edges, [block.edge_weight for block in blocks])
+    edges, weights = distinct_edges(torch.cat(all_edges, 1), weights)
     train, val, test = (torch.stack(masks).any(0) for masks in zip(*((b.train, b.val, b.test) for b in blocks), strict=True))
     y = torch.stack([block.y for block in blocks]).amax(0)
     x = torch.cat(columns, 1) if dense else sp.csr_array(sp.hstack(columns, format="csr"))
-    return replace(blocks[0], x=x, edge_index=edges, y=y, widths=None, train=train, val=val, test=test)
+    return replace(blocks[0], x=x, edge_index=edges, edge_weight=weights, y=y, widths=None, train=train, val=val, test=test)
 
 
 def _names(parties: Sequence[PartyGraph]) -> list[Sequence[str]]:

@@ -37,7 +37,9 @@ def read_graph(folder: Path | None, config: Config, notify: Notify, *, encode: s
     if folder is None:
         raise AtollError("this site has no data of its own.")
     try:
-        graph = files.read(folder, directed=config.data.directed, encode=encode or config.data.encode)
+        how, fold = config.data, config.split.fold
+        encode = encode or how.encode
+        graph = files.read(folder, directed=how.directed, encode=encode, fold=fold, edge_weights=how.edge_weights)
         encoding = fit_locally(graph.table) if graph.table is not None and config.partition == "vertical" else None
     except AtollError as error:  # its text may hold data of the site
         notify(str(error))

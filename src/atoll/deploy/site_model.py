@@ -89,6 +89,8 @@ class SiteModel:
         judged = from_counts(self.kept["counts"], {}, names, threshold)
         facts: dict[str, Any] = {"rounds": rounds, "data": extent_of(cohort.graph), "threshold": threshold}
         facts["detail"] = judged.to_dict() if judged else {}
+        if cohort.graph.edge_weight is not None:
+            facts["edge_weights"] = True
         if self.releases is not None:
             facts |= {"epsilon": self.releases.epsilon(), "delta": self.config.dp.delta}
         about = describe(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from atoll.graphs.attention import Attention
 from atoll.graphs.blocks import Blocks
+from atoll.graphs.edges import adjacency_matrix, mean_matrix, normalized_matrix, stacked_weights
 from atoll.graphs.features import Features
 from atoll.graphs.sparse import SparseMatrix
 from atoll.graphs.table import Table, stack_tables
@@ -38,6 +39,7 @@ class Graph:
         ids: (N,) each node's index in the whole graph.
         ptr: (P + 1,) where each party's rows begin.
         node_names: (N,) what the nodes are called in the data, as text; None where they are only numbered (`ids`).
+        edge_weight: (E,) weights of the edges, float32, not negative; None where every edge counts the same.
 
     Examples:
         >>> import atoll
@@ -59,6 +61,7 @@ class Graph:
     class_names: tuple[str, ...] | None = None  # where the classes have names
     majority: Tensor | None = None  # (N,) int64: the majority class where each node comes from, if not the block itself
     feature_names: tuple[str, ...] | None = None  # where the columns have names
+    edge_weight: Tensor | None = None  # (E,) float32, finite, not negative; None: every edge counts the same
     table: Table | None = None  # columns that have to be encoded before there is an x, which is (N, 0) until then
     node_names: NDArray[np.object_] | None = None  # (N,) the nodes' ids as text; subgraphs share the texts
 
@@ -107,31 +110,33 @@ class Graph:
         x = [self.x.numpy()] if isinstance(self.x, Tensor) else [self.x.data, self.x.indices, self.x.indptr]
         rest = (self.edge_index, self.y, self.train, self.val, self.test, self.ids, self.ptr)
         total = hashlib.blake2b(digest_size=7)
-        for array in [*x, *(tensor.numpy() for tensor in rest)]:
+        weights = () if self.edge_weight is None else (self.edge_weight,)
+        for array in [*x, *(tensor.numpy() for tensor in (*rest, *weights))]:
             total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return int.from_bytes(total.digest(), "little")
 
     @cached_property
     def adjacency(self) -> sp.csr_array:
-        """(N, N) float64; row i holds the sources of the edges into i."""
-        source, target = self.edge_index.numpy()
-        ones = np.ones(len(source))
-        matrix = sp.csr_array((ones, (target, source)), shape=(self.num_nodes, self.num_nodes))
-        matrix.sort_indices()
-        return matrix
+        """(N, N) float64, 1 for every edge whatever its weight; row i holds the sources of the edges into i."""
+        return adjacency_matrix(self.edge_index, None, self.num_nodes)
+
+    @cached_property
+    def weighted_adjacency(self) -> sp.csr_array:
+        """(N, N) float64, the weights of the edges; the same matrix as `adjacency` where they have none."""
+        if self.edge_weight is None:
+            return self.adjacency
+        return adjacency_matrix(self.edge_index, self.edge_weight, self.num_nodes)
 
     @cached_property
     def symmetric(self) -> bool:
-        """Whether every edge has its reverse."""
-        adjacency = self.adjacency
+        """Whether every edge has its reverse, of the same weight."""
+        adjacency = self.weighted_adjacency
         return bool((adjacency != adjacency.T).nnz == 0)
 
     @property
     def normalized(self) -> sp.csr_array:
-        """D^(-1/2)·(A + I)·D^(-1/2), D the in-degrees of A + I."""
-        looped = self.adjacency + sp.eye_array(self.num_nodes, format="csr")
-        scale = sp.diags_array(looped.sum(1) ** -0.5)
-        return sp.csr_array(scale @ looped @ scale)
+        """D^(-1/2)·(A + I)·D^(-1/2) with weights as PyG's gcn_norm, D the in-degrees of A + I."""
+        return normalized_matrix(self.weighted_adjacency)
 
     @cached_property
     def normalized_adjacency(self) -> SparseMatrix:
@@ -141,14 +146,13 @@ class Graph:
     @cached_property
     def laplacian(self) -> SparseMatrix:
         """L with Σ_i xᵢᵀ(L·x)ᵢ = Σ ‖x_i − x_j‖² over all edges (i, j): D_in + D_out − A − Aᵀ."""
-        both = self.adjacency + self.adjacency.T
+        both = self.weighted_adjacency + self.weighted_adjacency.T
         return SparseMatrix(sp.csr_array(sp.diags_array(both.sum(1)) - both), symmetric=True)
 
     @cached_property
     def mean_adjacency(self) -> SparseMatrix:
-        """D⁻¹·A: the mean over a node's neighbors, 0 for a node without any."""
-        degree = self.adjacency.sum(1)
-        return SparseMatrix(sp.csr_array(sp.diags_array(1 / np.maximum(degree, 1)) @ self.adjacency))
+        """D⁻¹·A: the mean over a node's neighbors by the weights of the edges, 0 for a node without any."""
+        return SparseMatrix(mean_matrix(self.weighted_adjacency))
 
     def attention(self, heads: int) -> Attention:
         """The entries of attention with that many heads: every node's neighbors and itself."""
@@ -221,6 +225,7 @@ class Graph:
         return Graph(
             x=x,
             edge_index=edges[:, kept],
+            edge_weight=None if self.edge_weight is None else self.edge_weight[kept],
             y=self.y[rows],
             train=self.train[rows],
             val=self.val[rows],
@@ -251,6 +256,7 @@ def stack(graphs: Sequence[Graph]) -> Graph:
     return Graph(
         x=x,
         edge_index=torch.cat([graph.edge_index + int(start) for graph, start in zip(graphs, offsets, strict=False)], 1),
+        edge_weight=stacked_weights([graph.edge_index for graph in graphs], [graph.edge_weight for graph in graphs]),
         y=torch.cat([graph.y for graph in graphs]),
         train=torch.cat([graph.train for graph in graphs]),
         val=torch.cat([graph.val for graph in graphs]),

@@ -132,7 +132,7 @@ def complement(graph: Graph, columns: Tensor, weights: Tensor, beta: float, form
         return graph.with_adjacency(SparseMatrix(added))
     pseudo = symmetric(pseudo)
     pseudo.setdiag(0)
-    looped = graph.adjacency + sp.eye_array(graph.num_nodes, format="csr")
+    looped = graph.weighted_adjacency + sp.eye_array(graph.num_nodes, format="csr")
     both = sp.csr_array(looped.astype(np.float32) + beta * pseudo)
     return graph.with_adjacency(SparseMatrix(scaled(both, both.sum(1)), symmetric=graph.symmetric))
 

@@ -75,7 +75,7 @@ class TypedCopies:
     def __init__(self, graph: Graph, types: int) -> None:
         self.graph, self.links = graph, Links(graph)
         self.copies = stack([graph.select([p]) for p in range(graph.parties) for _ in range(types)])
-        self.unlinked = _rewired(self.copies, torch.zeros(2, 0, dtype=torch.int64))
+        self.unlinked = _rewired(self.copies, torch.zeros(2, 0, dtype=torch.int64), None)
         start, size = graph.ptr[graph.party], graph.ptr.diff()[graph.party]
         offsets = torch.arange(types)[:, None] * size + torch.arange(graph.num_nodes) - start
         self.copy_of = types * start + offsets  # (K, N): the row of each node's copy for each type
@@ -86,7 +86,7 @@ class TypedCopies:
         """The copies with links (L,) of these types, each among the copies of its type."""
         if self.last is None or not torch.equal(types, self.last[0]):
             edges = self.copy_of[types[self.links.of_edge], self.graph.edge_index]
-            self.last = types, _rewired(self.copies, edges, symmetric=self.graph.symmetric)
+            self.last = types, _rewired(self.copies, edges, self.graph.edge_weight, symmetric=self.graph.symmetric)
         return self.last[1]
 
 
@@ -102,9 +102,9 @@ def _summing(copy_of: Tensor) -> SparseMatrix:
     return SparseMatrix(sp.csr_array((ones, copy_of.t().flatten().numpy(), starts), shape=(nodes, types * nodes)))
 
 
-def _rewired(graph: Graph, edge_index: Tensor, *, symmetric: bool = True) -> Graph:
+def _rewired(graph: Graph, edge_index: Tensor, edge_weight: Tensor | None, *, symmetric: bool = True) -> Graph:
     """The same nodes with other edges."""
-    other = replace(graph, edge_index=edge_index)
+    other = replace(graph, edge_index=edge_index, edge_weight=edge_weight)
     other.__dict__.update({name: getattr(graph, name) for name in KEPT_WITHOUT_EDGES})
     other.__dict__["symmetric"] = symmetric
     return other

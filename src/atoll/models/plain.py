@@ -7,6 +7,8 @@ The module is written as for one graph, the way PyG's are:
         def forward(self, x, edge_index): ...  # logits (N, out_channels)
         def embed(self, x, edge_index): ...    # optional: the last hidden representation (N, hidden_channels)
 
+Either may take `edge_weight` (E,) as well; it is given where the edges have weights.
+
 The constructor names those of these arguments that it takes; its other arguments with a default become settings (model.NAME).
 Parameters are drawn per party. Everything else that the constructor makes (buffers, attributes) is the same for all parties and
 runs, and a call may not change it: a party's result would depend on the calls before.
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -27,7 +30,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import UninitializedParameter
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.graph import Graph
 from atoll.models.backbone import Backbone, ModelShape
 from atoll.models.held import difference, held
@@ -94,6 +97,7 @@ class PlainModule(Backbone):
         It works on copies, and so do its gradients: torch rounds differently where a tensor does not begin at a vector register.
         """
         x, edges = _inputs(graph)
+        weights = self._weights(method, graph)
         if draws is not None and self.shape.input_dropout:
             x = x * draws.keep(1 - self.shape.input_dropout, graph.sizes, x.shape[1])
         seeds = [0] * graph.parties if draws is None else _seeds(draws)
@@ -104,10 +108,11 @@ class PlainModule(Backbone):
         by_party = zip(*(value.unbind() for value in self.parameters()), strict=True)
         outputs = []
         with torch.random.fork_rng(devices=[]):
-            for seed, values, rows, edge_index in zip(seeds, by_party, torch.split(x, graph.sizes), edges, strict=True):
+            inputs = zip(torch.split(x, graph.sizes), edges, weights, strict=True)
+            for seed, values, (rows, edge_index, weight) in zip(seeds, by_party, inputs, strict=True):
                 torch.manual_seed(seed)
                 parameters = {name: value.clone() for name, value in zip(names, values, strict=True)}
-                outputs.append(self._call(call, parameters, rows.clone(), edge_index))
+                outputs.append(self._call(call, parameters, rows.clone(), edge_index, weight))
                 if outputs[-1].requires_grad:
                     outputs[-1].register_hook(torch.clone)  # type: ignore[no-untyped-call]
         if changed := difference(before, held(self.module)):
@@ -117,12 +122,31 @@ class PlainModule(Backbone):
             )
         return torch.cat(outputs)
 
-    def _call(self, call: _Call, parameters: dict[str, Tensor], x: Tensor, edge_index: Tensor) -> Tensor:
+    def _weights(self, method: str | None, graph: Graph) -> list[Tensor | None]:
+        """The weights of every party's edges, where the edges have weights and the module takes them, or cannot do without."""
+        taken = _weight_argument(self.module, method or "forward")
+        if graph.edge_weight is None and (taken is None or taken.default is not taken.empty):
+            return [None] * graph.parties
+        if taken is None:
+            assert graph.edge_weight is not None
+            if "unused_weights" not in graph.derived:  # once for each graph
+                sentence = f"Edge weights are not used: {method or 'forward'} of {self.label} does not take `edge_weight`."
+                warnings.warn(sentence, AtollWarning, stacklevel=5)
+                graph.derived["unused_weights"] = graph.edge_weight
+            return [None] * graph.parties
+        if "local_weights" not in graph.derived:
+            weights = torch.ones(graph.edge_index.shape[1]) if graph.edge_weight is None else graph.edge_weight
+            graph.derived["local_weights"] = weights[graph.derived["local_order"]]
+        return list(torch.split(graph.derived["local_weights"], graph.derived["edges_per_party"].tolist()))
+
+    def _call(
+        self, call: _Call, parameters: dict[str, Tensor], x: Tensor, edge_index: Tensor, edge_weight: Tensor | None
+    ) -> Tensor:
         buffers = {"module." + name: value.clone() for name, value in self.initial_buffers.items()}
         values = (parameters | buffers).items()
         everywhere = {"module." + place: value for name, value in values for place in self.places[name.removeprefix("module.")]}
         try:
-            output, replaced = functional_call(call, everywhere, (x, edge_index), tie_weights=False)
+            output, replaced = functional_call(call, everywhere, (x, edge_index, edge_weight), tie_weights=False)
         except AtollError:
             raise
         except (Exception, SystemExit) as error:  # whatever the user's module does
@@ -178,10 +202,11 @@ class _Call(nn.Module):
         self.module, self.method = module, method
         self.parts = list(module.named_modules())
 
-    def forward(self, x: Tensor, edge_index: Tensor) -> tuple[Any, list[str]]:
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Any, list[str]]:
         """The output, and the names of parameters and buffers that are other tensors than before."""
         before = self._tensors()
-        output = (getattr(self.module, self.method) if self.method else self.module)(x, edge_index)
+        weights = {} if edge_weight is None else {"edge_weight": edge_weight}
+        output = (getattr(self.module, self.method) if self.method else self.module)(x, edge_index, **weights)
         replaced = [
             (part, name) for (part, name, one), (_, _, other) in zip(before, self._tensors(), strict=False) if one is not other
         ]
@@ -243,6 +268,13 @@ def _signature(factory: Factory) -> Mapping[str, inspect.Parameter]:
     return {name: p for name, p in inspect.signature(factory).parameters.items() if p.kind in by_name}
 
 
+def _weight_argument(module: nn.Module, method: str) -> inspect.Parameter | None:
+    """A method's argument `edge_weight`; some of PyG's models have one although their layers cannot use it."""
+    if getattr(module, "supports_edge_weight", True) is False:
+        return None
+    return inspect.signature(getattr(module, method)).parameters.get("edge_weight")
+
+
 def _seeds(draws: Draws) -> list[int]:
     """The next seed of every party."""
     return [int(torch.randint(2**62, (), generator=one, device="cpu")) for one in draws.generators]
@@ -254,7 +286,7 @@ def _inputs(graph: Graph) -> tuple[Tensor, list[Tensor]]:
         graph.derived["dense_features"] = graph.x if isinstance(graph.x, Tensor) else torch.from_numpy(graph.x.toarray())
     if "local_edges" not in graph.derived:
         owner = graph.party[graph.edge_index[1]]
-        order = owner.argsort(stable=True)
+        graph.derived["local_order"] = order = owner.argsort(stable=True)
         graph.derived["local_edges"] = (graph.edge_index - graph.ptr[owner])[:, order]
         graph.derived["edges_per_party"] = torch.bincount(owner, minlength=graph.parties)
     edges = torch.split(graph.derived["local_edges"], graph.derived["edges_per_party"].tolist(), 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,7 +14,7 @@ from atoll.data.encoding import Encoding
 from atoll.data.federated import FederatedData, federate
 from atoll.data.given import Given
 from atoll.engines import ENGINES
-from atoll.errors import AtollError
+from atoll.errors import AtollError, AtollWarning
 from atoll.federation import robust
 from atoll.federation.bounds import Limits, Rules
 from atoll.federation.cohort import Cohort, Guard, Schema
@@ -21,6 +22,7 @@ from atoll.federation.federation import Engine, Federation
 from atoll.federation.ledger import Ledger
 from atoll.federation.network import NetworkModel
 from atoll.graphs.graph import Graph
+from atoll.models.registry import MODELS, find_model
 from atoll.privacy.identities import Identities, simulated_identities
 from atoll.privacy.masking import min_total_parties
 from atoll.privacy.noise import Noise
@@ -103,6 +105,7 @@ def prepare(
     if encoding is None and config.start_from is not None:  # a run that begins with a trained model takes its encoding
         encoding = read_description(folder_of(Path(config.start_from))).get("preprocessing")
     data, preparation = load_parties(config, given, read_preprocessing(encoding)[0])
+    _warn_unused_weights(config, data.parts)
     schema = schema_of(data)
 
     identities = simulated_identities(schema.parties) if config.run.secure else None
@@ -131,6 +134,16 @@ def load_parties(
     if encoding is not None and data.parts.table is not None:
         return encoded(data, encoding, normalize=config.data.normalize_features), None
     return encode_parties(config, data)
+
+
+def _warn_unused_weights(config: Config, graph: Graph) -> None:
+    """Warn where edges have weights that the model does not use."""
+    model = getattr(config.settings, "model", "")
+    if graph.edge_weight is not None and model in MODELS and find_model(model).ignores_edge_weight:
+        sentence = (
+            f"Edge weights are not used: {model} weighs edges by attention alone; gcn, sgc, appnp, gcnii and sage use them."
+        )
+        warnings.warn(sentence, AtollWarning, stacklevel=3)
 
 
 def noise(config: Config, releases: Releases, *, strict: bool = False) -> list[Guard]:

@@ -87,6 +87,11 @@ def export_files(files: ModelFiles, config: Config, to: str, out: str | Path, *,
     check_target(to)
     check_out(Path(out))
     about = files.description
+    if about.get("edge_weights"):
+        raise AtollError(
+            "The model was trained on edges with weights, which an export does not take; predict with atoll, or train with "
+            "edge_weights=false."
+        )
     backbone, name = party_backbone(files, config, party)
     classes = about.get("classes") or list(map(str, range(about["num_classes"])))
     more = {

@@ -89,6 +89,8 @@ def describe_run(experiment: Experiment, progress: Progress, *, digest: bool) ->
     }
     if experiment.start:
         facts["start_from"] = experiment.start
+    if parts is not None and parts.edge_weight is not None:
+        facts["edge_weights"] = True
     if "epsilon" in progress.last:
         facts["epsilon"], facts["delta"] = progress.last["epsilon"], experiment.config.dp.delta
     if parts is not None and parts.parties <= MAX_LISTED and federation.scenario != "node":
@@ -149,6 +151,7 @@ def _data(about: Mapping[str, Any]) -> str:
     lines.append(f"- {about['features']} input columns{_listed(about.get('columns'))}")
     if about.get("preprocessing") is not None:
         lines.append("- the input columns are an encoding of the table's, which `model.json` holds; new data is given as a table")
+    lines += ["- edges with weights (`weight`, `edge_weight`)"] if about.get("edge_weights") else []
     lines.append(f"- {about['num_classes']} classes{_listed(about.get('classes'))}")
     partition = about["config"].get("partition")
     lines.append(f"- {about['parties']} parties{_listed(about['names'])}, partition `{partition}`, scenario {about['scenario']}")

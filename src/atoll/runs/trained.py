@@ -157,6 +157,7 @@ class TrainedModel:
             "encoding": self.encodings[0],
             "directed": bool(getattr(data, "directed", False)),
             "normalize": bool(getattr(data, "normalize_features", False)),
+            "edge_weights": bool(about.get("edge_weights", False)),
         }
         return InputForm(**(expected | changes))
 
