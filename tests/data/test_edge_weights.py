@@ -116,6 +116,9 @@ def test_tables(tmp_path: Path) -> None:
     with pytest.warns(AtollWarning, match="1 repeated edge: the weights of parallel edges are added"):
         graph = atoll.load(tmp_path)
     assert weights_by_pair(graph) == {(0, 1): 3.5, (1, 0): 3.5, (1, 2): 0, (2, 1): 0}
+    (tmp_path / "edges.csv").write_text("source,target,weight\na,b,0.5\na,b,0.5\n")
+    with pytest.warns(AtollWarning, match="the weights of parallel edges are added"):
+        assert atoll.load(tmp_path).edge_weight is None  # all are 1
     with pytest.warns(AtollWarning, match="1 repeated edge is dropped"):
         assert atoll.load(tmp_path, edge_weights=False).edge_weight is None
     for text, problem in (("-1", "is '-1'"), ("", "is empty"), ("much", "is 'much'"), ("inf", "is 'inf'")):

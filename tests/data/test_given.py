@@ -349,5 +349,5 @@ def test_one_graph_per_party_is_not_divided() -> None:
         atoll.run("fedavg", dataset=parties, partition="louvain")
     with pytest.raises(AtollError, match="The dataset holds 2 parties, not 3"):
         atoll.run("fedavg", dataset=parties, parties=3)
-    with pytest.raises(AtollError, match="or a list of graphs in Python"):
+    with pytest.raises(AtollError, match="but the dataset is one graph; give a list"):
         atoll.run("fedavg", dataset=GRAPH, partition="files")

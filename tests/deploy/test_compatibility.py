@@ -453,9 +453,8 @@ def test_what_is_odd_in_a_sites_data_is_said_there(tmp_path: Path, monkeypatch: 
     told = "".join(said)
     for words in (
         "`target` is named like a label",
-        "column `weight` is not used",
         "1 edge from a node to itself",
-        "1 repeated edge",
+        "1 repeated edge: the weights of parallel edges are added",
     ):
         assert told.count(words) == 1
     config = launch.deployment_config({"algorithm": "fedavg"}, "run.toml", ["bank-a"])

@@ -197,11 +197,10 @@ def _party_graphs(config: DataConfig, given: Given) -> list[PartyGraph]:
         raise AtollError("The dataset is one graph per party, so there is nothing to divide; leave `partition` out.")
     if given.per_party:
         return given.parties(config.data, config.split.fold)
-    if given.dataset is not None or not isinstance(config.data, DataSettings):
-        raise AtollError(
-            f"--partition files takes a folder with one folder per party, or a list of graphs in Python, but the dataset is "
-            f"{config.dataset!r}."
-        )
+    if given.dataset is not None:
+        raise AtollError("partition='files' takes one graph per party, but the dataset is one graph; give a list of graphs.")
+    if not isinstance(config.data, DataSettings):
+        raise AtollError(f"--partition files takes a folder with one folder per party, but the dataset is {config.dataset!r}.")
     settings = config.data
     return read_folders(
         Path(config.dataset),

@@ -166,6 +166,7 @@ def read_archive(path: Path, directed: bool, fold: int = 0, edge_weights: bool =
             ) from error
     num_classes, names = _class_names(archive, path)
     y = _whole_numbers(archive["y"], path)
+    weights = archive.get("edge_weight", archive.get("edge_weights")) if edge_weights else None
     graph = build_graph(
         x,
         archive["edge_index"],
@@ -177,13 +178,13 @@ def read_archive(path: Path, directed: bool, fold: int = 0, edge_weights: bool =
         class_names=names,
         ids=_ids(archive, y, path),
         feature_names=_feature_names(archive, path),
-        edge_weight=archive.get("edge_weight", archive.get("edge_weights")) if edge_weights else None,
+        edge_weight=weights,
     )
     graph = replace(graph, node_names=_node_names(archive, y, path))
     if labeled:
         warn_about_features(plain(x, str(path)), y, graph.feature_names, str(path))
     warn_about_edge_columns([name for name in EDGE_ARRAYS if name in archive], str(path), "array")
-    warn_about_edges(archive["edge_index"], str(path), weighted=graph.edge_weight is not None)
+    warn_about_edges(archive["edge_index"], str(path), weighted=weights is not None)
     return graph
 
 

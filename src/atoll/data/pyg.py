@@ -39,6 +39,7 @@ def from_pyg(data: Any, *, fold: int = 0, directed: bool = False, where: str = W
     labels, x = whole.to(torch.int64).numpy(), plain(data.x, where)
     names = _names(data, "feature_names", x.shape[-1], where)
     classes = _names(data, "class_names", None, where)
+    weights = _tensor(data, "edge_weight", where) if edge_weights and _has(data, "edge_weight") else None
     graph = build_graph(
         x,
         edges.numpy(),
@@ -49,11 +50,11 @@ def from_pyg(data: Any, *, fold: int = 0, directed: bool = False, where: str = W
         num_classes=None if classes is None else len(classes),
         class_names=classes,
         feature_names=names,
-        edge_weight=_tensor(data, "edge_weight", where) if edge_weights and _has(data, "edge_weight") else None,
+        edge_weight=weights,
     )
     warn_about_features(x, labels, names, where)
     warn_about_edge_columns([name for name in ("edge_attr", "edge_type") if _has(data, name)], where, "field")
-    warn_about_edges(edges.numpy(), where, weighted=graph.edge_weight is not None)
+    warn_about_edges(edges.numpy(), where, weighted=weights is not None)
     return graph
 
 

@@ -79,6 +79,7 @@ def parse(tables: GraphTables, directed: bool, encode: str = "auto", edge_weight
     else:
         columns, x = features_of(nodes)
     ends, weight = _edges(edges, ids, nodes.path), weight_column(edges)
+    weights = None if weight is None or not edge_weights else weights_of(edges, weight)
     graph = build_graph(
         x.astype(np.float32),
         ends,
@@ -90,7 +91,7 @@ def parse(tables: GraphTables, directed: bool, encode: str = "auto", edge_weight
         class_names=names,
         ids=index_of(nodes),
         feature_names=columns,
-        edge_weight=None if weight is None or not edge_weights else weights_of(edges, weight),
+        edge_weight=weights,
     )
     graph = replace(graph, node_names=np.asarray(ids, dtype=object))
     if table is not None:
@@ -100,7 +101,7 @@ def parse(tables: GraphTables, directed: bool, encode: str = "auto", edge_weight
     warn_about_features(x, y, columns, str(nodes.path), unscaled)
     unused = [str(name) for name in edges.frame.columns if name not in ("source", "target", weight)]
     warn_about_edge_columns(unused, str(edges.path))
-    warn_about_edges(ends, str(edges.path), weighted=graph.edge_weight is not None)
+    warn_about_edges(ends, str(edges.path), weighted=weights is not None)
     return ParsedTables(graph, nodes, choices)
 
 
