@@ -274,6 +274,7 @@ def assert_close(one: dict[str, Any], other: dict[str, Any], tolerance: float) -
             torch.testing.assert_close(value, same, atol=tolerance, rtol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.filterwarnings("ignore:.*encoded as inferred")
 def test_what_a_site_says_of_its_data_is_on_the_page(tmp_path: Path) -> None:
     """The description that the server asks for before the first round."""
     pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install 'atoll[deploy]'")
@@ -286,7 +287,8 @@ def test_what_a_site_says_of_its_data_is_on_the_page(tmp_path: Path) -> None:
     text = PAGE.read_text().split("## Across machines")[1]
     told = next(cells[1] for cells in rows(text) if cells[0] == "`describe`")
     usual, vertical = told.split("; if vertical also")
-    always, overlapping = usual.split("; if overlapping also")
+    usual, overlapping = usual.split("; if overlapping also")
+    always, encoded = usual.split("; where columns need an encoding also")
     names, columns = named(always.split("and, unless vertical")[0]), named(always)
     for algorithm, expected in (
         ("fedavg", columns),
@@ -295,3 +297,8 @@ def test_what_a_site_says_of_its_data_is_on_the_page(tmp_path: Path) -> None:
     ):
         config = launch.deployment_config({"algorithm": algorithm}, "run.toml", ["a", "b"])
         assert Site(tmp_path, tmp_path)._describe(config).keys() == expected
+    (tmp_path / "graph.npz").unlink()
+    (tmp_path / "nodes.csv").write_text("id,ward,label\na,icu,0\nb,,1\n")
+    (tmp_path / "edges.csv").write_text("source,target\na,b\n")
+    config = launch.deployment_config({"algorithm": "fedavg"}, "run.toml", ["a", "b"])
+    assert Site(tmp_path, tmp_path)._describe(config).keys() == columns | named(encoded) - {"features.toml"}
