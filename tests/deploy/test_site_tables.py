@@ -187,10 +187,27 @@ def test_a_killed_site_continues(tmp_path: Path, when: str) -> None:
     assert killed
 
 
+def test_the_fit_waits_for_a_site_that_is_lost(tmp_path: Path) -> None:
+    """It needs all sites: once the lost one is back, it begins again."""
+    found = clinics(tmp_path)
+    here, there = configs(tmp_path)
+    lost: list[str] = []
+
+    def lose(site: str, request: dict[str, Any]) -> str | None:
+        if site == "clinic-b" and request.get("verb") == "histogram" and not lost:
+            lost.append(site)
+            return "lost the connection"
+        return None
+
+    found.wire.before = lose
+    assert_same(runner.run(here), found.serve(there), 0.0)
+    assert lost
+
+
 def test_a_killed_server_resumes_with_the_encoding_of_the_run(tmp_path: Path) -> None:
     """From its checkpoint, without another fit; a site refuses another encoding, and other data, under the same run."""
     found = clinics(tmp_path)
-    here, there = configs(tmp_path, checkpoint_every=1, on_missing="stop")
+    here, there = configs(tmp_path, rounds=3, checkpoint_every=1, on_missing="stop")
 
     class Killed(BaseException):
         """SIGKILL."""

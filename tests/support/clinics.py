@@ -127,7 +127,7 @@ def clinics(folder: Path, frames: Mapping[str, pd.DataFrame] | None = None, *, s
 
 def configs(folder: Path, algorithm: str = "fedavg", **values: Any) -> tuple[Config, Config]:
     """The same run twice: of the folders in one process, and of sites that bring them."""
-    chosen = {"rounds": 3, "patience": 0, "split": "random", **values}
+    chosen = {"rounds": 2, "patience": 0, "split": "random", **values}
     here = configuration.resolve(algorithm, dataset=str(folder / "data"), partition="files", seed=3, values=chosen)
     names = sorted(path.name for path in (folder / "data").iterdir())
     there = launch.deployment_config({"algorithm": algorithm, "seed": 3}, "run.toml", names)
