@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install 'atoll[deploy]'")
 
-from atoll.deploy import launch
+from atoll.deploy import launch, server
 from atoll.deploy.server import ServerRun
 from atoll.errors import AtollError
 from atoll.runs.config import Config
@@ -28,6 +29,19 @@ def test_the_log_tells_who_was_left_out_and_why(tmp_path: Path, caplog: pytest.L
     bad = {"1": "field 'model/w' is not finite", "2": "site-2 timed out after 5 seconds"}
     server_run(small("fedavg"), tmp_path)._report_round({"round": 4, "missing": bad}, 9)
     assert [record.getMessage() for record in caplog.records] == ["round 4: left out site-1: field 'model/w' is not finite"]
+
+
+def test_a_run_can_be_asked_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request arrives while a run goes on, not after it: the next round is its last. Other commands wait for their turn."""
+    orders: list[dict[str, Any]] = [{"stop_run": True, "number": 1}, {"echo": [], "number": 2}]
+    monkeypatch.setattr(server, "commands", lambda: iter(orders))
+    loop, pending = server.CommandLoop(None), queue.Queue()  # type: ignore[arg-type, var-annotated]
+    run = server_run(small("fedavg"), tmp_path)
+    run.stopping = loop.stopping
+    assert run._report_round({"round": 1}, 9) is True
+    loop._listen(pending)
+    assert run._report_round({"round": 2}, 9) is False
+    assert [pending.get_nowait()] == orders[1:]
 
 
 def test_a_run_that_is_taken_up_goes_on_without_a_site_that_hangs(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from atoll import algorithms
+from atoll import algorithms, wire
 from atoll.errors import AtollError, short
 from atoll.federation.cohort import Cohort, Message
 from atoll.federation.declarations import WEIGHT, real
@@ -187,6 +187,29 @@ def test_the_first_party_that_answers_does_not_decide() -> None:
         replies = federation._gather(message, changed(honest, liar, {**reply_of(honest, liar), "extra": torch.zeros(1)}))
         assert list(replies.parties) == [1 - liar]
         assert federation.missing == {liar: "field 'extra' is not one of its fields (validation, test, confusion, training)"}
+
+
+@pytest.mark.parametrize("liar", [0, 1, 2])
+@pytest.mark.parametrize("secure", [False, True])
+def test_who_leaves_out_an_optional_field_evicts_nobody(liar: int, secure: bool) -> None:
+    """Without one party's training counts there is no training loss in that round; nothing else changes."""
+
+    class Silent(Wrapper):
+        """One party does not count its training nodes in round 2."""
+
+        def deliver(self, message: Message) -> list[Answer | Failure]:
+            results = self.engine.deliver(message)
+            if message.verb != "evaluate" or message.round != 2:
+                return results
+            fields = dict(wire.leaves(reply_of(results, liar)))
+            kept = {name: value for name, value in fields.items() if not name.endswith("training")}
+            assert len(kept) == len(fields) - 1
+            return changed(results, liar, wire.nest(kept))
+
+    config = small("fedavg", placement="apart", secure=secure)
+    usual, silent = runner.rounds(runner.prepare(config)), runner.rounds(runner.prepare(config, engine=Silent))
+    del usual.rows[1]["train_loss"]
+    assert numbers(usual) == numbers(silent)
 
 
 def test_an_absurd_number_of_nodes_exhausts_nobody() -> None:

@@ -103,11 +103,25 @@ def fitting(
         reason = limits.misfit(declared, answer.fields, len(answer.parties))
         odd |= dict.fromkeys(answer.parties, reason) if reason else {}
         kept += [] if reason else [answer]
-    open_rows = any(isinstance(part, Free) and not leaf.ragged for leaf in declared.values() for part in leaf.shape)
-    if len(kept) > 1 and (open_rows or any(leaf.optional for leaf in declared.values())):
-        kept, others = agreeing(kept)  # a number of rows, or a field, that the declaration leaves open
+    if len(kept) > 1 and any(isinstance(part, Free) and not leaf.ragged for leaf in declared.values() for part in leaf.shape):
+        kept, others = agreeing(kept)  # a number of rows that the declaration leaves open
         odd |= others
-    return kept, odd
+    return _without_partial(kept, declared), odd
+
+
+def _without_partial(answers: list[Answer], declared: Mapping[str, Leaf]) -> list[Answer]:
+    """The answers without optional fields that some of them do not have: nobody is left out for leaving one out."""
+    optional = {name for name, leaf in declared.items() if leaf.optional}
+    if len(answers) < 2 or not optional:
+        return answers
+    here = [{name for name, _ in wire.leaves(answer.fields)} for answer in answers]
+    dropped = {name for name in optional if not all(name in names for names in here)}
+    if not any(dropped & names for names in here):
+        return answers
+    return [
+        Answer(answer.parties, wire.nest({name: value for name, value in wire.leaves(answer.fields) if name not in dropped}))
+        for answer in answers
+    ]
 
 
 def outliers(limits: Limits | None, fields: Fields, parties: int, declared: Mapping[str, Leaf] | None) -> dict[int, str]:
