@@ -79,6 +79,16 @@ def test_a_resumed_run_is_the_same_run_there(package: StandIn, tmp_path: Path) -
     assert [step for step, _ in second.rows] == [3]
 
 
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"../../x", b"a" * 1000])
+def test_a_damaged_id_is_not_used(package: StandIn, content: bytes, tmp_path: Path) -> None:
+    """A new run there, and its id in place of the damaged one."""
+    atoll.run("local", **TINY, out=tmp_path / "run")
+    (tmp_path / "run" / ID_FILE).write_bytes(content)
+    atoll.resume(tmp_path / "run", rounds=3, loggers=["wandb"])
+    assert len(package.started[1].given["id"]) == 8
+    assert (tmp_path / "run" / ID_FILE).read_text() == package.started[1].given["id"]
+
+
 def test_its_own_variables_say_where_it_goes(package: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Project, name and id; a folder is not needed."""
     for name, value in (("PROJECT", "banks"), ("NAME", "tuesday"), ("RUN_ID", "abc")):

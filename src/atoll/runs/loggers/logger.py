@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -124,6 +125,14 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in settings.items():
         found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return found
+
+
+def read_id(path: Path | None) -> str:
+    """The id of a service's run that a run's folder keeps; empty where there is none, or nothing that could be one."""
+    if path is None or not path.is_file():
+        return ""
+    text = path.read_bytes().decode(errors="replace").strip()
+    return text if re.fullmatch(r"[\w-]{1,64}", text, re.ASCII) else ""
 
 
 def run_name(config: Mapping[str, Any], label: str) -> str:

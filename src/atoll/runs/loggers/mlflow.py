@@ -16,7 +16,7 @@ from typing import Any
 
 from atoll import storage
 from atoll.errors import AtollError, AtollWarning
-from atoll.runs.loggers.logger import flat, numbers, run_name, summary
+from atoll.runs.loggers.logger import flat, numbers, read_id, run_name, summary
 from atoll.version import __version__
 
 ID_FILE = "mlflow-run-id.txt"
@@ -96,10 +96,9 @@ class MlflowLogger:
 
     def _continue(self) -> bool:
         """Continue the run that the folder names, if this store has it."""
-        path = None if self.folder is None else self.folder / ID_FILE
-        if path is None or not path.exists():
+        self.run_id = read_id(None if self.folder is None else self.folder / ID_FILE)
+        if not self.run_id:
             return False
-        self.run_id = path.read_text(encoding="utf-8").strip()
         try:
             self.client.update_run(self.run_id, status="RUNNING")
             history = self.client.get_metric_history(self.run_id, "bytes_up")

@@ -14,7 +14,7 @@ from typing import Any
 
 from atoll import storage
 from atoll.errors import AtollError
-from atoll.runs.loggers.logger import numbers, run_name, summary
+from atoll.runs.loggers.logger import numbers, read_id, run_name, summary
 
 ID_FILE = "wandb-run-id.txt"
 
@@ -87,11 +87,10 @@ class WandbLogger:
 
     def _run_id(self) -> str:
         """The id in the run's folder, so that a resumed run continues; a new one is written there."""
-        if self.folder is None:
-            return os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:8]
-        path = self.folder / ID_FILE
-        if path.exists():
-            return path.read_text(encoding="utf-8").strip()
+        path = None if self.folder is None else self.folder / ID_FILE
+        if known := read_id(path):
+            return known
         made = os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:8]
-        storage.write_whole(path, made.encode())
+        if path is not None:
+            storage.write_whole(path, made.encode())
         return made
