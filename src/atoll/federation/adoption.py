@@ -17,7 +17,7 @@ def adopt(cohorts: Sequence[Cohort], trained: Mapping[str, Any], before: Tensor 
     """Give the parties what those of another run remembered; the names of what was given.
 
     Parameters:
-        cohorts: The parties, in party order.
+        cohorts: The parties, in party order; none where they are elsewhere.
         trained: What `Cohort.trained` gave in the other run, all parties' rows in party order.
         before: (P,) the row of each party in it, −1 for a party that is new; None where the data is the same, and so every row
             of it fits. Otherwise only what is kept per party does, and where a party's weights are kept by its features
@@ -26,7 +26,7 @@ def adopt(cohorts: Sequence[Cohort], trained: Mapping[str, Any], before: Tensor 
     Raises:
         ValueError: A piece of it has another form here.
     """
-    memory = cohorts[0].memory
+    memory = cohorts[0].memory if cohorts else {}
     if before is None:
         names = [name for name in trained if name in memory]
     elif STORED_FEATURE in memory.values() or not bool((before >= 0).any()):
@@ -56,7 +56,8 @@ def check_form(what: str, trained: Any, here: Any, *, rows: bool = False) -> Non
     """Refuse values of other names, shapes or types than those here; with `rows`, there may be more or fewer of them."""
     left, right = (dict(wire.leaves({"": value})) for value in (trained, here))
     if odd := sorted(left.keys() ^ right.keys()):
-        raise ValueError(f"{what} has{' no' if odd[0] in right else ''} {odd[0].lstrip('/') or 'value'}")
+        name = odd[0].lstrip("/") or "value"
+        raise ValueError(f"{what} had no {name}" if odd[0] in right else f"{what} had {name}, which it does not have here")
     for name, value in left.items():
         if not isinstance(value, Tensor) or not isinstance(right[name], Tensor):
             continue

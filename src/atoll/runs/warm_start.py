@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def begin(experiment: Experiment, first: State) -> State:
     config = experiment.config
     if config.start_from is None:
         return first
-    files = _read(config)
+    files, cohorts = _read(config), getattr(experiment.engine, "cohorts", [])
     about, axes = files.description, getattr(experiment.algorithm, "STATE_AXES", {})
     if differences := _differences(about, experiment):
         raise _misfit(config, differences)
@@ -61,7 +62,7 @@ def begin(experiment: Experiment, first: State) -> State:
     before = None if same_data else matching_parties(about, experiment.federation.names, experiment.federation.schema.parties)
     try:
         state = carried_state(first, files.state, axes, before)
-        memory = adopt(getattr(experiment.engine, "cohorts", []), files.memory, before)
+        memory = adopt(cohorts, files.memory, before)
     except ValueError as error:
         raise _misfit(config, f"{error}{_differing_settings(about, config)}") from error
     names = [name for name in files.state if name in state and state[name] is not first.get(name)]
@@ -71,7 +72,7 @@ def begin(experiment: Experiment, first: State) -> State:
             "parties, and these are others; leave --from out."
         )
     left = [f"the server's {name}" for name in files.state if axes.get(name) != FRESH and name not in names]
-    left += [f"the parties' {name}" for name in files.memory if name not in memory]
+    left += [f"the parties' {name}" for name in (cohorts[0].trained() if cohorts else files.memory) if name not in memory]
     carried = _in_words(names, memory, left, _new(before, experiment.federation))
     privacy = _privacy(config, about)
     experiment.start = {
@@ -129,9 +130,12 @@ def carried_state(first: State, trained: Mapping[str, Any], axes: Mapping[str, s
 def _read(config: Config) -> ModelFiles:
     try:
         with_digest(config)
-        return ModelFiles.read(Path(str(config.start_from)))
+        files = ModelFiles.read(Path(str(config.start_from)))
     except AtollError as error:
         raise AtollError(f"This run begins with the model in {config.start_from}, which cannot be used: {error}") from error
+    if files.description.get("party_numbers") is not None:
+        raise AtollError(f"{config.start_from} is the model of a site, which has only its own part; give the folder of a run.")
+    return files
 
 
 def _misfit(config: Config, reason: str) -> AtollError:
@@ -141,9 +145,9 @@ def _misfit(config: Config, reason: str) -> AtollError:
 def _differences(about: Mapping[str, Any], experiment: Experiment) -> str:
     """What the run has otherwise than the trained model, in words; "" where nothing that matters."""
     config, schema, data = experiment.config, experiment.federation.schema, experiment.data
-    old, new = dict(about["architecture"]), architecture(config)
+    old, new = dict(about.get("architecture", {})), architecture(config)
     own = {name: (about.get(f"{name}_sha256"), file_digests(config).get(f"{name}_sha256")) for name in ("algorithm", "model")}
-    was = {"algorithm": about["algorithm"], "task": about["task"], **old.pop("settings"), **old}
+    was = {"algorithm": about["algorithm"], "task": about["task"], **old.pop("settings", {}), **old}
     now = {"algorithm": config.algorithm, "task": config.run.task, **new.pop("settings"), **new}
     for name, (before, current) in own.items():
         if before is not None and current is not None:  # files, wherever they are
@@ -157,8 +161,8 @@ def _differences(about: Mapping[str, Any], experiment: Experiment) -> str:
     names = {"column": None, "class": None} if source is None else {"column": source.feature_names, "class": source.class_names}
     for (what, here), there in zip(names.items(), (about.get("columns"), about.get("classes")), strict=True):
         if here and there and list(here) != list(there):
-            index = next(place for place, pair in enumerate(zip(here, there, strict=True)) if pair[0] != pair[1])
-            return f"{what} {index + 1} is {here[index]!r} and was {there[index]!r}"
+            index, (name, before) = next(pair for pair in enumerate(zip_longest(here, there), 1) if pair[1][0] != pair[1][1])
+            return f"{what} {index} is {name!r} and was {before!r}"
     widths = None if data is None or data.parts.widths is None else list(data.parts.widths)
     if widths and about.get("widths") and widths != about["widths"]:
         return f"the parties have {widths} columns and had {about['widths']}"
@@ -176,7 +180,7 @@ def _in_words(state: Sequence[str], memory: Sequence[str], left: Sequence[str], 
     """One line for people: what is carried over, and what is not."""
     parts = [f"the server's {', '.join(state)}"] if state else []
     parts += [f"the parties' {', '.join(memory)}"] if memory else []
-    rest = [f"without {', '.join(left)}"] if left else []
+    rest = [f"anew: {', '.join(left)}"] if left else []
     return "; ".join([" and ".join(parts), *rest, *([new] if new else [])])
 
 
