@@ -72,8 +72,10 @@ def begin(experiment: Experiment, first: State) -> State:
             "parties, and these are others; leave --from out."
         )
     left = [f"the server's {name}" for name in files.state if axes.get(name) != FRESH and name not in names]
-    left += [f"the parties' {name}" for name in (cohorts[0].trained() if cohorts else files.memory) if name not in memory]
-    carried = _in_words(names, memory, left, _new(before, experiment.federation))
+    kept = cohorts[0].trained() if cohorts else files.memory
+    left += [f"the parties' {name}" for name in kept if name not in memory]
+    new = _new(before, experiment.federation) if kept or PARTY in axes.values() else ""
+    carried = _in_words(names, memory, left, new)
     privacy = _privacy(config, about)
     experiment.start = {
         "path": config.start_from,
@@ -82,8 +84,7 @@ def begin(experiment: Experiment, first: State) -> State:
         "carried": carried,
         **({"privacy": privacy} if privacy else {}),
     }
-    partly = left or (before is not None and bool((before < 0).any()) and (memory or PARTY in map(axes.get, names)))
-    for text in (f"Of {config.start_from} the run begins with {carried}." if partly else "", privacy):
+    for text in (f"Of {config.start_from} the run begins with {carried}." if left or new else "", privacy):
         if text:
             warnings.warn(text, AtollWarning, stacklevel=3)
     return state
