@@ -17,7 +17,7 @@ import torch
 from atoll import algorithms, wire
 from atoll.data.encoding_counts import PartyCounts
 from atoll.errors import AtollError
-from atoll.federation import cohort
+from atoll.federation import class_counts, cohort
 from atoll.graphs.table import Column, Table
 from atoll.runs import runner
 from atoll.runs.preparation import TableCohort
@@ -212,10 +212,21 @@ def test_the_steps_of_a_secure_total_are_on_the_page() -> None:
     """The verbs that every party has, with their arguments."""
     text = PAGE.read_text().split("## Secure totals")[1].split("\n## ")[0]
     lines = {each.verb: each for each in map(line, rows(text))}
-    assert lines.keys() == cohort.Cohort.verbs().keys()
+    assert lines.keys() == cohort.Cohort.verbs().keys() - set(class_counts.VERBS)
     for verb, each in lines.items():
         assert each.public == (cohort.Cohort.verbs()[verb] == "public")
         assert each.down == set(list(inspect.signature(cohort.Cohort.verb_named(verb)).parameters)[1:])
+
+
+def test_what_class_weights_take_is_on_the_page() -> None:
+    """With `class_weight=balanced`, for every algorithm: two messages before the first round and no others."""
+    text = PAGE.read_text().split("## Class weights")[1].split("\n## ")[0]
+    lines = [line(cells) for cells in rows(text)]
+    assert {each.verb for each in lines} == set(class_counts.VERBS)
+    for secure in (False, True):
+        seen = run("fedavg", class_weight="balanced", secure=secure)
+        assert not seen.error
+        compare(seen, [*lines, *applying("fedavg", ())], secure=secure)
 
 
 def test_the_verbs_that_encode_tables_are_on_the_page() -> None:

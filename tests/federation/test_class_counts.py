@@ -97,7 +97,7 @@ class Restarting(Wrapper):
         if message.round == 2 and message.verb == "fit" and not hasattr(self, "lost"):
             self.lost = True
             cohort = self.engine.cohorts[1]  # type: ignore[attr-defined]
-            cohort.class_weights = class_counts.unset(cohort)
+            class_counts.declare(cohort)
         return self.engine.deliver(message)
 
 

@@ -100,12 +100,31 @@ def test_a_comparison_accepts_earlier_names() -> None:
 @pytest.mark.parametrize("algorithm", algorithms.names())
 @pytest.mark.parametrize("dataset", ["csbm", "subcora", "cora"])
 def test_no_earlier_name_is_a_present_one(algorithm: str, dataset: str) -> None:
-    """An old configuration would set something else. `task` is told apart by its values (`setting_names.EXPERIMENTS`)."""
+    """An old configuration would set something else. `task` and `threshold` are told apart by their values."""
     groups = config.groups_of(algorithm, dataset)
     present = {name for group, kind in groups.items() if group not in PREFIXED for name in known(kind)}
     for group, kind in groups.items():
         taken = set(known(kind)) if group in PREFIXED else present
-        assert not (taken & renamed(kind).keys()) - {"task"}, group
+        assert not (taken & renamed(kind).keys()) - {"task", "threshold"}, group
+
+
+def test_a_number_is_fedgls_old_threshold_and_a_way_to_choose_one_is_the_runs() -> None:
+    """Old configurations and commands mean what they meant."""
+    for name in ("threshold", "settings.threshold", "fedgl.threshold"):
+        with pytest.warns(AtollWarning, match="is now .*pseudo_label_threshold"):
+            chosen = config.resolve("fedgl", dataset="csbm", values={name: "0.7"})
+        assert (chosen.settings.pseudo_label_threshold, chosen.run.threshold) == (0.7, "none")
+    assert config.resolve("fedgl", dataset="csbm", values={"threshold": "f1"}).run.threshold == "f1"
+    assert config.resolve("fedgl", dataset="csbm", values={"run.threshold": 0.7}).run.threshold == "0.7"
+    assert config.resolve("fedavg", dataset="csbm", values={"threshold": 0.7}).run.threshold == "0.7"
+
+
+def test_weights_are_given_as_text_list_or_dict() -> None:
+    """From Python as from the command line and config.toml."""
+    for value, text in (("1,5", "1,5"), ([1, 0.5], "1,0.5"), ({"well": 1, "sick": 5.0}, "well:1,sick:5.0")):
+        chosen = config.resolve("fedavg", dataset="csbm", values={"class_weight": value})
+        assert chosen.run.class_weight == text
+        assert config.from_dict(chosen.to_dict(), "there") == chosen
 
 
 def test_the_old_experiment_is_accepted_in_capitals() -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from atoll.errors import AtollError, PartyFailure
 from atoll.federation.declarations import real, whole
 from atoll.federation.fields import Fields
+from atoll.federation.memory import PARTY
 from atoll.federation.messages import Message, verb
 from atoll.privacy.masking import SECURE_STEPS
 from atoll.tasks.class_weights import balanced
@@ -46,14 +47,16 @@ def set_class_weights(cohort: Cohort, weights: Tensor) -> None:
     cohort.class_weights = weights.double().expand(cohort.graph.parties, -1).clone()
 
 
-def unset(cohort: Cohort) -> Tensor:
-    """The memory before the weights are known."""
-    return torch.full((cohort.graph.parties, cohort.schema.classes), torch.nan, dtype=torch.float64)
+def declare(cohort: Cohort) -> None:
+    """Add the weights to a cohort's memory, unknown yet, where its task needs them."""
+    if getattr(cohort.task, "balanced", False):
+        cohort.memory = {**cohort.memory, MEMORY: PARTY}  # type: ignore[misc]
+        cohort.class_weights = torch.full((cohort.graph.parties, cohort.schema.classes), torch.nan, dtype=torch.float64)
 
 
 def apply(cohort: Cohort, message: Message) -> None:
     """Weigh the task's loss as the parties' memory says, before a message of training is answered."""
-    if not message.training or message.verb in (*SECURE_STEPS, *VERBS):
+    if MEMORY not in cohort.memory or not message.training or message.verb in (*SECURE_STEPS, *VERBS):
         return
     if bool(cohort.class_weights.isnan().any()):
         raise PartyFailure(UNKNOWN)

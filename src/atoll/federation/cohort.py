@@ -128,9 +128,7 @@ class Cohort:
         self.message: Message | None = None
         self.subgraphs: dict[bytes, Graph] = {}
         self.phase = torch.full((len(self.parties),), -1)  # 2·round + training that the round memory of each party belongs to
-        if getattr(self.task, "balanced", False):
-            self.memory = {**self.memory, class_counts.MEMORY: PARTY}  # type: ignore[misc]
-            self.class_weights = class_counts.unset(self)
+        class_counts.declare(self)
         self.setup()
         self.clear_round()
 
@@ -197,8 +195,7 @@ class Cohort:
 
     def _receive(self, message: Message) -> None:
         self.message = message
-        if class_counts.MEMORY in self.memory:
-            class_counts.apply(self, message)
+        class_counts.apply(self, message)
         if self.round_memory and message.verb not in SECURE_STEPS:
             enter_phase(self, 2 * message.round + message.training)
 

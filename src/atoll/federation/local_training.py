@@ -37,7 +37,7 @@ class LocalTraining(Cohort):
         ...     def objective(self, batch, draws, model):
         ...         size = sum(w.square().sum() for w in self.model.parameters())
         ...         return self.task.loss(self.output(batch, draws), batch) + 0.1 * size
-        >>> sorted(name for name in Cohort.verbs() if not name.startswith("secure"))
+        >>> sorted(Cohort.verbs().keys() - atoll.Cohort.verbs().keys())
         ['evaluate', 'fit']
     """
 

@@ -6,7 +6,6 @@ and randomness are untouched. Where the parties are elsewhere, or their replies 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,10 +15,9 @@ from torch import Tensor
 
 from atoll.engines.inprocess import InProcessEngine
 from atoll.federation.cohort import Cohort, Fields, Observation
-from atoll.federation.ledger import Ledger
 from atoll.runs.best import BestRound
 from atoll.runs.evaluation import MAX_LISTED, Evaluation, from_counts, of_items
-from atoll.runs.experiment import Experiment
+from atoll.runs.experiment import Experiment, build_experiment
 from atoll.runs.predictions import observe
 from atoll.runs.progress import Progress
 from atoll.tasks import decisions
@@ -102,11 +100,13 @@ def _outputs(experiment: Experiment, best: BestRound, row: Mapping[str, Any]) ->
     twin = InProcessEngine(make, engine.sites)
     for cohort, memory in zip(twin.cohorts, _by_site(best.memory, [cohort.trained() for cohort in twin.cohorts]), strict=True):
         cohort.restore(memory)
-    federation = copy.copy(experiment.federation)
-    federation.engine, federation.ledger, federation.secure = twin, Ledger(federation.schema.parties), False
-    federation.begin(best.round)
-    federation.missing = {int(party): reason for party, reason in row.get("missing", {}).items()}
-    return observe(replace(experiment, federation=federation), best.state)
+    config, federation = experiment.config, experiment.federation
+    plain = replace(config, run=replace(config.run, secure=False))
+    judging = build_experiment(plain, twin, federation.schema, experiment.data, federation.scenario, federation.names)
+    judging.federation.derived = federation.derived
+    judging.federation.begin(best.round)
+    judging.federation.missing = {int(party): reason for party, reason in row.get("missing", {}).items()}
+    return observe(judging, best.state, hidden=False)
 
 
 def _by_site(memory: Fields, shapes: Sequence[Fields]) -> list[Any]:
