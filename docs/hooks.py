@@ -18,7 +18,11 @@ from atoll.runs import config
 REFERENCE = {  # page of the API reference → its title and the names of the façade on it; names that are not here go to the last
     "running.md": (
         "Run and compare",
-        ("run", "resume", "compare", "read", "export_model", "load", "Result", "Comparison", "Graph"),
+        ("run", "resume", "compare", "read", "load", "Result", "Comparison", "Graph"),
+    ),
+    "using.md": (
+        "Use what was trained",
+        ("load_model", "TrainedModel", "judge", "Evaluation", "export_model"),
     ),
     "errors.md": ("Errors", ("AtollError", "AtollWarning")),
     "extending.md": (

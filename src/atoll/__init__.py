@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from atoll.models.registry import MODELS
     from atoll.runs.api import compare, resume, run
     from atoll.runs.comparison import Comparison
+    from atoll.runs.evaluation import Evaluation, judge
     from atoll.runs.export import export_model
     from atoll.runs.loggers import LOGGERS, Logger
     from atoll.runs.reader import read
@@ -63,6 +64,7 @@ __all__ = [
     "Cohort",
     "Comparison",
     "Engine",
+    "Evaluation",
     "Federation",
     "Graph",
     "LocalTraining",
@@ -75,6 +77,7 @@ __all__ = [
     "export_model",
     "first_model",
     "get_parameters",
+    "judge",
     "load",
     "load_model",
     "read",
@@ -97,6 +100,8 @@ _HOME = {
     "load_model": "runs.trained",
     "TrainedModel": "runs.trained",
     "export_model": "runs.export",
+    "judge": "runs.evaluation",
+    "Evaluation": "runs.evaluation",
     # Data
     "load": "data.datasets",
     "Graph": "graphs.graph",

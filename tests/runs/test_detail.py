@@ -87,6 +87,16 @@ def test_parties_elsewhere_are_judged_by_their_counts(secure: bool) -> None:
     assert len(here["parties"]) == (0 if secure else 3)
 
 
+def test_a_predict_that_fails_does_not_cost_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An algorithm of one's own may have one that was never called; the counts tell what they can, with a warning."""
+    experiment = runner.prepare(small("fedper", rounds=2))
+    monkeypatch.setattr(detail, "observe", lambda *_, **__: 1 / 0)
+    with pytest.warns(atoll.AtollWarning, match=r"could not be had \(ZeroDivisionError"):
+        result = runner.rounds(experiment)
+    assert result.detail["overall"]["accuracy"] == result.metrics["accuracy"]
+    assert result.detail["ranking"] == ""
+
+
 def test_a_missing_party_is_not_judged() -> None:
     """In the best round, if that is all there is."""
     experiment = runner.prepare(small("fedavg", rounds=2), engine=lambda engine: Absent(engine, {1, 2}, {1}))

@@ -8,10 +8,12 @@ from sklearn.metrics import average_precision_score, brier_score_loss, f1_score,
 
 import atoll
 from atoll.errors import AtollError
+from atoll.runs import runner
 from atoll.tasks import TaskOptions
 from atoll.tasks.node_classification import TASK, evaluated_rows
 from atoll.tasks.ranking import auc, average_precision, bin_edges, bins_of
 from labeled import labeled_graph, random_logits
+from small import ALGORITHMS, small
 
 SMALL = {"dataset": "csbm", "parties": 3, "rounds": 3, "nodes": 300}
 
@@ -65,6 +67,15 @@ def test_any_metric_selects_the_best_round(name: str, best: object, secure: bool
     result = atoll.run("fedavg", **SMALL, select_by=name, secure=secure)
     values = [row[f"val_{name}"] for row in result.rows]
     assert values[result.best_round - 1] == best(values)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_is_selected_by_every_kind_of_count(algorithm: str) -> None:
+    """Confusion matrices, histograms, sums and bins, over all classes and of one; the best round is the best by it."""
+    for name in ("auc", "average_precision[1]", "f1[0]", "minority_accuracy", "brier"):
+        result = runner.run(small(algorithm, rounds=2, select_by=name))
+        values = [row[f"val_{name}"] for row in result.rows]
+        assert values[result.best_round - 1] == (min if name == "brier" else max)(values), name
 
 
 def test_a_metric_that_is_not_one_is_refused() -> None:

@@ -6,6 +6,7 @@ and randomness are untouched. Where the parties are elsewhere, or their replies 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from atoll.engines.inprocess import InProcessEngine
+from atoll.errors import AtollWarning
 from atoll.federation.cohort import Cohort, Fields, Observation
 from atoll.runs.best import BestRound
 from atoll.runs.evaluation import MAX_LISTED, Evaluation, from_counts, of_items
@@ -47,7 +49,12 @@ def of_best(
     task: Any = experiment.federation.task
     if not best.round or "confusion" not in task.fields:
         return {}
-    seen = _outputs(experiment, best, row)
+    try:
+        seen = _outputs(experiment, best, row)
+    except Exception as error:  # an algorithm's own `predict`; its run must not end without a result
+        text = f"The best round's outputs could not be had ({type(error).__name__}: {error}); its detail is made of counts."
+        warnings.warn(text, AtollWarning, stacklevel=2)
+        seen = []
     found = _judged(experiment, seen, threshold) if seen else _counted(experiment, best, threshold)
     return {} if found is None else found.to_dict()
 
@@ -88,8 +95,8 @@ def _counted(experiment: Experiment, best: BestRound, threshold: Mapping[str, An
 
 def _outputs(experiment: Experiment, best: BestRound, row: Mapping[str, Any]) -> list[Observation]:
     """What the parties predict with the best round's model; nothing where they are elsewhere, or their replies are noised."""
-    engine = experiment.engine
-    if not isinstance(engine, InProcessEngine) or experiment.config.dp.active:
+    engine, kind = experiment.engine, experiment.algorithm.Cohort
+    if not isinstance(engine, InProcessEngine) or experiment.config.dp.active or kind.predict is Cohort.predict:
         return []
 
     def make(parties: Sequence[int], blank: bool) -> Cohort:

@@ -82,6 +82,17 @@ def judge(
         class_names: The classes' names; the graph's own, or their numbers, without.
         threshold: As `model.json` holds it: how one of two classes is decided. None decides for the likeliest.
         mask: The nodes to judge, of which only labeled ones count; without, the test nodes or, in a graph that marks none, all.
+
+    Returns:
+        Metrics overall, by class and by party; it prints as tables.
+
+    Examples:
+        >>> import atoll, torch
+        >>> graph = atoll.load("csbm", nodes=100, classes=2)
+        >>> sure = torch.nn.functional.one_hot(graph.y, 2).float() * 8
+        >>> judged = atoll.judge(graph, sure)
+        >>> judged.overall["accuracy"], judged.overall["auc"]
+        (1.0, 1.0)
     """
     labeled = graph.y >= 0
     selected = resolve(graph, mask if mask is not None else "test" if bool((graph.test & labeled).any()) else None)
