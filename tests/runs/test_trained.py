@@ -33,7 +33,7 @@ MORE = {"train_loss", "majority_accuracy"}  # metrics that are not made of predi
 
 def tail(nodes: int = 25, seed: int = 9) -> Graph:
     """A graph that no run has seen; some nodes have no label."""
-    new = atoll.load("csbm", nodes=nodes, features=12, degree=4, classes=3, seed=seed)
+    new = atoll.load("csbm", nodes=nodes, features=12, degree=4, classes=3, graph_seed=seed)
     return replace(new, y=torch.where(torch.arange(nodes) < 5, -1, new.y))
 
 

@@ -50,7 +50,7 @@ class TrainedModel:
         >>> table = model.predict()
         >>> list(table.columns), len(table)
         (['id', 'party', 'split', 'label', 'class', 'p[0]', 'p[1]', 'p[2]'], 200)
-        >>> new = atoll.load("csbm", nodes=50, classes=3, seed=1)
+        >>> new = atoll.load("csbm", nodes=50, classes=3, graph_seed=1)
         >>> len(model.predict(new))
         50
     """
