@@ -16,14 +16,8 @@ from atoll import algorithms
 from atoll.runs import config
 
 REFERENCE = {  # page of the API reference → its title and the names of the façade on it; names that are not here go to the last
-    "running.md": (
-        "Run and compare",
-        ("run", "resume", "compare", "read", "load", "Result", "Comparison", "Graph"),
-    ),
-    "using.md": (
-        "Use what was trained",
-        ("load_model", "TrainedModel", "judge", "Evaluation", "export_model"),
-    ),
+    "running.md": ("Run and compare", ("run", "resume", "compare", "read", "load", "Result", "Comparison", "Graph")),
+    "using.md": ("Use a trained model", ("load_model", "TrainedModel", "judge", "Evaluation", "export_model")),
     "errors.md": ("Errors", ("AtollError", "AtollWarning")),
     "extending.md": (
         "Extend atoll",
