@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from atoll.data import load, partition, save
+from atoll.data import files, load, partition, save
 from atoll.data.partition import PartitionSettings
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
@@ -313,3 +313,29 @@ def test_rubbish_npz(tmp_path: Path) -> None:
     for name in ("one.npy", "text.npz"):
         with pytest.raises(AtollError, match=r"cannot be read as an \.npz of plain arrays \(it is not a zip archive\)"):
             load(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("form", ["npz", "csv", "parquet"])
+def test_ids_of_nodes_survive(form: str, tmp_path: Path) -> None:
+    """Text ids of tables are the graph's names, through partitions and every form that it is saved in."""
+    from atoll.data.subgraphs import induced_subgraphs
+
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/nodes.csv").write_text("id,x,label\n007,1,a\nann,2,b\nbob,3,a\n")
+    (tmp_path / "own/edges.csv").write_text("source,target\n007,ann\nann,bob\n")
+    graph = files.read(tmp_path / "own")
+    part = induced_subgraphs(graph, [np.array([2, 1]), np.array([0])]).select([0])
+    files.save(part, tmp_path / "saved", form)
+    again = files.read(tmp_path / "saved")
+    assert again.node_names is not None
+    assert again.node_names.tolist() == ["bob", "ann"]
+    assert again.edge_index.tolist() == [[0, 1], [1, 0]]
+
+
+@pytest.mark.parametrize("names", [["a", "a"], ["a"], [1, 2]])
+def test_an_archive_names_each_node_once(names: list[object], tmp_path: Path) -> None:
+    """Anything else is one sentence."""
+    x, edges, y = np.ones((2, 1), np.float32), np.array([[0], [1]]), np.zeros(2, np.int64)
+    np.savez(tmp_path / "own.npz", x=x, edge_index=edges, y=y, node_names=np.array(names))
+    with pytest.raises(AtollError, match=r"`node_names` in .*own.npz has shape .* give each node a text of its own"):
+        files.read(tmp_path / "own.npz")

@@ -143,3 +143,24 @@ def test_the_digest_tells_other_data(sparse: bool) -> None:
     digests = [replace(graph, **{name: value}).digest for name, value in others.items()]
     assert len({graph.digest, *digests}) == 8
     assert replace(graph).digest == graph.digest
+
+
+def test_nodes_keep_their_names() -> None:
+    """In subgraphs, blocks and stacks; the texts are shared, not copied."""
+    graph = replace(_whole_graph(5), node_names=np.array(["a", "b", "c", "d", "e"], object))
+    part = graph.rows(torch.tensor([4, 1]))
+    assert part.node_names is not None
+    assert part.node_names.tolist() == ["e", "b"]
+    assert graph.node_names is not None
+    assert part.node_names[0] is graph.node_names[4]
+    both = stack([part, graph])
+    assert both.node_names is not None
+    assert both.node_names.tolist() == ["e", "b", "a", "b", "c", "d", "e"]
+    assert both.select([0]).node_names is not None
+    assert stack([part, replace(graph, node_names=None)]).node_names is None
+
+
+def _whole_graph(nodes: int) -> Graph:
+    none = torch.zeros(nodes, dtype=torch.bool)
+    edges = torch.zeros(2, 0, dtype=torch.int64)
+    return Graph(torch.ones(nodes, 1), edges, none.long(), none, none, none, 1, torch.arange(nodes), torch.tensor([0, nodes]))
