@@ -199,7 +199,7 @@ def test_summary_and_report_say_who_was_missing(tmp_path: Path) -> None:
     assert "(a party missing)" in told
     reports.write(reports.make([tmp_path / "run"], embeddings="none"), html=tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    assert "run: missing were party 1 in 3 of 6 rounds, party 0 in 1; no such round is the best." in page
+    assert "run: missing: party 1 in 3 of 6 rounds, party 0 in 1; no such round is the best." in page
     run({}, tmp_path / "whole")
     assert not reports.make([tmp_path / "whole"], embeddings="none").notes
 

@@ -10,26 +10,42 @@ from pathlib import Path
 
 from atoll import storage
 from atoll.errors import AtollError
-from atoll.reports import figures, matplotlib, page, recompute, table
+from atoll.reports import matplotlib, page, recompute, table
+from atoll.reports.detail import RowDetail, row_detail
 from atoll.reports.figures import Figure
+from atoll.reports.figures.classes import MAX_MATRICES, classes
+from atoll.reports.figures.cost import cost
+from atoll.reports.figures.curves import learning
+from atoll.reports.figures.embeddings import embeddings as embedding_figures
+from atoll.reports.figures.parties import groups, parties
+from atoll.reports.figures.partition import partition
+from atoll.reports.gaps import Gaps
+from atoll.reports.page_table import PageTable
+from atoll.reports.partitions import Partition, majority, partition_of
+from atoll.reports.party_table import party_table
 from atoll.reports.runs import Row, gather, grouped
 from atoll.reports.table import ComparisonTable
 
 METHODS = ("tsne", "pca", "none")
-MOST_NODES = 600  # of an embedding
-MOST_EMBEDDINGS = 6  # rows of which embeddings are drawn
-MOST_PARTITIONS = 4
-SECONDS_BETWEEN_LOOKS = 5.0
+MAX_NODES = 600  # of an embedding
+MAX_EMBEDDINGS = 6  # rows whose embeddings are drawn
+MAX_PARTITIONS = 4
+SECONDS_BETWEEN_UPDATES = 5.0
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything a report says, not yet in any form."""
+    """Everything a report says, not yet in any format."""
 
     rows: list[Row]
     table: ComparisonTable
-    figures: list[Figure]
-    notes: list[str]  # who was missing in a run; what could not be shown, and why
+    cards: list[Figure | PageTable]  # figures and further tables, section by section
+    notes: list[str]  # which parties were missing in a run; what could not be shown, and why
+
+    @property
+    def figures(self) -> list[Figure]:
+        """The cards that are drawn."""
+        return [card for card in self.cards if isinstance(card, Figure)]
 
     @property
     def done(self) -> bool:
@@ -38,58 +54,83 @@ class Report:
 
 
 def make(paths: Iterable[str | Path], *, embeddings: str = "tsne") -> Report:
-    """Read the runs and draw up their report; embeddings wait until all runs are over."""
+    """Read the runs and draw up their report; what needs their models waits until all runs are over."""
     if embeddings not in METHODS:
         raise AtollError(f"--embeddings is {embeddings!r} but must be one of {', '.join(METHODS)}.")
     rows = grouped(gather(Path(path) for path in paths))
+    gaps = Gaps()
     notes = [run.absence for row in rows for run in row.runs if run.absence]
     notes += [f"{row.label}, seed {run.config.seed}: {text}" for row in rows for run in row.runs for text in run.result.warnings]
-    drawn = [
-        *figures.learning(rows),
-        *figures.parties(rows),
-        *figures.groups(rows, [recompute.majority(row) for row in rows]),
-        *figures.traffic(rows),
-        *_partitions(rows, notes),
+    notes += [sentence for row in rows if (sentence := _repeated_seeds(row))]
+    details, maps = _from_models(rows, embeddings, gaps) if all(row.done for row in rows) else ([None] * len(rows), [])
+    cards: list[Figure | PageTable] = [
+        *learning(rows),
+        *classes(rows, details),
+        *party_table(rows, details),
+        *parties(rows),
+        *groups(rows, [majority(row) for row in rows]),
+        *cost(rows),
+        *_partitions(rows, gaps),
+        *maps,
     ]
-    if embeddings != "none" and all(row.done for row in rows):
-        drawn += _embeddings(rows, embeddings, notes)
-    return Report(rows, table.table(rows, recompute.majority), drawn, notes)
+    return Report(rows, table.table(rows, majority), cards, notes + gaps.sentences())
 
 
-def _partitions(rows: Sequence[Row], notes: list[str]) -> list[Figure]:
-    """The distinct ways the rows' graphs were spread, each drawn once, for the first seed."""
-    found: dict[int, tuple[recompute.Partition, str]] = {}
+def _repeated_seeds(row: Row) -> str:
+    """A sentence where a seed occurs more than once, which makes a standard deviation too small."""
+    seeds = [run.config.seed for run in row.runs]
+    repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+    return f"{row.label}: seed {', '.join(map(str, repeated))} occurs more than once." if repeated else ""
+
+
+def _from_models(rows: Sequence[Row], method: str, gaps: Gaps) -> tuple[list[RowDetail | None], list[Figure]]:
+    """The details of the rows' predictions and their embeddings, row by row, as a model may have to be loaded for both."""
+    details: list[RowDetail | None] = []
+    maps: list[Figure] = []
+    for number, row in enumerate(rows):
+        detail = row_detail(row) if number < MAX_MATRICES else None
+        if isinstance(detail, str):
+            gaps.add(row.label, "classes and calibration", detail)
+        details.append(detail if isinstance(detail, RowDetail) else None)
+        if method != "none" and number < MAX_EMBEDDINGS:
+            maps += _embedding(row, method, gaps, f"-{number}" if len(rows) > 1 else "")
+    recompute.predictions.cache_clear()
+    if len(rows) > MAX_MATRICES:
+        gaps.others.append(f"Classes and calibration are shown for the first {MAX_MATRICES} of {len(rows)} rows.")
+    if method != "none" and len(rows) > MAX_EMBEDDINGS:
+        gaps.others.append(f"Embeddings are shown for the first {MAX_EMBEDDINGS} of {len(rows)} rows.")
+    return details, maps
+
+
+def _embedding(row: Row, method: str, gaps: Gaps, suffix: str) -> list[Figure]:
+    embedded = recompute.embedding(row.runs[0], method, MAX_NODES)
+    if isinstance(embedded, str):
+        gaps.add(row.label, "embeddings", embedded)
+        return []
+    divided = partition_of(row.runs[0].config)
+    return embedding_figures(row, embedded, method, [] if isinstance(divided, str) else divided.class_names, suffix)
+
+
+def _partitions(rows: Sequence[Row], gaps: Gaps) -> list[Figure]:
+    """The distinct partitions of the rows, each drawn once, for the first seed."""
+    distinct: dict[int, tuple[Partition, str]] = {}
     for row in rows:
         config = row.runs[0].config
-        told = recompute.partition_of(config)
-        if isinstance(told, str):
-            notes.append(f"The partition of {row.label} is not drawn: {told}.")
+        divided = partition_of(config)
+        if isinstance(divided, str):
+            gaps.add(row.label, "partition", divided)
         else:
-            found.setdefault(id(told), (told, f"{config.dataset}, {config.partition}, {len(told.facts.parties)} parties"))
-    several = len(found) > 1
-    if len(found) > MOST_PARTITIONS:
-        notes.append(f"The first {MOST_PARTITIONS} of {len(found)} partitions are drawn.")
-    shown = list(found.values())[:MOST_PARTITIONS]
+            title = f"{row.data_name}, {config.partition}, {len(divided.facts.parties)} parties"
+            distinct.setdefault(id(divided), (divided, title))
+    several = len(distinct) > 1
+    if len(distinct) > MAX_PARTITIONS:
+        gaps.others.append(f"The first {MAX_PARTITIONS} of {len(distinct)} partitions are shown.")
+    shown = list(distinct.values())[:MAX_PARTITIONS]
     drawn = [
-        figures.partition(told, f": {title}" if several else "", f"-{place}" if several else "")
-        for place, (told, title) in enumerate(shown)
+        partition(divided, f": {title}" if several else "", f"-{number}" if several else "")
+        for number, (divided, title) in enumerate(shown)
     ]
     return list(chain.from_iterable(drawn))
-
-
-def _embeddings(rows: Sequence[Row], method: str, notes: list[str]) -> list[Figure]:
-    drawn: list[Figure] = []
-    for place, row in enumerate(rows[:MOST_EMBEDDINGS]):
-        found = recompute.embedding(row.runs[0], method, MOST_NODES)
-        if isinstance(found, str):
-            notes.append(f"The embeddings of {row.label} are not drawn: {found}.")
-            continue
-        told = recompute.partition_of(row.runs[0].config)
-        names = [] if isinstance(told, str) else told.class_names
-        drawn += figures.embeddings(row, found, method, names, f"-{place}" if len(rows) > 1 else "")
-    if len(rows) > MOST_EMBEDDINGS:
-        notes.append(f"Embeddings are drawn for the first {MOST_EMBEDDINGS} of {len(rows)} rows.")
-    return drawn
 
 
 def write(
@@ -101,7 +142,7 @@ def write(
     latex: Path | None = None,
     markdown: Path | None = None,
 ) -> list[Path]:
-    """Write the report in the forms asked for; everything is made before the first file is written, and each appears whole."""
+    """Write the report in the formats asked for; everything is rendered before the first file is written, and each is atomic."""
     files: dict[Path, bytes] = {}
     if html is not None:
         files[html] = page.render(report).encode()
@@ -119,16 +160,16 @@ def write(
 def _save(files: Mapping[Path, bytes]) -> None:
     for path, data in files.items():
         if not path.name:
-            raise AtollError(f"{str(path)!r} is no name for a file; choose another place for the report.")
+            raise AtollError(f"{str(path)!r} is not the name of a file; choose another path for the report.")
         with storage.writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         storage.write_whole(path, data)
 
 
 def follow(
-    paths: Sequence[str | Path], html: Path, *, embeddings: str = "tsne", seconds: float = SECONDS_BETWEEN_LOOKS
+    paths: Sequence[str | Path], html: Path, *, embeddings: str = "tsne", seconds: float = SECONDS_BETWEEN_UPDATES
 ) -> Report:
-    """Write the page again and again until all runs are over."""
+    """Write the page every few seconds until all runs are over."""
     while True:
         report = make(paths, embeddings=embeddings)
         write(report, html=html)

@@ -12,7 +12,7 @@ from torch import Tensor
 from atoll.errors import AtollError
 from atoll.federation.cohort import backbone
 from atoll.models.parameters import set_parameters
-from atoll.reports.recompute import in_plane
+from atoll.reports.projection import in_plane
 from atoll.runs.experiment import prepare
 from atoll.runs.result import Result
 
@@ -33,7 +33,7 @@ def tsne(result: Result, *, perplexity: float = 30.0, seed: int = 0) -> ClassMap
 
 
 def silhouette(result: Result) -> float:
-    """How well the classes of the test nodes lie apart in H, from −1 to 1: a node's mean silhouette (Rousseeuw, 1987)."""
+    """How well the classes of the test nodes are separated in H, from −1 to 1: the mean silhouette (Rousseeuw, 1987)."""
     from sklearn.metrics import silhouette_score
 
     embeddings, classes = embed(result)
@@ -46,16 +46,16 @@ def embed(result: Result) -> tuple[Tensor, Tensor]:
     whole, settings = experiment.party_data.whole, result.config.settings
     network = backbone(settings, experiment.federation.schema, 1, None)
     set_parameters(network, _model(result))
-    chosen = whole.test & (whole.y >= 0)
+    tested = whole.test & (whole.y >= 0)
     with torch.no_grad():
-        return network(whole)[chosen], whole.y[chosen]
+        return network(whole)[tested], whole.y[tested]
 
 
 def _model(result: Result) -> dict[str, Tensor]:
     """The server's model, or that of a single party."""
     if "model" in result.state:
-        found: dict[str, Tensor] = result.state["model"]
-        return found
+        shared: dict[str, Tensor] = result.state["model"]
+        return shared
     if result.parties == 1 and "model" in result.memory.get("0", {}):
         return dict(result.memory["0"]["model"])
     raise AtollError(f"{result.config.algorithm} has no model that all parties share; there is nothing to embed.")

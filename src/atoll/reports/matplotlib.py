@@ -27,7 +27,7 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "atoll",
 }
 WIDTH, HEIGHT = 3.4, 2.4  # inches: one column of two
-WIDE = 20  # the ratio of the places on an axis from which on it is logarithmic
+WIDE = 20  # ratio of the largest to the smallest x from which on the axis is logarithmic
 
 
 def draw(figure: Figure, form: str) -> bytes:
@@ -36,7 +36,7 @@ def draw(figure: Figure, form: str) -> bytes:
 
 
 def _as_text(figure: Figure) -> Figure:
-    """The figure with names that matplotlib takes for text: a pair of dollars would be a formula."""
+    """The figure with dollar signs escaped: matplotlib would typeset what is between two as a formula."""
 
     def name(value: Any) -> Any:
         return shown(value).replace("$", r"\$") if isinstance(value, str) else value
@@ -68,24 +68,24 @@ def panels(
             if len(figures) > 1:
                 axes.set_title(figure.title, fontsize=8)
         named = {name: handle for axes in canvas.axes for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
-        if legend and (len(named) > 1 or (named and first.section in ("Learning", "Traffic"))):
+        if legend and (len(named) > 1 or (named and first.section in ("Learning", "Cost"))):
             columns = min(3 * columns, len(named))
             bigger = 3 if first.kind == "map" else 1
-            place = {"loc": "outside lower center", "ncols": columns, "handlelength": 1.2, "columnspacing": 1}
-            canvas.legend(named.values(), named.keys(), markerscale=bigger, **place)
+            layout = {"loc": "outside lower center", "ncols": columns, "handlelength": 1.2, "columnspacing": 1}
+            canvas.legend(named.values(), named.keys(), markerscale=bigger, **layout)
         file = BytesIO()
-        told = {"Description": description} | ({"Date": None} if form == "svg" else {})
-        canvas.savefig(file, format=form, dpi=dpi, metadata={name: text for name, text in told.items() if name == "Date" or text})
+        metadata = ({"Description": description} if description else {}) | ({"Date": None} if form == "svg" else {})
+        canvas.savefig(file, format=form, dpi=dpi, metadata=metadata)
     return file.getvalue()
 
 
 def _panel(figure: Figure, axes: Any) -> None:
     from matplotlib.ticker import PercentFormatter
 
-    kinds = {"bars": bars, "stack": bars, "heat": heat, "lines": lines, "dots": dots, "boxes": boxes}
+    kinds = {"bars": bars, "stack": bars, "heat": heat, "lines": lines, "dots": dots, "boxes": boxes, "reliability": reliability}
     kinds.get(figure.kind, points)(figure, axes)
     axes.set(xlabel=figure.x, ylabel=figure.y)
-    if figure.percent:
+    if figure.percent and figure.kind != "heat":
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     if figure.kind == "map":
         axes.set_axis_off()
@@ -100,33 +100,37 @@ def lines(figure: Figure, axes: Any) -> None:
         if series.spread is not None:
             middle, spread = np.array(series.y, dtype=float), np.array(series.spread)
             axes.fill_between(series.x, middle - spread, middle + spread, color=color, alpha=0.18, linewidth=0)
+        if series.mark is not None:
+            axes.plot(*series.mark, color=color, marker="o", markersize=4)
     if figure.log:
         axes.set_xscale("log")
         axes.minorticks_off()
+    if figure.log_y:
+        axes.set_yscale("log")
 
 
 def dots(figure: Figure, axes: Any) -> None:
-    """Measured points with whiskers, joined; a single one among several is a level. Wide ranges of x are drawn by logarithm."""
-    places = sorted({float(x) for series in figure.series for x in series.x})
+    """Connected points with whiskers; a series of one point is a horizontal line. Wide ranges of x are logarithmic."""
+    positions = sorted({float(x) for series in figure.series for x in series.x})
     for series in figure.series:
         color = _color(series.color)
-        if len(series.x) == 1 and len(places) > 1:
+        if len(series.x) == 1 and len(positions) > 1:
             axes.axhline(series.y[0], color=color, label=series.name, linewidth=1, linestyle="--")
             continue
         style = {"color": color, "label": series.name, "linewidth": 1.2, "marker": "o", "markersize": 3, "capsize": 2}
         axes.errorbar(series.x, series.y, yerr=series.spread, elinewidth=0.8, **style)
-    above = [x for x in places if x > 0]
-    if len(above) > 1 and places[0] >= 0 and above[-1] / above[0] > WIDE:
-        if places[0] > 0:
+    positive = [x for x in positions if x > 0]
+    if len(positive) > 1 and positions[0] >= 0 and positive[-1] / positive[0] > WIDE:
+        if positions[0] > 0:
             axes.set_xscale("log")
         else:
-            axes.set_xscale("symlog", linthresh=above[0])
-        axes.set_xticks(places, [f"{x:.2g}" if x < 1 else f"{x:g}" for x in places])
+            axes.set_xscale("symlog", linthresh=positive[0])
+        axes.set_xticks(positions, [f"{x:.2g}" if x < 1 else f"{x:g}" for x in positions])
         axes.minorticks_off()
 
 
 def boxes(figure: Figure, axes: Any) -> None:
-    """A box a series: median, quartiles, whiskers within one and a half box lengths, and the values beyond."""
+    """One box per series: median, quartiles, whiskers within one and a half box lengths, and the values beyond."""
     drawn = axes.boxplot([list(series.y) for series in figure.series], patch_artist=True, widths=0.6)
     for series, box, middle, beyond in zip(figure.series, drawn["boxes"], drawn["medians"], drawn["fliers"], strict=True):
         box.set(facecolor=_color(series.color), alpha=0.6, linewidth=0.8)
@@ -135,6 +139,18 @@ def boxes(figure: Figure, axes: Any) -> None:
     names = [series.name for series in figure.series]
     axes.set_xticks(range(1, len(names) + 1), names, rotation=30, ha="right")
     axes.grid(axis="x", visible=False)
+
+
+def reliability(figure: Figure, axes: Any) -> None:
+    """Accuracy by confidence, with the diagonal on which they are equal."""
+    from matplotlib.ticker import PercentFormatter
+
+    axes.plot([0, 1], [0, 1], color="#999999", linewidth=0.8, linestyle="--")
+    for series in figure.series:
+        axes.plot(series.x, series.y, color=_color(series.color), label=series.name, linewidth=1)
+        sizes = [30 * size for size in series.size or [0.3] * len(series.x)]
+        axes.scatter(series.x, series.y, s=sizes, color=_color(series.color), linewidths=0)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
 def points(figure: Figure, axes: Any) -> None:
@@ -147,14 +163,14 @@ def points(figure: Figure, axes: Any) -> None:
 
 
 def bars(figure: Figure, axes: Any) -> None:
-    """Bars side by side, or one on the other."""
+    """Bars side by side, or stacked."""
     names = list(dict.fromkeys(str(x) for series in figure.series for x in series.x))
-    place = {name: number for number, name in enumerate(names)}
+    position = {name: number for number, name in enumerate(names)}
     stacked = figure.kind == "stack"
     width = 0.8 if stacked else 0.8 / max(len(figure.series), 1)
     floor = np.zeros(len(names))
     for number, series in enumerate(figure.series):
-        at = np.array([place[str(x)] for x in series.x])
+        at = np.array([position[str(x)] for x in series.x])
         heights = np.array([np.nan if y is None else y for y in series.y], dtype=float)
         shift = 0.0 if stacked else (number - (len(figure.series) - 1) / 2) * width
         whiskers = {"yerr": series.spread, "error_kw": {"linewidth": 0.8}} if series.spread is not None else {}
@@ -170,14 +186,15 @@ def bars(figure: Figure, axes: Any) -> None:
 
 
 def heat(figure: Figure, axes: Any) -> None:
-    """Shares as colors, with their per cent where there is room."""
+    """Shares as colors, with their percentages where there is room."""
     table = figure.heat
     assert table is not None
     share = np.array(table.share)
     image = axes.imshow(share, aspect="auto", cmap="Blues", vmin=0)
     for ticks, names in ((axes.set_xticks, table.x), (axes.set_yticks, table.y)):
         step = -(-len(names) // 20)
-        ticks(range(0, len(names), step), names[::step])
+        long = ticks == axes.set_xticks and sum(map(len, names)) > 40 and max(map(len, names)) > 3
+        ticks(range(0, len(names), step), names[::step], **({"rotation": 30, "ha": "right"} if long else {}))
     axes.grid(visible=False)
     if max(share.shape) <= 8:
         for (line, column), value in np.ndenumerate(share):
@@ -186,5 +203,5 @@ def heat(figure: Figure, axes: Any) -> None:
     axes.figure.colorbar(image, ax=axes, format=lambda value, _: f"{100 * value:.0f}%")
 
 
-def _color(place: int) -> str:
-    return PALETTE[place % len(PALETTE)]
+def _color(index: int) -> str:
+    return PALETTE[index % len(PALETTE)]

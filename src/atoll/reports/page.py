@@ -7,13 +7,14 @@ import json
 import re
 from collections.abc import Sequence
 from itertools import groupby
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from atoll.errors import AtollError, shown
-from atoll.reports import table
-from atoll.reports.figures import PALETTE, Figure, Series
+from atoll.errors import AtollError
+from atoll.reports import page_table, settings_table, table, titles
+from atoll.reports.figures import Figure
+from atoll.reports.page_table import PageTable, escape
+from atoll.reports.plotly import plot
 from atoll.reports.runs import Row
 from atoll.runs.folder import finite
 from atoll.version import __version__
@@ -21,60 +22,100 @@ from atoll.version import __version__
 if TYPE_CHECKING:
     from atoll.reports import Report
 
-escape = table.escape
 REFRESH = 5  # seconds between reloads while a run goes on
-DASHES = ("solid", "dash", "dot", "dashdot")
+MAX_GOING = 6  # runs in progress that are listed
+FIRST, LAST = "Comparison", "Settings"  # sections that every page has
 
 
 def render(report: Report) -> str:
     """The whole page."""
-    datasets = list(dict.fromkeys(row.runs[0].config.dataset for row in report.rows))
-    title = ", ".join(row.label for row in report.rows[:4]) + (" …" if len(report.rows) > 4 else "")
-    title += f" on {datasets[0]}" if len(datasets) == 1 else ""  # else the labels say it
     parts = {
-        "title": escape(title),
+        "title": escape(titles.title(report.rows)),
+        "subtitle": escape(titles.subtitle(report.rows)),
+        "summary": escape(titles.summary(report.rows)),
         "refresh": "" if report.done else f"<meta http-equiv=refresh content={REFRESH}>",
         "going": "" if report.done else f"<p class=going role=status>{escape(progress(report.rows))}</p>",
         "table": table.html(report.table),
         "caption": escape(report.table.caption),
-        "contents": contents(report.figures),
-        "figures": sections(report.figures),
-        "notes": "".join(f"<p class=note>{escape(note)}</p>" for note in report.notes),
-        "configurations": "\n".join(configuration(row) for row in report.rows),
+        "contents": contents(report.cards),
+        "sections": sections(report.cards),
+        "notes": notes(report.notes),
+        "settings": settings(report.rows),
         "data": script_json({figure.name: plot(figure) for figure in report.figures}),
         "plotly": library(),
         "version": escape(__version__),
     }
     template = importlib.resources.files("atoll.reports").joinpath("page.html").read_text()
-    return re.sub(r"<!--atoll:(\w+)-->", lambda place: parts[place[1]], template)
+    return re.sub(r"<!--atoll:(\w+)-->", lambda match: parts[match[1]], template)
 
 
 def progress(rows: Sequence[Row]) -> str:
     """How far the runs that still go on are."""
     going = [run for row in rows for run in row.runs if not run.result.finished]
-    told = ", ".join(f"{run.path.name}: round {run.result.rounds} of {run.config.run.rounds}" for run in going[:6])
-    return f"{told}{' …' if len(going) > 6 else ''}. This page loads itself again every {REFRESH} seconds."
+    words = ", ".join(f"{run.path.name}: round {run.result.rounds} of {run.config.run.rounds}" for run in going[:MAX_GOING])
+    return f"{words}{' …' if len(going) > MAX_GOING else ''}. This page reloads every {REFRESH} seconds."
 
 
-def contents(figures: Sequence[Figure]) -> str:
+def contents(cards: Sequence[Figure | PageTable]) -> str:
     """Links to the sections."""
-    names = ["Comparison", *dict.fromkeys(figure.section for figure in figures), "Configuration"]
+    names = [FIRST, *dict.fromkeys(card.section for card in cards), LAST]
     return " ".join(f"<a href='#{name.lower()}'>{name}</a>" for name in names)
 
 
-def sections(figures: Sequence[Figure]) -> str:
-    """The figures' places, by section; a script draws into them."""
+def sections(cards: Sequence[Figure | PageTable]) -> str:
+    """The cards by section; a script draws into those of figures."""
     text = []
-    for section, members in groupby(figures, key=lambda figure: figure.section):
-        text.append(f"<section id={section.lower()}><h2>{escape(section)}</h2><div class=grid>")
-        for figure in members:
-            label = escape(f"{figure.title}. {figure.caption}", quote=True)
-            text.append(
-                f"<figure><h3>{escape(figure.title)}</h3><div class='plot {figure.kind}' id='f-{escape(figure.name)}' "
-                f"role=img aria-label='{label}'></div><figcaption>{escape(figure.caption)}</figcaption></figure>"
-            )
+    for section, group in groupby(cards, key=lambda card: card.section):
+        members = list(group)
+        small = sum(isinstance(card, Figure) and card.table is None for card in members)
+        columns = "three" if small % 3 == 0 or small > 4 else "two"
+        columns = "two" if section == "Embeddings" else columns
+        text.append(f"<section id={section.lower()}><h2>{escape(section)}</h2><div class='grid {columns}'>")
+        text += [figure_card(card) if isinstance(card, Figure) else table_card(card) for card in members]
         text.append("</div></section>")
     return "\n".join(text)
+
+
+def figure_card(figure: Figure) -> str:
+    """The title, legend, place and caption of a figure, and its table beside it."""
+    description = escape(f"{figure.title}. {figure.caption}", quote=True)
+    name = escape(figure.name)
+    drawing = (
+        f"<div class=legend id='l-{name}'></div>"
+        f"<div class='plot {figure.kind}' id='f-{name}' role=img aria-label='{description}'></div>"
+    )
+    caption = f"<figcaption>{escape(figure.caption)}</figcaption>" if figure.caption else ""
+    heading = f"<h3>{escape(figure.title)}</h3>"
+    if figure.table is None:
+        return f"<figure>{heading}{drawing}{caption}</figure>"
+    beside = f"<div class=beside><div class=wide tabindex=0>{page_table.html(figure.table)}</div>{_note(figure.table)}</div>"
+    return f"<figure class=full>{heading}<div class=pair><div class=drawing>{drawing}{caption}</div>{beside}</div></figure>"
+
+
+def table_card(table: PageTable) -> str:
+    """A table over the whole width."""
+    return (
+        f"<div class='card full' id='t-{escape(table.name)}'><h3>{escape(table.title)}</h3>"
+        f"<div class=wide tabindex=0>{page_table.html(table)}</div>{_note(table)}</div>"
+    )
+
+
+def _note(table: PageTable) -> str:
+    return f"<p class=note>{escape(table.caption)}</p>" if table.caption else ""
+
+
+def notes(sentences: Sequence[str]) -> str:
+    """What was missing in the runs, and what could not be shown."""
+    return f"<ul class=notes>{''.join(f'<li>{escape(sentence)}</li>' for sentence in sentences)}</ul>" if sentences else ""
+
+
+def settings(rows: Sequence[Row]) -> str:
+    """The settings in which the rows differ, the others folded, and the configuration of every row."""
+    differing, common = settings_table.differing(rows), settings_table.common(rows)
+    text = [table_card(differing)] if differing else []
+    title = f"{common.title} <small>{len(common.rows)}</small>"
+    text.append(f"<details><summary>{title}</summary><div class=wide tabindex=0>{page_table.html(common)}</div></details>")
+    return "\n".join([*text, *map(configuration, rows)])
 
 
 def configuration(row: Row) -> str:
@@ -83,7 +124,8 @@ def configuration(row: Row) -> str:
     seeds = ", ".join(str(run.config.seed) for run in row.runs)
     link = f"data:application/toml;charset=utf-8,{quote(first.text)}"
     return (
-        f"<details><summary>{escape(row.label)} <small>seed{'s' if len(row.runs) > 1 else ''} {escape(seeds)}</small></summary>"
+        f"<details><summary>config.toml of {escape(row.label)} "
+        f"<small>seed{'s' if row.several else ''} {escape(seeds)}</small></summary>"
         f'<p><code>atoll run config.toml</code> · <a download=config.toml href="{link}">save config.toml</a> · '
         f"<button type=button class=copy>copy</button></p><pre>{escape(first.text)}</pre></details>"
     )
@@ -100,113 +142,3 @@ def library() -> str:
         return importlib.resources.files("plotly").joinpath("package_data", "plotly.min.js").read_text()
     except (ModuleNotFoundError, FileNotFoundError) as error:
         raise AtollError('The page needs plotly, which is not installed; run `pip install "atoll[report]"`.') from error
-
-
-def plot(figure: Figure) -> dict[str, Any]:
-    """A figure in plotly's words; colors of paper, ink and grid are the page's."""
-    layout: dict[str, Any] = {"xaxis": {"title": {"text": figure.x, "standoff": 6}}, "yaxis": {"title": {"text": figure.y}}}
-    layout["showlegend"] = len(figure.series) > 1 or bool(figure.series and figure.section in ("Learning", "Traffic"))
-    if figure.percent:
-        layout["yaxis"]["tickformat"] = ".0%"
-    if figure.kind in ("bars", "stack"):
-        layout["barmode"] = "stack" if figure.kind == "stack" else "group"
-        layout["xaxis"] |= {"type": "category", "showgrid": False}
-        if lying(figure):
-            layout["xaxis"], layout["yaxis"] = layout["yaxis"], layout["xaxis"] | {"autorange": "reversed"}
-    if figure.kind == "map":
-        for axis in ("xaxis", "yaxis"):
-            layout[axis] = {"visible": False}
-        layout["yaxis"]["scaleanchor"] = "x"
-    if figure.kind == "heat":
-        layout["xaxis"] |= {"type": "category", "showgrid": False}
-        layout["yaxis"] |= {"type": "category", "autorange": "reversed", "showgrid": False}
-    traces = (
-        heat(figure) if figure.heat is not None else [trace for series in figure.series for trace in traces_of(figure, series)]
-    )
-    return {"data": traces, "layout": layout}
-
-
-def traces_of(figure: Figure, series: Series) -> list[dict[str, Any]]:
-    """A line with its band, points, or bars with their whiskers."""
-    color, dash = PALETTE[series.color % len(PALETTE)], DASHES[series.color // len(PALETTE) % len(DASHES)]
-    x, y = short(series.x), short(series.y)
-    trace: dict[str, Any] = {"name": label(series.name), "x": x, "y": y, "legendgroup": label(series.name), "showlegend": True}
-    if figure.kind in ("bars", "stack"):
-        trace |= {"type": "bar", "marker": {"color": color}}
-        height = "y"
-        if lying(figure):
-            trace |= {"orientation": "h", "x": y, "y": ["<br>".join(map(label, wrap(str(name), 20))) for name in series.x]}
-            height = "x"
-        if series.spread is not None:
-            trace[f"error_{height}"] = {"type": "data", "array": short(series.spread), "thickness": 1.2}
-        if figure.percent:
-            trace["hovertemplate"] = f"%{{{height}:.2%}}"
-        return [trace]
-    trace["type"] = "scatter"
-    if figure.kind in ("points", "map"):
-        trace |= {"mode": "markers", "marker": {"color": color, "size": 5 if figure.kind == "map" else 8, "opacity": 0.75}}
-        trace["hovertemplate" if figure.kind == "points" else "hoverinfo"] = (
-            "%{x:.3~s}, %{y:.2%}" if figure.kind == "points" else "name"
-        )
-        return [trace]
-    trace |= {"mode": "lines" if len(x) > 1 else "markers", "line": {"color": color, "width": 2, "dash": dash}}
-    trace["hovertemplate"] = "%{y:.2%}" if figure.percent else "%{y}"
-    if series.spread is None:
-        return [trace]
-    low, high = (
-        short([value + sign * std for value, std in zip(series.y, series.spread, strict=True) if value is not None])
-        for sign in (-1, 1)
-    )
-    band = {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [*x, *reversed(x)],
-        "y": [*high, *reversed(low)],
-        "fill": "toself",
-        "fillcolor": f"{color}2e",
-        "line": {"width": 0},
-        "hoverinfo": "skip",
-        "legendgroup": label(series.name),
-        "showlegend": False,
-    }
-    return [band, trace]
-
-
-def lying(figure: Figure) -> bool:
-    """Whether bars lie, so that there is room for long names."""
-    names = [str(name) for series in figure.series for name in series.x]
-    return not figure.x and max(map(len, names), default=0) > 12
-
-
-def heat(figure: Figure) -> list[dict[str, Any]]:
-    """Shares as colors."""
-    table = figure.heat
-    assert table is not None
-    trace = {
-        "type": "heatmap",
-        "x": short(table.x),
-        "y": short(table.y),
-        "z": [short(line) for line in table.share],
-        "text": [short(line) for line in table.told],
-        "zmin": 0,
-        "hovertemplate": f"{figure.y} %{{y}}, {figure.x} %{{x}}: %{{z:.1%}}, %{{text}}<extra></extra>",
-        "colorbar": {"tickformat": ".0%", "thickness": 10, "outlinewidth": 0},
-        "xgap": 1,
-        "ygap": 1,
-    }
-    if len(table.x) <= 12 and len(table.y) <= 12:
-        trace["texttemplate"] = "%{z:.0%}"
-    return [trace]
-
-
-def short(values: Sequence[Any]) -> list[Any]:
-    """Five significant digits are enough for the eye; names are text."""
-    return [
-        float(f"{value:.5g}") if isinstance(value, float) else label(value) if isinstance(value, str) else value
-        for value in values
-    ]
-
-
-def label(text: str) -> str:
-    """A name for plotly, which would take tags in it for markup."""
-    return shown(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,10 +1,9 @@
-"""What a report computes anew from a configuration and a checkpoint: how the graph was spread, what the model made of it."""
+"""What the trained model of a run folder predicts: computed again, where the parties' data is here."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -12,93 +11,42 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from atoll.data.federated import SCENARIOS, federate
-from atoll.data.statistics import PartitionStatistics, node_homophily, partition_statistics
 from atoll.errors import AtollError
 from atoll.federation.cohort import Observation
-from atoll.graphs.graph import Graph, majority_class
-from atoll.reports.runs import Row, StoredRun
-from atoll.runs import config as configurations
-from atoll.runs.config import Config
+from atoll.graphs.graph import Graph
+from atoll.reports.partitions import NOT_HERE
+from atoll.reports.projection import in_plane
+from atoll.reports.runs import StoredRun
+from atoll.runs.config import GIVEN
 from atoll.runs.experiment import prepare
 from atoll.runs.folder import Folder
-from atoll.runs.metrics import mean_std
+from atoll.runs.model_files import FOLDER, TENSORS, ModelFiles
 from atoll.runs.predictions import observe
+from atoll.tasks import DEFAULT_TASK, confusion, details
 from atoll.tasks.node_classification import evaluated_rows
 
-LARGEST = 300_000_000  # bytes of a checkpoint that embeddings are still made from
+MAX_BYTES = 300_000_000  # of a saved model that is still read
+MAX_PARTIES = 100  # whose metrics are computed one by one
+TOLERANCE = 0.01  # of the accuracy: another machine may round a few predictions differently
 
 
 @dataclass(frozen=True, eq=False)
-class Partition:
-    """How a graph was spread."""
+class Predictions:
+    """What the parties of a run predict with its saved model."""
 
+    observations: list[Observation]
+    parts: Graph
     scenario: str
-    facts: PartitionStatistics
-    homophily: list[float | None]  # of each party's nodes, the mean share of neighbors of their own class
-    flows: NDArray[np.float64] | None  # (P, P + 1) edges from party p's nodes to q's, last column: to nodes of no party
-    class_names: list[str]
-    tested: int  # labeled test nodes
-    minority: int  # those of another class than their party's most frequent training class
-    names: list[str]  # of the parties; their numbers where the data says none
+    names: tuple[str, ...]
+    round: int  # whose model it is: the best, or the last where an earlier version did not keep the best
 
 
-def partition_of(config: Config) -> Partition | str:
-    """How the configuration's graph was spread, or why it cannot be told."""
-    parts = ("dataset", "partition", "parties", "seed", "partition_settings", "split", "data")
-    document = {name: value for name, value in config.to_dict().items() if name in parts}
-    return _partition(json.dumps(document, default=str))
+@dataclass(frozen=True, eq=False)
+class RecomputedDetail:
+    """`detail` as result.json has it."""
 
-
-@lru_cache(maxsize=64)
-def _partition(document: str) -> Partition | str:
-    config = configurations.from_dict(json.loads(document) | {"algorithm": "local"}, "config.toml")
-    if config.partition == "node":
-        return "every node is a party of its own"
-    try:
-        data = federate(config, None, SCENARIOS)
-    except (AtollError, OSError) as error:
-        return f"its graph is not here: {str(error).rstrip('.')}"
-    graph = data.parts
-    values, defined = node_homophily(graph)
-    share = [
-        float(values[rows][defined[rows]].mean()) if defined[rows].any() else None
-        for rows in (slice(int(a), int(b)) for a, b in zip(graph.ptr[:-1], graph.ptr[1:], strict=True))
-    ]
-    tested = graph.test & (graph.y >= 0)
-    return Partition(
-        scenario=data.scenario,
-        facts=partition_statistics(graph, data.source),
-        homophily=share,
-        flows=_flows(graph, data.source) if data.scenario == "horizontal" else None,
-        class_names=list(graph.class_names or map(str, range(graph.num_classes))),
-        tested=int(tested.sum()),
-        minority=int((tested & (graph.y != majority_class(graph))).sum()),
-        names=list(data.names or map(str, range(graph.parties))),
-    )
-
-
-def _flows(parts: Graph, source: Graph) -> NDArray[np.float64]:
-    owner = np.full(int(max(source.ids.max(), parts.ids.max())) + 1, parts.parties)
-    owner[parts.ids.numpy()] = parts.party.numpy()
-    ends = owner[source.ids.numpy()][source.edge_index.numpy()]
-    table = np.zeros((parts.parties + 1, parts.parties + 1))
-    np.add.at(table, (ends[0], ends[1]), 1)
-    return table[:-1]
-
-
-def majority(row: Row) -> tuple[float, float | None] | None:
-    """Accuracy on the nodes of their party's most frequent training class: what is left of all nodes without the minority."""
-    found = []
-    for run in row.runs:
-        accuracy, minority = (run.metrics.get(name) for name in ("accuracy", "minority_accuracy"))
-        told = partition_of(run.config)
-        if isinstance(told, str) or told.scenario != "horizontal" or told.tested == told.minority:
-            return None
-        if accuracy is None or minority is None:
-            return None
-        found.append((accuracy * told.tested - minority * told.minority) / (told.tested - told.minority))
-    return mean_std(found)
+    document: dict[str, Any]
+    round: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,11 +57,12 @@ class Embedding:
     label: NDArray[np.int64]  # class, −1 where unlabeled
     party: NDArray[np.int64]
     of: int  # nodes in all
-    what: str  # what of the model lies in the plane, and of which nodes
+    what: str  # which representation of which nodes was projected
+    round: int
 
 
 class Hidden(NamedTuple):
-    """What a model makes of nodes."""
+    """A representation of nodes."""
 
     values: NDArray[np.float32]
     label: NDArray[np.int64]
@@ -121,46 +70,148 @@ class Hidden(NamedTuple):
     what: str
 
 
-def embedding(run: StoredRun, method: str, most: int) -> Embedding | str:
-    """What the checkpoint's model makes of at most so many nodes, in the plane, or why there is nothing."""
-    checkpoint = Folder(run.path).checkpoint
-    if not checkpoint.exists():
-        return "there is no checkpoint yet"
-    if checkpoint.stat().st_size > LARGEST:
-        return "its checkpoint is too large"
-    document = run.checkpoint()
-    if document is None:
-        return "its checkpoint cannot be read"
+@lru_cache(maxsize=1)
+def predictions(run: StoredRun) -> Predictions | str:
+    """What the parties predict with the best round's model, or the checkpoint's where there is no other; or why it is not known.
+
+    Only the last one is kept in memory: ask for everything of one run before the next.
+    """
+    if run.config.dataset == GIVEN:
+        return NOT_HERE
     try:
-        found = _hidden(run.config, document)
+        predicted = _predictions(run)
     except (AtollError, OSError) as error:
         return str(error).rstrip(".")
-    if found is None:
-        return f"{run.config.algorithm} predicts no classes of nodes"
-    nodes = len(found.values)
-    chosen = np.sort(np.random.default_rng(0).permutation(nodes)[:most])
-    points = in_plane(found.values[chosen].astype(np.float64), method)
-    return Embedding(points, found.label[chosen], found.party[chosen], nodes, found.what)
+    return predicted if isinstance(predicted, str) else _checked(run, predicted)
 
 
-def _hidden(config: Config, document: dict[str, Any]) -> Hidden | None:
-    """Ask the parties of a checkpoint for the last hidden representation of the model that predicts.
-
-    Where no single model does (split over parties and server, several channels), take the class scores of the judged nodes.
-    """
+def _predictions(run: StoredRun) -> Predictions | str:
+    config, folder = run.config, Folder(run.path)
+    model, checkpoint = run.path / FOLDER / TENSORS, folder.checkpoint
+    saved = model if model.exists() else checkpoint
+    if not saved.exists():
+        return "there is no saved model"
+    if saved.stat().st_size > MAX_BYTES:
+        return "the saved model is too large"
+    if saved == model:
+        files = ModelFiles.read(run.path)
+        state, memory, number = files.state, {"0": files.memory}, int(files.description["best_round"])
+        config = replace(config, engine="inprocess", run=replace(config.run, placement="together"))
+    else:
+        document = run.checkpoint()
+        if document is None:
+            return "the checkpoint cannot be read"
+        state, memory, number = document.get("state", {}), document.get("memory", {}), int(document["book"]["round"])
     experiment = prepare(config)
-    experiment.engine.restore(document.get("memory", {}))
-    seen, parts = observe(experiment, document.get("state", {})), experiment.party_data.parts
-    hidden = [one.hidden for one in seen if one.hidden is not None]
-    if hidden and sum(map(len, hidden)) == parts.num_nodes and experiment.party_data.scenario != "node":
+    experiment.engine.restore(memory)
+    data = experiment.party_data
+    return Predictions(observe(experiment, state), data.parts, data.scenario, tuple(data.names), number)
+
+
+def _checked(run: StoredRun, predicted: Predictions) -> Predictions | str:
+    """Refuse predictions that do not have the accuracy that was reported: the data has changed, or models are at the sites."""
+    row = next((row for row in run.rows if row["round"] == predicted.round), {})
+    reported = row.get("local_accuracy" if predicted.scenario == "overlapping" else "accuracy")
+    tested = [_tested(one) for one in predicted.observations]
+    count = sum(len(y) for _, y, _ in tested)
+    if reported is None or not count or row.get("partial") or run.config.dp.evaluation_noise:
+        return predicted
+    if run.config.run.task != DEFAULT_TASK:
+        return predicted
+    accuracy = sum(int((logits.argmax(1) == y).sum()) for logits, y, _ in tested) / count
+    if abs(accuracy - reported) > TOLERANCE:
+        return f"what is here has an accuracy of {accuracy:.1%}, but {reported:.1%} were reported: other data, or another model"
+    return predicted
+
+
+def _tested(one: Observation) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Outputs, classes and parties of the labeled test nodes."""
+    rows = (one.graph.test & (one.graph.y >= 0)).nonzero().squeeze(1)
+    numbers = torch.as_tensor(np.array(one.parties))
+    return one.output[rows], one.graph.y[rows], numbers[one.graph.party[rows]]
+
+
+def recomputed_detail(run: StoredRun) -> RecomputedDetail | str:
+    """Confusion, metrics of each class and party and calibration of the test nodes; or why they cannot be computed."""
+    if run.config.run.task != DEFAULT_TASK:
+        return f"the task is {run.config.run.task}"
+    if run.config.dp.evaluation_noise:
+        return "counts are noised in this run, so exact ones are not shown"
+    predicted = predictions(run)
+    if isinstance(predicted, str):
+        return predicted
+    tested = [_tested(one) for one in predicted.observations]
+    if not sum(len(y) for _, y, _ in tested):
+        return "there are no labeled test nodes"
+    logits, y, party = (torch.cat(each) for each in zip(*tested, strict=True))
+    names = list(predicted.parts.class_names or map(str, range(logits.shape[1])))
+    document = _document(logits, y, names)
+    parties = predicted.parts.parties
+    if 1 < parties <= MAX_PARTIES and predicted.scenario in ("horizontal", "overlapping"):
+        called = predicted.names or [f"party {number}" for number in range(parties)]
+        document["parties"] = {name: _of_party(logits[party == number], y[party == number]) for number, name in enumerate(called)}
+    return RecomputedDetail(document, predicted.round)
+
+
+def _document(logits: torch.Tensor, y: torch.Tensor, names: Sequence[str]) -> dict[str, Any]:
+    counts = _counts(logits, y, ("confusion", "calibration", "histogram"))
+    by_class = confusion.by_class(counts["confusion"])
+    for index, values in enumerate(by_class):
+        values |= {kind: details.class_value(kind, index, counts) for kind in ("auc", "average_precision")}
+    return {
+        "classes": list(names),
+        "confusion": counts["confusion"].tolist(),
+        "by_class": dict(zip(names, by_class, strict=True)),
+        "calibration": counts["calibration"].tolist(),
+        "threshold": None,
+    }
+
+
+def _of_party(logits: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
+    if not len(y):
+        return {}
+    counts = _counts(logits, y, ("confusion", "histogram"))
+    accuracy = float((logits.argmax(1) == y).double().mean())
+    return {"accuracy": accuracy, **details.metrics_of(counts, len(y), logits.shape[1])}
+
+
+def _counts(logits: torch.Tensor, y: torch.Tensor, fields: Sequence[str]) -> dict[str, torch.Tensor]:
+    """The counts of these nodes, as those of one party."""
+    nobody = torch.zeros_like(y)
+    counted = details.count(fields, logits, y, nobody, nobody, 1)
+    return {name: (value if isinstance(value, torch.Tensor) else value.dense())[0] for name, value in counted.items()}
+
+
+def embedding(run: StoredRun, method: str, most: int) -> Embedding | str:
+    """A representation of at most `most` nodes by the saved model, in the plane, or why there is none."""
+    predicted = predictions(run)
+    if isinstance(predicted, str):
+        return predicted
+    hidden = hidden_of(predicted)
+    if hidden is None:
+        return f"{run.config.algorithm} predicts no classes of nodes"
+    nodes = len(hidden.values)
+    selected = np.sort(np.random.default_rng(0).permutation(nodes)[:most])
+    points = in_plane(hidden.values[selected].astype(np.float64), method)
+    return Embedding(points, hidden.label[selected], hidden.party[selected], nodes, hidden.what, predicted.round)
+
+
+def hidden_of(predicted: Predictions) -> Hidden | None:
+    """The last hidden layer of the model that predicts.
+
+    Where no single model does (split over parties and server, several channels), the class scores of the evaluated nodes.
+    """
+    parts = predicted.parts
+    hidden = [one.hidden for one in predicted.observations if one.hidden is not None]
+    if hidden and sum(map(len, hidden)) == parts.num_nodes and predicted.scenario != "node":
         return Hidden(torch.cat(hidden).numpy(), parts.y.numpy(), parts.party.numpy(), "the last hidden layer")
-    return _judged(seen)
+    return _evaluated(predicted.observations)
 
 
-def _judged(seen: Sequence[Observation]) -> Hidden | None:
-    """The class scores of the nodes that were judged; their parties where each holds more than one node."""
+def _evaluated(observations: Sequence[Observation]) -> Hidden | None:
+    """The class scores of the nodes that were evaluated; their parties where each holds more than one node."""
     values, labels, owners = [], [], []
-    for one in seen:
+    for one in observations:
         graph, rows = one.graph, evaluated_rows(one.graph)
         several = graph.num_nodes > graph.parties
         owners.append(torch.as_tensor(np.array(one.parties))[graph.party[rows]] if several else torch.zeros_like(rows))
@@ -170,19 +221,3 @@ def _judged(seen: Sequence[Observation]) -> Hidden | None:
         return None
     what = "the class scores of validation and test nodes"
     return Hidden(torch.cat(values).numpy(), torch.cat(labels).numpy(), torch.cat(owners).numpy(), what)
-
-
-def in_plane(hidden: NDArray[np.float64], method: str, *, perplexity: float = 30.0, seed: int = 0) -> NDArray[np.float64]:
-    """Two dimensions by PCA, or by t-SNE (van der Maaten and Hinton, 2008) of the first fifty principal components."""
-    from sklearn.decomposition import PCA
-    from sklearn.manifold import TSNE
-
-    hidden = hidden + 1e-9 * np.random.default_rng(0).standard_normal(hidden.shape)  # equal rows apart
-    nodes, width = hidden.shape
-    if width < 2 or nodes < 3:
-        return np.pad(hidden, ((0, 0), (0, max(0, 2 - width))))[:, :2]
-    if method == "pca" or nodes < 10:
-        return np.asarray(PCA(2, random_state=0).fit_transform(hidden))
-    first = PCA(min(50, width, nodes), random_state=0).fit_transform(hidden)
-    tsne = TSNE(init="pca", perplexity=min(perplexity, (nodes - 1) / 3), max_iter=500, random_state=seed)
-    return np.asarray(tsne.fit_transform(first), dtype=np.float64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
@@ -12,14 +13,14 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.runs import absence
-from atoll.runs.config import Config
+from atoll.runs.config import GIVEN, Config
 from atoll.runs.folder import Folder
 from atoll.runs.metrics import mean_std
 from atoll.runs.own_partition import unlocated
 from atoll.runs.reader import read
 from atoll.runs.result import Result
 
-AXES = {"round": "round", "megabytes": "megabytes up and down", "seconds": "seconds", "simulated_seconds": "simulated seconds"}
+MAX_NAMES = 4  # of sites in a title
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +53,7 @@ class StoredRun:
         if not missing:
             return ""
         verdict = absence.verdict(missing, self.result.partial, self.config.run.allow_partial_best)
-        return f"{self.path.name}: missing were {absence.summary(missing, self.result.rounds, self.result.names)}; {verdict}."
+        return f"{self.path.name}: missing: {absence.summary(missing, self.result.rounds, self.result.names)}; {verdict}."
 
     @property
     def by_verb(self) -> dict[str, dict[str, int]]:
@@ -63,18 +64,33 @@ class StoredRun:
         """Payload of training, `up` or `down`."""
         return sum(traffic[way] for traffic in self.by_verb.values()) / 1e6
 
+    @cached_property
+    def detail(self) -> Any:
+        """`detail` of result.json: confusion, metrics of each class and party, calibration; None in earlier versions."""
+        return (Folder(self.path).read_result() or {}).get("detail")
+
+    @property
+    def data_name(self) -> str:
+        """The data in a few words: its name or folder or, where it is at the sites, the sites' names."""
+        if self.config.dataset != GIVEN:
+            return Path(self.config.dataset).name or self.config.dataset
+        names = self.result.names
+        if not names:
+            return self.path.resolve().name
+        return listed([*names[:MAX_NAMES], f"{len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else names)
+
     def checkpoint(self) -> dict[str, Any] | None:
         """The last checkpoint, if there is one that can be read; unlike a resume, nothing is changed."""
         return Folder(self.path).look()
 
     def axis(self, name: str) -> list[float]:
-        """Where each line of the history stands on an axis; empty where the history does not say."""
+        """The position of each line of the history on an axis; empty where the history does not have it."""
         if name == "megabytes":
             return list(accumulate((row["up"] + row["down"]) / 1e6 for row in self.rows))
-        found = [row[name] for row in self.rows if name in row]
-        if len(found) < len(self.rows):
+        values = [row[name] for row in self.rows if name in row]
+        if len(values) < len(self.rows):
             return []
-        return list(accumulate(found)) if name == "simulated_seconds" else found  # a round's own; `seconds` are since the start
+        return list(accumulate(values)) if name == "simulated_seconds" else values  # per round; `seconds` are since the start
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,29 +105,48 @@ class Row:
         """Whether all of them are over."""
         return all(run.result.finished for run in self.runs)
 
+    @property
+    def several(self) -> bool:
+        """Whether there are several seeds, so that means have standard deviations."""
+        return len(self.runs) > 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parties' names, where the results have them."""
+        return next((run.result.names for run in self.runs if run.result.names), ())
+
+    @property
+    def data_name(self) -> str:
+        """The data in a few words."""
+        return self.runs[0].data_name
+
+    def party_means(self, name: str) -> list[tuple[float, float | None] | None]:
+        """Mean and standard deviation over the seeds of a metric of each party; empty where the seeds list different parties."""
+        lists = [values for run in self.runs if (values := run.metrics.get(name))]
+        if len({len(values) for values in lists}) != 1:
+            return []
+        return [mean_std([value for value in values if value is not None]) for values in zip(*lists, strict=True)]
+
     def mean(self, name: str) -> tuple[float, float | None] | None:
         """Mean and standard deviation (n − 1) of a metric over the seeds that have it."""
         return mean_std([run.metrics[name] for run in self.runs if isinstance(run.metrics.get(name), (int, float))])
 
     def curve(self, metric: str, axis: str) -> list[tuple[float, float, float]]:
         """(x, mean, standard deviation) at every round that all seeds have evaluated."""
-        places = [(run.axis(axis), run.rows) for run in self.runs]
-        if not all(xs for xs, _ in places):
+        histories = [(run.axis(axis), run.rows) for run in self.runs]
+        if not all(xs for xs, _ in histories):
             return []
-        found = []
-        for lines in zip(*(zip(xs, rows, strict=True) for xs, rows in places), strict=False):
+        points = []
+        for lines in zip(*(zip(xs, rows, strict=True) for xs, rows in histories), strict=False):
             values = [row.get(metric) for _, row in lines]
-            if None not in values:
-                middle = mean_std(values)
-                assert middle is not None
-                found.append((fmean(x for x, _ in lines), middle[0], middle[1] or 0.0))
-        return found
+            if None not in values and (pair := mean_std(values)) is not None:
+                points.append((fmean(x for x, _ in lines), pair[0], pair[1] or 0.0))
+        return points
 
 
 def gather(paths: Iterable[Path]) -> list[StoredRun]:
-    """The runs in these folders, each a run or a folder of runs; files that a shell's * brought along are passed over."""
-    paths = list(paths)
-    found: list[Path] = []
+    """The runs in these folders, each a run or a folder of runs; files that a shell's * matched too are passed over."""
+    folders: list[Path] = []
     for path in paths:
         if not path.exists():
             raise AtollError(f"{path} does not exist; give the folders that --out named.")
@@ -119,10 +154,10 @@ def gather(paths: Iterable[Path]) -> list[StoredRun]:
             inside = [path] if (path / "config.toml").is_file() else sorted(item.parent for item in path.rglob("config.toml"))
             if not inside:
                 raise AtollError(f"{path} is not a run: it holds no config.toml; give the folders that --out named.")
-            found += inside
-    if not found:
+            folders += inside
+    if not folders:
         raise AtollError("There is no run to report; give the folders that --out named, for instance `atoll report runs/*`.")
-    return [read_run(path) for path in dict.fromkeys(found)]
+    return [read_run(path) for path in dict.fromkeys(folders)]
 
 
 def read_run(path: Path) -> StoredRun:
@@ -132,30 +167,39 @@ def read_run(path: Path) -> StoredRun:
 
 
 def grouped(runs: Sequence[StoredRun]) -> list[Row]:
-    """Rows of runs that differ only in their seed, labeled by what tells them apart."""
+    """Rows of runs that differ only in their seed, labeled by how they differ."""
     groups: dict[str, list[StoredRun]] = {}
     for run in runs:
         config = unlocated(replace(run.config, seed=0), run.path)
-        groups.setdefault(json.dumps(config.to_dict(), sort_keys=True, default=str), []).append(run)
-    settings = [_flat(unlocated(group[0].config, group[0].path)) for group in groups.values()]
+        document = config.to_dict() | ({"names": run.result.names} if config.dataset == GIVEN else {})
+        groups.setdefault(json.dumps(document, sort_keys=True, default=str), []).append(run)
+    settings = [flat_settings(group[0]) for group in groups.values()]
+    short = {str(own["dataset"]): group[0].data_name for own, group in zip(settings, groups.values(), strict=True)}
+    unique = len(set(short.values())) == len(short)
     rows = []
     for own, group in zip(settings, groups.values(), strict=True):
         peers = [other for other in settings if other["algorithm"] == own["algorithm"]]
         shared = [name for name in ("dataset", "partition", "parties") if len({str(other.get(name)) for other in settings}) > 1]
-        apart = [name for name in own if name not in shared and len({str(other.get(name)) for other in peers}) > 1]
+        differing = [name for name in own if name not in shared and len({str(other.get(name)) for other in peers}) > 1]
         words = [str(own[name]) for name in shared if name in own and name != "parties"]
+        words = [short.get(word, word) for word in words] if unique else words
         words += [f"{own['parties']} parties"] if "parties" in shared and "parties" in own else []
-        words += [str(own[name]) if name == "settings.model" else f"{name.rpartition('.')[2]}={own[name]}" for name in apart]
+        words += [str(own[name]) if name == "settings.model" else f"{name.rpartition('.')[2]}={own[name]}" for name in differing]
         rows.append(Row(" ".join([str(own["algorithm"]), *words]), sorted(group, key=lambda run: run.config.seed)))
     return rows
 
 
-def _flat(config: Config) -> dict[str, Any]:
-    """Every setting but the seed, `group.name` by value."""
+def flat_settings(run: StoredRun) -> dict[str, Any]:
+    """Every setting but the seed, `group.name` → value; a dataset at the sites by its name in the title."""
     flat: dict[str, Any] = {}
-    for name, value in config.to_dict().items():
+    for name, value in unlocated(run.config, run.path).to_dict().items():
         if isinstance(value, dict):
             flat |= {f"{name}.{key}": item for key, item in value.items()}
         elif name != "seed":
-            flat[name] = value
+            flat[name] = run.data_name if (name, value) == ("dataset", GIVEN) else value
     return flat
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)

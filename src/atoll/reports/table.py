@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import html as markup
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from atoll.errors import shown
+from atoll.reports.figures.figure import PALETTE
+from atoll.reports.page_table import escape, unbroken
 from atoll.reports.runs import Row
-from atoll.runs.metrics import in_order, mean_std, mean_text, metric_format
+from atoll.reports.titles import count
+from atoll.runs.metrics import in_order, mean_std, mean_text, metric_format, metrics_table
+from atoll.tasks import Metric
 
 
 @dataclass(frozen=True)
 class TableCell:
-    """A number as it is shown, and by which it is sorted."""
+    """A number, its standard deviation and how many digits are shown."""
 
     value: float | None
     std: float | None = None
@@ -33,11 +36,12 @@ class Column:
     highest: bool | None = None
 
     def best(self) -> int | None:
-        """The place of the best of several cells."""
+        """The index of the best of several cells."""
         values = [cell.value for cell in self.cells]
         if self.highest is None or len(values) < 2 or None in values:
             return None
-        return max(range(len(values)), key=lambda place: values[place] or 0.0)
+        sign = 1 if self.highest else -1
+        return max(range(len(values)), key=lambda index: sign * (values[index] or 0.0))
 
 
 @dataclass(frozen=True)
@@ -50,21 +54,17 @@ class ComparisonTable:
 
 
 def table(rows: Sequence[Row], majority: Callable[[Row], tuple[float, float | None] | None]) -> ComparisonTable:
-    """Mean ± standard deviation over the seeds of every metric (%), rounds, megabytes and seconds."""
-    comparable = True if len({row.runs[0].config.dataset for row in rows}) == 1 else None
+    """Mean ± standard deviation over the seeds of every metric, then rounds, megabytes and seconds."""
+    comparable = len({row.data_name for row in rows}) == 1
     columns = [Column("seeds", [TableCell(len(row.runs), digits=0) for row in rows])]
+    known = metrics_table()
     for name in metrics_of(rows):
-        found = [majority(row) if name == "majority" else row.mean(name) for row in rows]
-        share = not any(pair and abs(pair[0]) > 1 for pair in found)
-        factor, digits = (100, 2) if share else (1, 4)
-        cells = [
-            TableCell(None)
-            if pair is None
-            else TableCell(factor * pair[0], None if pair[1] is None else factor * pair[1], digits)
-            for pair in found
-        ]
-        if any(cell.value is not None for cell in cells):
-            columns.append(Column(metric_format(name).heading + (" %" if share else ""), cells, comparable))
+        pairs = [majority(row) if name == "majority" else row.mean(name) for row in rows]
+        if not any(pairs):
+            continue
+        shown = metric_format(name)
+        highest = shown.higher_is_better if comparable and name.removeprefix("local_") in known else None
+        columns.append(Column(shown.heading + (" %" if shown.percent else ""), [_cell(pair, shown) for pair in pairs], highest))
     measures: dict[str, tuple[list[list[float]], int]] = {
         "best round": ([[run.result.best_round for run in row.runs] for row in rows], 0),
         "rounds": ([[run.result.rounds for run in row.runs] for row in rows], 0),
@@ -76,55 +76,68 @@ def table(rows: Sequence[Row], majority: Callable[[Row], tuple[float, float | No
         measures["simulated s"] = ([[run.axis("simulated_seconds")[-1] for run in row.runs] for row in rows], 2)
     for heading, (values, digits) in measures.items():
         columns.append(Column(heading, [TableCell((mean_std(each) or (0.0,))[0], digits=digits) for each in values]))
+    return ComparisonTable([row.label for row in rows], columns, _caption(rows))
+
+
+def _cell(pair: tuple[float, float | None] | None, shown: Metric) -> TableCell:
+    """A metric's mean and standard deviation, in % where it is a share."""
+    if pair is None:
+        return TableCell(None)
+    factor, digits = (100, 2) if shown.percent else (1, 4)
+    return TableCell(factor * pair[0], None if pair[1] is None else factor * pair[1], digits)
+
+
+def _caption(rows: Sequence[Row]) -> str:
+    caption = "Test metrics at the round with the best validation score"
+    if any(row.several for row in rows):
+        caption += f": mean ± standard deviation over {count({len(row.runs) for row in rows}, 'seed', 'seeds')}"
+        caption += "; rounds, megabytes and seconds are means"
     going = sum(not run.result.finished for row in rows for run in row.runs)
-    caption = "Test metrics at the round with the best validation score; mean ± standard deviation over the seeds."
-    return ComparisonTable([row.label for row in rows], columns, caption + (f" Runs still going: {going}." if going else ""))
+    return f"{caption}." + (f" Runs still going: {going}." if going else "")
 
 
 def metrics_of(rows: Sequence[Row]) -> list[str]:
-    """The metrics some run has, the usual ones first."""
-    there = dict.fromkeys(
+    """The metrics that some run has, the usual ones first."""
+    names = dict.fromkeys(
         name
         for row in rows
         for run in row.runs
         for name, value in run.metrics.items()
         if isinstance(value, float) and not name.startswith("val_") and not name.endswith("loss")
     )
-    return in_order([*there, *(["majority"] if "minority_accuracy" in there else [])])
-
-
-def escape(text: str, *, quote: bool = True) -> str:
-    """Somebody else's text as text in HTML: no tags, and nothing that turns what is read around."""
-    return markup.escape(shown(text, lines=True), quote=quote)
+    return in_order([*names, *(["majority"] if "minority_accuracy" in names else [])])
 
 
 def html(table: ComparisonTable) -> str:
-    """A table whose headings sort it."""
+    """A table whose headings sort it; the color of each row is that of its curves."""
     heads = ["<th scope=col aria-sort=none><button type=button>run</button></th>"]
     heads += [
-        f"<th scope=col class=n aria-sort=none><button type=button>{escape(column.heading)}</button></th>"
+        f"<th scope=col class=n aria-sort=none><button type=button>{unbroken(column.heading)}</button></th>"
         for column in table.columns
     ]
     lines = []
-    for place, label in enumerate(table.labels):
-        cells = [f"<th scope=row data-v='{escape(label, quote=True)}'>{escape(label)}</th>"]
+    for number, label in enumerate(table.labels):
+        swatch = f"<i class=swatch style='--c:{PALETTE[number % len(PALETTE)]}'></i>" if len(table.labels) > 1 else ""
+        cells = [f"<th scope=row data-v='{escape(label, quote=True)}'>{swatch}{escape(label)}</th>"]
         for column in table.columns:
-            cell = column.cells[place]
-            mark = " best" if column.best() == place else ""
+            cell = column.cells[number]
+            mark = " best" if column.best() == number else ""
             value = "" if cell.value is None else repr(float(cell.value))
-            cells.append(f"<td class='n{mark}' data-v='{value}'>{escape(cell.text())}</td>")
+            mean, sign, std = cell.text().partition(" ± ")
+            text = f"{mean} <span class=std>± {std}</span>" if sign else mean
+            cells.append(f"<td class='n{mark}' data-v='{value}'>{text}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
     head, body = "".join(heads), "\n".join(lines)
-    return f"<table id=comparison><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
+    return f"<table id=results><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
 
 
 def markdown(table: ComparisonTable) -> str:
     """A Markdown table."""
     heads = ["run", *(column.heading for column in table.columns)]
     lines = ["| " + " | ".join(heads) + " |", "|---" + "|---:" * len(table.columns) + "|"]
-    for place, label in enumerate(table.labels):
+    for number, label in enumerate(table.labels):
         cells = [
-            f"**{column.cells[place].text()}**" if column.best() == place else column.cells[place].text()
+            f"**{column.cells[number].text()}**" if column.best() == number else column.cells[number].text()
             for column in table.columns
         ]
         lines.append("| " + " | ".join([shown(label).replace("|", "\\|").replace("<", "&lt;"), *cells]) + " |")
@@ -136,17 +149,17 @@ def latex(table: ComparisonTable) -> str:
     lines = ["\\begin{table}", "\\centering", f"\\caption{{{_tex(table.caption)}}}"]
     lines += [f"\\begin{{tabular}}{{l{'r' * len(table.columns)}}}", "\\toprule"]
     lines += [" & ".join(["", *(_tex(column.heading) for column in table.columns)]) + " \\\\", "\\midrule"]
-    for place, label in enumerate(table.labels):
+    for number, label in enumerate(table.labels):
         cells = []
         for column in table.columns:
-            text = column.cells[place].text(r" \pm ")
-            bold = f"\\mathbf{{{text}}}" if column.best() == place else text
-            cells.append("--" if column.cells[place].value is None else f"${bold}$")
+            text = column.cells[number].text(r" \pm ")
+            bold = f"\\mathbf{{{text}}}" if column.best() == number else text
+            cells.append("--" if column.cells[number].value is None else f"${bold}$")
         lines.append(" & ".join([_tex(label), *cells]) + " \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}", ""])
 
 
 def _tex(text: str) -> str:
-    words = {"\\": "\\textbackslash ", "~": "\\textasciitilde ", "^": "\\textasciicircum "}
-    text = "".join(words.get(sign, f"\\{sign}" if sign in "&%$#_{}" else sign) for sign in shown(text))
+    signs = {"\\": "\\textbackslash ", "~": "\\textasciitilde ", "^": "\\textasciicircum "}
+    text = "".join(signs.get(sign, f"\\{sign}" if sign in "&%$#_{}" else sign) for sign in shown(text))
     return text.replace("±", "$\\pm$")
