@@ -25,6 +25,7 @@ def report(
     """Show the results of runs: a page, figures and tables. Runs that differ only in their seed are shown as mean ± std."""
     prepare_torch(None)
     from atoll import reports
+    from atoll.cli.console import err
     from atoll.cli.console import out as console
 
     if watch or not (html or png or svg or latex or markdown):
@@ -32,7 +33,8 @@ def report(
     if watch and html is not None:
         made = reports.follow(folders or [], html, embeddings=embeddings)
     else:
-        made = reports.make(folders or [], embeddings=embeddings)
+        with err.status("Reading the runs") as status:
+            made = reports.make(folders or [], embeddings=embeddings, progress=lambda text: status.update(err.render_str(text)))
     written = reports.write(made, html=html, png=png, svg=svg, latex=latex, markdown=markdown)
     for path in dict.fromkeys(path.parent if path.suffix[1:] in ("png", "svg") else path for path in written):
         console.print(f"Written to {path}", soft_wrap=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -26,6 +26,7 @@ from atoll.reports.party_table import party_table
 from atoll.reports.runs import Row, gather, grouped
 from atoll.reports.table import ComparisonTable
 
+Progress = Callable[[str], None]
 METHODS = ("tsne", "pca", "none")
 MAX_NODES = 600  # of an embedding
 MAX_EMBEDDINGS = 6  # rows whose embeddings are drawn
@@ -53,8 +54,11 @@ class Report:
         return all(row.done for row in self.rows)
 
 
-def make(paths: Iterable[str | Path], *, embeddings: str = "tsne") -> Report:
-    """Read the runs and draw up their report; what needs their models waits until all runs are over."""
+def make(paths: Iterable[str | Path], *, embeddings: str = "tsne", progress: Progress | None = None) -> Report:
+    """Read the runs and draw up their report; what needs their models waits until all runs are over.
+
+    `progress` is called with what is being done.
+    """
     if embeddings not in METHODS:
         raise AtollError(f"--embeddings is {embeddings!r} but must be one of {', '.join(METHODS)}.")
     rows = grouped(gather(Path(path) for path in paths))
@@ -62,7 +66,10 @@ def make(paths: Iterable[str | Path], *, embeddings: str = "tsne") -> Report:
     notes = [run.absence for row in rows for run in row.runs if run.absence]
     notes += [f"{row.label}, seed {run.config.seed}: {text}" for row in rows for run in row.runs for text in run.result.warnings]
     notes += [sentence for row in rows if (sentence := _repeated_seeds(row))]
-    details, maps = _from_models(rows, embeddings, gaps) if all(row.done for row in rows) else ([None] * len(rows), [])
+    details: list[RowDetail | None] = [None] * len(rows)
+    maps: list[Figure] = []
+    if all(row.done for row in rows):
+        details, maps = _from_models(rows, embeddings, gaps, progress or (lambda _: None))
     cards: list[Figure | PageTable] = [
         *learning(rows),
         *classes(rows, details),
@@ -83,11 +90,12 @@ def _repeated_seeds(row: Row) -> str:
     return f"{row.label}: seed {', '.join(map(str, repeated))} occurs more than once." if repeated else ""
 
 
-def _from_models(rows: Sequence[Row], method: str, gaps: Gaps) -> tuple[list[RowDetail | None], list[Figure]]:
+def _from_models(rows: Sequence[Row], method: str, gaps: Gaps, progress: Progress) -> tuple[list[RowDetail | None], list[Figure]]:
     """The details of the rows' predictions and their embeddings, row by row, as a model may have to be loaded for both."""
     details: list[RowDetail | None] = []
     maps: list[Figure] = []
     for number, row in enumerate(rows):
+        progress(f"Predictions and embeddings of {row.label} ({number + 1} of {len(rows)})")
         detail = row_detail(row) if number < MAX_MATRICES else None
         if isinstance(detail, str):
             gaps.add(row.label, "classes and calibration", detail)

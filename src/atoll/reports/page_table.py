@@ -27,9 +27,9 @@ def escape(text: str, *, quote: bool = True) -> str:
     return markup.escape(shown(text, lines=True), quote=quote)
 
 
-def unbroken(heading: str) -> str:
-    """A heading in HTML whose unit stays on the line of its last word."""
-    return escape(heading).replace(" %", "&nbsp;%")
+def unbroken(text: str) -> str:
+    """Text in HTML in which a unit stays with its word and a deviation with its sign."""
+    return escape(text).replace(" %", "&nbsp;%").replace("± ", "±&nbsp;")
 
 
 def html(table: PageTable) -> str:
@@ -37,7 +37,7 @@ def html(table: PageTable) -> str:
     kind = " class=n" if table.numbers else ""
     heads = [f"<th scope=col{kind if number else ''}>{unbroken(heading)}</th>" for number, heading in enumerate(table.headings)]
     lines = [
-        f"<tr><th scope=row>{escape(first)}</th>{''.join(f'<td{kind}>{escape(cell)}</td>' for cell in rest)}</tr>"
+        f"<tr><th scope=row>{escape(first)}</th>{''.join(f'<td{kind}>{unbroken(cell)}</td>' for cell in rest)}</tr>"
         for first, *rest in table.rows
     ]
     head, body = "".join(heads), "\n".join(lines)

@@ -18,7 +18,7 @@ from atoll.runs import config as configurations
 from atoll.runs.config import GIVEN, Config
 from atoll.runs.metrics import mean_std
 
-NOT_HERE = "the data is not here: it is at the sites, or was given as an object"
+NO_GRAPH = "the data is not here"  # begins every such reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +37,10 @@ class Partition:
 
 def partition_of(config: Config) -> Partition | str:
     """How the configuration's graph was divided, or why that is not known."""
+    if config.dataset == GIVEN:
+        return f"{NO_GRAPH}: it is at the sites, or was given as an object"
+    if config.partition == "node":
+        return "every node is a party of its own"
     parts = ("dataset", "partition", "parties", "seed", "partition_settings", "split", "data")
     document = {name: value for name, value in config.to_dict().items() if name in parts}
     return _partition(json.dumps(document, default=str))
@@ -44,15 +48,11 @@ def partition_of(config: Config) -> Partition | str:
 
 @lru_cache(maxsize=64)
 def _partition(document: str) -> Partition | str:
-    config = configurations.from_dict(json.loads(document) | {"algorithm": "local"}, "config.toml")
-    if config.partition == "node":
-        return "every node is a party of its own"
-    if config.dataset == GIVEN:
-        return NOT_HERE
     try:
+        config = configurations.from_dict(json.loads(document) | {"algorithm": "local"}, "config.toml")
         data = federate(config, None, SCENARIOS)
     except (AtollError, OSError) as error:
-        return f"the graph is not here ({str(error).rstrip('.')})"
+        return f"{NO_GRAPH}: {str(error).rstrip('.')}"
     graph = data.parts
     values, defined = node_homophily(graph)
     homophily = [

@@ -19,7 +19,8 @@ ALWAYS_NAMED = ("Learning", "Cost")  # sections whose figures have a legend even
 
 def plot(figure: Figure) -> dict[str, Any]:
     """A figure for plotly.js; the page adds the colors of background, text and grid."""
-    layout: dict[str, Any] = {"xaxis": {"title": {"text": figure.x, "standoff": 6}}, "yaxis": {"title": {"text": figure.y}}}
+    titles = {"xaxis": figure.x, "yaxis": figure.y}
+    layout: dict[str, Any] = {axis: {"title": {"text": text, "standoff": 6}} for axis, text in titles.items()}
     layout["showlegend"] = False
     if figure.percent:
         layout["yaxis"] |= {"tickformat": ".0%"}

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from atoll.errors import AtollError
 from atoll.federation.cohort import Observation
 from atoll.graphs.graph import Graph
-from atoll.reports.partitions import NOT_HERE
+from atoll.reports.partitions import NO_GRAPH, partition_of
 from atoll.reports.projection import in_plane
 from atoll.reports.runs import StoredRun
-from atoll.runs.config import GIVEN
 from atoll.runs.experiment import prepare
 from atoll.runs.folder import Folder
 from atoll.runs.model_files import FOLDER, TENSORS, ModelFiles
@@ -76,8 +75,9 @@ def predictions(run: StoredRun) -> Predictions | str:
 
     Only the last one is kept in memory: ask for everything of one run before the next.
     """
-    if run.config.dataset == GIVEN:
-        return NOT_HERE
+    divided = partition_of(run.config)
+    if isinstance(divided, str) and divided.startswith(NO_GRAPH):
+        return divided
     try:
         predicted = _predictions(run)
     except (AtollError, OSError) as error:

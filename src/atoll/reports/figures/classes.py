@@ -89,7 +89,7 @@ def _reliability(known: Known) -> list[Figure]:
             errors.append(f"{row.label} {100 * detail.calibration_error:.1f} %")
     if not series:
         return []
-    caption = "Share of correct predictions by the probability of the predicted class, in 15 bins; larger dots are more test "
+    caption = "Share of correct predictions by the probability of the predicted class, in bins; larger dots are more test "
     caption += f"nodes, and bins with fewer than {MIN_NODES} are left out. Expected calibration error: {', '.join(errors)}."
     caption += _seed_words(known)
     title = "Calibration"

@@ -47,15 +47,14 @@ def _against_facts(rows: Sequence[Row]) -> list[Figure]:
             nodes, shares, accuracy, names = zip(*points, strict=True)
             sizes.append(Series(row.label, nodes, accuracy, number, texts=names))
             homophily.append(Series(row.label, shares, accuracy, number, texts=names))
-    if not sizes:
-        return []
     caption = "One point per party and seed." if any(row.several for row in rows) else "One point per party."
     more = f"{caption} Homophily is the mean share of a node's neighbors that have its class."
     kind, unit = "points", "accuracy"
-    return [
+    figures = [
         Figure("party-size", SECTION, "Accuracy by party size", kind, "nodes", unit, sizes, None, caption, True),
         Figure("party-homophily", SECTION, "Accuracy by homophily", kind, "homophily", unit, homophily, None, more, True),
     ]
+    return [figure for figure in figures if len({x for series in figure.series for x in series.x}) > 1]  # else nothing to see
 
 
 def _points(row: Row, config: Config, accuracies: Sequence[float | None]) -> list[tuple[float, float, float, str]]:
@@ -80,6 +79,6 @@ def groups(rows: Sequence[Row], majority: Sequence[tuple[float, float | None] | 
             spread = [pair[1] or 0.0 for _, pair in pairs]
             series.append(Series(name, labels, values, KINDS + 1 + number, spread if any(spread) else None))
     caption = "Majority nodes have the most frequent class among their party's training nodes; minority nodes are the others."
-    title = "Majority and minority nodes"
+    title = "Majority and minority nodes" if len(series) > 1 else "Minority nodes"
     figure = Figure("minority", SECTION, title, "bars", "", "accuracy", series, None, caption, True)
     return [figure] if len(series) > 1 or (series and len(rows) > 1) else []

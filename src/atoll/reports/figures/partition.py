@@ -69,6 +69,6 @@ def losses(divided: Partition) -> str:
     """How much of the graph is at the parties, in a sentence."""
     facts = divided.facts
     sentence = f"{facts.nodes:,} nodes and {facts.edges_kept:,} edges at the parties"
-    if facts.nodes_lost is not None and facts.edges_lost is not None:
+    if facts.nodes_lost or facts.edges_lost:
         sentence += f"; {facts.nodes_lost:,} nodes and {facts.edges_lost:,} edges at none"
     return sentence + "."
