@@ -175,6 +175,15 @@ def test_calibration_is_accuracy_by_confidence(detailed: Path) -> None:
     assert "local 3.3 %" in figure.caption  # |3 − 3.5| + |9 − 9| of 15
 
 
+def test_a_threshold_is_named(detailed: Path) -> None:
+    """Decisions by a threshold give another matrix than those by the likeliest class."""
+    threshold = {"class": "sick", "index": 1, "value": 0.3125, "by": "f1"}
+    rewrite_result(detailed / "local-0", detail=DETAIL | {"threshold": threshold})
+    rows = grouped(gather([detailed / "local-0"]))
+    caption = by_name(classes(rows, details_of(rows)))["confusion"].caption
+    assert "sick is predicted from a probability of 0.312 on (best f1 on validation nodes)." in caption
+
+
 def test_no_detail_no_figure(runs: Path) -> None:
     """No empty figures."""
     rows = grouped(gather([runs]))

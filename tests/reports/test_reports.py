@@ -18,7 +18,7 @@ from atoll.reports.gaps import Gaps
 from atoll.reports.runs import gather, grouped
 from atoll.runs import runner
 from small import small
-from stored import rewrite_result
+from stored import DETAIL, rewrite_result
 
 EARLIER = Path(__file__).parents[1] / "runs" / "files"
 
@@ -120,6 +120,21 @@ def test_the_best_is_bold_whichever_way_is_better(runs: Path, tmp_path: Path) ->
     assert columns["AUC %"].cells[0].text() == "75.00"
     assert columns["epsilon"].best() is None
     assert "±" not in made.caption
+
+
+def test_metrics_that_only_the_detail_has_are_compared_too(runs: Path, tmp_path: Path) -> None:
+    """AUC, Brier score and calibration error; where a run reports a metric itself, that value counts."""
+    for name in ("fedavg-0", "local-0"):
+        shutil.copytree(runs / name, tmp_path / name)
+    overall = {"accuracy": 0.0, "auc": 0.875, "brier": 0.125, "calibration_error": 0.0625, "log_loss": 1.0}
+    rewrite_result(tmp_path / "fedavg-0", detail=DETAIL | {"overall": overall})
+    rows = grouped(gather([tmp_path]))
+    columns = {column.heading: column for column in table.table(rows, lambda _: None).columns}
+    assert [cell.text() for cell in columns["AUC %"].cells] == ["87.50", "–"]
+    assert columns["AUC %"].best() is None
+    assert columns["ECE %"].cells[0].text() == "6.25"
+    assert "log loss" not in columns
+    assert columns["accuracy %"].cells[0].value == pytest.approx(100 * rows[0].runs[0].result.metrics["accuracy"])
 
 
 def test_figures_for_papers(runs: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from atoll.runs.reader import read
 from atoll.settings import first_named
 
 Runs = Mapping[str, Mapping[str, Any]]  # results by folder name
-Tell = Callable[[str, int, int], None]  # name of the run, number done, number in total
+Progress = Callable[[str, int, int], None]  # name of the run, number done, number in total
 
 
 def folder_of(config: Config, root: Path) -> Path:
@@ -46,21 +46,21 @@ def jobs_of(exhibits: Sequence[Exhibit], quick: bool, seeds: int | None) -> dict
     return jobs
 
 
-def execute(configs: Sequence[Config], root: Path, workers: int, tell: Tell) -> None:
+def execute(configs: Sequence[Config], root: Path, workers: int, progress: Progress) -> None:
     """Run every configuration that has no result yet; an interrupted run continues from its checkpoint."""
     waiting = {folder_of(config, root): config for config in configs}
     waiting = {folder: config for folder, config in waiting.items() if not (folder / "result.json").exists()}
     if workers == 1:
         for done, (folder, config) in enumerate(waiting.items(), 1):
             run_one(config, folder)
-            tell(folder.name, done, len(waiting))
+            progress(folder.name, done, len(waiting))
         return
     os.environ["OMP_NUM_THREADS"] = "1"  # for the children: one thread each
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(run_one, config, folder): folder for folder, config in waiting.items()}
         for done, future in enumerate(as_completed(futures), 1):
             future.result()
-            tell(futures[future].name, done, len(waiting))
+            progress(futures[future].name, done, len(waiting))
 
 
 def run_one(config: Config, folder: Path) -> None:

@@ -67,11 +67,11 @@ def ready() -> None:
         ) from error
 
 
-def unrecorded(chosen: Sequence[Exhibit], jobs: Jobs) -> list[Config]:
+def unrecorded(selected: Sequence[Exhibit], jobs: Jobs) -> list[Config]:
     """The runs that are not recorded, neither themselves nor as a line with as many seeds."""
     runs: dict[str, Any] = {}
     lines: dict[str, dict[str, Measured]] = {}
-    for paper in {exhibit.name.partition("/")[0] for exhibit in chosen}:
+    for paper in {exhibit.name.partition("/")[0] for exhibit in selected}:
         runs |= papers.recorded(paper)
         lines |= {f"{paper}/{table}": known for table, known in papers.measured(paper).items()}
     left = []

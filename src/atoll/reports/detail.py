@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,15 +51,22 @@ class RowDetail:
 
 def row_detail(row: Row) -> RowDetail | str:
     """The detail of all seeds that have it in result.json, else that of the first seed, computed again; or why there is none."""
-    stored = [(run, run.detail) for run in row.runs if is_detail(run.detail)]
-    stored = [(run, found) for run, found in stored if found["classes"] == stored[0][1]["classes"]]
+    stored = [SeedDetail(run, run.detail, run.result.best_round) for run in row.runs if is_detail(run.detail)]
     if stored:
-        return _joined([(run, found, run.result.best_round) for run, found in stored], recomputed=False)
-    run = row.runs[0]
-    found = recomputed_detail(run)
-    if isinstance(found, str):
-        return found
-    return _joined([(run, found.document, found.round)], recomputed=True)
+        names = stored[0].document["classes"]
+        return _joined([one for one in stored if one.document["classes"] == names], recomputed=False)
+    again = recomputed_detail(row.runs[0])
+    if isinstance(again, str):
+        return again
+    return _joined([SeedDetail(row.runs[0], again.document, again.round)], recomputed=True)
+
+
+class SeedDetail(NamedTuple):
+    """`detail` of one run, and the round it is of."""
+
+    run: StoredRun
+    document: Mapping[str, Any]
+    round: int
 
 
 def is_detail(document: Any) -> bool:
@@ -77,8 +84,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _joined(found: Sequence[tuple[StoredRun, Mapping[str, Any], int]], *, recomputed: bool) -> RowDetail:
-    documents = [document for _, document, _ in found]
+def _joined(seeds: Sequence[SeedDetail], *, recomputed: bool) -> RowDetail:
+    documents = [one.document for one in seeds]
     names = [str(name) for name in documents[0]["classes"]]
     by_class = [[_metrics_of(document["by_class"].get(name)) for document in documents] for name in names]
     tables = [np.array(document["calibration"], dtype=float) for document in documents if _has_bins(document)]
@@ -92,9 +99,9 @@ def _joined(found: Sequence[tuple[StoredRun, Mapping[str, Any], int]], *, recomp
         items=(confusion.sum(1) / len(documents)).tolist(),
         calibration=sum(tables[1:], tables[0]) if len({table.shape for table in tables}) == 1 else None,
         parties=[_collected([_metrics_of(document.get(name)) for document in parties]) for name in order],
-        seeds=[run.config.seed for run, _, _ in found],
+        seeds=[one.run.config.seed for one in seeds],
         thresholds=[document.get("threshold") for document in documents],
-        rounds=[number for _, _, number in found],
+        rounds=[one.round for one in seeds],
         recomputed=recomputed,
     )
 

@@ -77,7 +77,7 @@ def sections(cards: Sequence[Figure | PageTable]) -> str:
 
 
 def figure_card(figure: Figure) -> str:
-    """The title, legend, place and caption of a figure, and its table beside it."""
+    """The title, legend and caption of a figure, the element it is drawn into, and its table beside it."""
     description = escape(f"{figure.title}. {figure.caption}", quote=True)
     name = escape(figure.name)
     drawing = (

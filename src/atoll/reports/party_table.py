@@ -15,6 +15,7 @@ from atoll.runs.metrics import in_order, mean_std, mean_text, metric_format
 
 FACTS = {"nodes": "nodes", "edges": "edges", "train": "training", "val": "validation", "test": "test"}
 PREFIX = "party_"
+FROM_DETAIL = ("accuracy", "macro_f1", "auc", "average_precision", "calibration_error")  # the others would make it too wide
 SCORE = "accuracy"  # the metric by which several rows are compared
 
 
@@ -58,16 +59,16 @@ def _names(row: Row) -> list[str]:
 
 def _facts(row: Row, count: int) -> dict[str, list[str]]:
     """Sizes of the parties, the mean where the seeds divide the graph differently; nothing where the data is elsewhere."""
-    known = [told for run in row.runs if isinstance(told := partition_of(run.config), Partition)]
-    known = [told for told in known if len(told.facts.parties) == count]
+    known = [divided for run in row.runs if isinstance(divided := partition_of(run.config), Partition)]
+    known = [divided for divided in known if len(divided.facts.parties) == count]
     if not known:
         return {}
     columns = {
-        heading: [fmean(getattr(told.facts.parties[party], name) for told in known) for party in range(count)]
+        heading: [fmean(getattr(divided.facts.parties[party], name) for divided in known) for party in range(count)]
         for name, heading in FACTS.items()
     }
     shown = {heading: [f"{value:,.0f}" for value in values] for heading, values in columns.items()}
-    same = [[told.homophily[party] for told in known] for party in range(count)]
+    same = [[divided.homophily[party] for divided in known] for party in range(count)]
     shown["homophily"] = ["–" if None in values else f"{fmean(v for v in values if v is not None):.2f}" for values in same]
     return shown
 
@@ -80,7 +81,7 @@ def _metrics(row: Row, detail: RowDetail | None, count: int) -> dict[str, list[t
         if len(values) == count:
             listed[name.removeprefix(PREFIX)] = values
     for metric in dict.fromkeys(name for one in detail.parties for name in one) if detail else ():
-        if metric not in listed and detail:
+        if metric in FROM_DETAIL and metric not in listed and detail:
             listed[metric] = [mean_std(one.get(metric, [])) for one in detail.parties]
     return {name: listed[name] for name in in_order(listed) if any(pair is not None for pair in listed[name])}
 

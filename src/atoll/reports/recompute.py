@@ -177,8 +177,8 @@ def _of_party(logits: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
 
 def _counts(logits: torch.Tensor, y: torch.Tensor, fields: Sequence[str]) -> dict[str, torch.Tensor]:
     """The counts of these nodes, as those of one party."""
-    nobody = torch.zeros_like(y)
-    counted = details.count(fields, logits, y, nobody, nobody, 1)
+    zeros = torch.zeros_like(y)
+    counted = details.count(fields, logits, y, zeros, zeros, 1)
     return {name: (value if isinstance(value, torch.Tensor) else value.dense())[0] for name, value in counted.items()}
 
 

@@ -43,8 +43,10 @@ class StoredRun:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """Test metrics at the round with the best validation score, so far."""
-        return self.result.metrics
+        """Test metrics at the round with the best validation score, so far, and those that only `detail` has."""
+        overall = self.detail.get("overall") if isinstance(self.detail, dict) else None
+        more = {name: value for name, value in (overall or {}).items() if isinstance(value, float)}
+        return more | self.result.metrics
 
     @property
     def absence(self) -> str:

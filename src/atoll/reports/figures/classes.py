@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -117,10 +118,12 @@ def _confusion(number: int, row: Row, detail: RowDetail, several: bool) -> Figur
     )
 
 
-def _threshold_words(threshold: object) -> str:
+def _threshold_words(threshold: Any) -> str:
     """How decisions are made, where it is not by the largest probability."""
-    value = threshold.get("value") if isinstance(threshold, dict) else threshold
-    return f" Decisions by a threshold of {value:.3g}, chosen on validation." if isinstance(value, float) else ""
+    if not isinstance(threshold, Mapping) or not isinstance(threshold.get("value"), (int, float)):
+        return ""
+    how = "given" if threshold.get("by") == "given" else f"best {threshold.get('by')} on validation nodes"
+    return f" {threshold.get('class')} is predicted from a probability of {threshold['value']:.3g} on ({how})."
 
 
 def _table(name: str, detail: RowDetail) -> PageTable:

@@ -43,12 +43,12 @@ def learning(rows: Sequence[Row]) -> list[Figure]:
 
 
 def _is_drawn(metric: str, prefix: str) -> bool:
-    """With several rows scores are drawn of test items only; validation and training have no local losses of their own."""
+    """With several rows: scores of test items only, and losses of every split, which local metrics do not have."""
     return not prefix or metric == "loss"
 
 
 def _of_one_row(row: Row, metric: str) -> Figure | None:
-    """Training, validation and test of one row; the parties' own graphs have no other validation score than the row itself."""
+    """Training, validation and test of one row; metrics of the parties' own graphs have no other split than test."""
     series = []
     for number, (prefix, split) in enumerate(SPLITS.items()):
         if prefix and metric.startswith(LOCAL):
