@@ -31,7 +31,7 @@ def test_a_band_on_a_log_scale_stays_above_zero() -> None:
 
 
 def test_bars_with_long_names_are_horizontal() -> None:
-    """With their whiskers along them; bars of parties or classes stand."""
+    """With their whiskers along them; bars of parties or classes are upright while their names fit."""
     bars = Series("b", ["a rather long name of a row"], [0.5], 0, spread=[0.1])
     (bar,) = plot(Figure("n", "Parties", "t", "bars", "", "y", [bars]))["data"]
     assert (bar["orientation"], bar["x"], bar["y"]) == ("h", [0.5], ["a rather long name<br>of a row"])
@@ -39,6 +39,9 @@ def test_bars_with_long_names_are_horizontal() -> None:
     (bar,) = plot(Figure("n", "Parties", "t", "bars", "party", "y", [bars]))["data"]
     assert bar["x"] == ["a rather long name<br>of a row"]
     assert "error_y" in bar
+    hospitals = Series("b", ["Saint Mary University Hospital", "General Hospital of the North", "Klinik"], [0.5, 0.4, 0.3], 0)
+    (bar,) = plot(Figure("n", "Parties", "t", "bars", "party", "y", [hospitals]))["data"]
+    assert bar["orientation"] == "h"
 
 
 def test_a_heat_map_shows_percentages_and_counts() -> None:

@@ -34,6 +34,16 @@ def test_rows_are_labeled_by_how_they_differ(tmp_path: Path) -> None:
     assert labels == ["local gcn lr=0.1", "local gcn lr=0.2", "local mlp lr=0.1"]
 
 
+def test_labels_of_different_data_do_not_list_its_settings(tmp_path: Path) -> None:
+    """The dataset's name says it; only rows on the same data are told apart by settings."""
+    config = small("fedavg")
+    other = replace(small("fedavg", degree=3), dataset="other")
+    slow = small("fedavg", lr=0.5)
+    rows = grouped([stored(str(number), one, HISTORY) for number, one in enumerate((config, other, slow))])
+    lr = config.settings.lr  # type: ignore[attr-defined]
+    assert [row.label for row in rows] == [f"fedavg csbm lr={lr}", "fedavg other", "fedavg csbm lr=0.5"]
+
+
 def test_curves_are_means_as_far_as_all_seeds_went() -> None:
     """Against megabytes both directions add up; rounds without evaluation have no point; the shortest run ends the curve."""
     one = [{"round": 1, "up": 1e6, "down": 1e6, "accuracy": 0.2}, {"round": 2, "up": 1e6, "down": 0, "accuracy": 0.6}]

@@ -14,6 +14,7 @@ from atoll import reports
 from atoll.cli import main
 from atoll.errors import AtollError
 from atoll.reports import matplotlib, page, partitions, table
+from atoll.reports.figures import Figure, Series
 from atoll.reports.gaps import Gaps
 from atoll.reports.runs import gather, grouped
 from atoll.runs import runner
@@ -56,6 +57,16 @@ def test_runs_of_earlier_versions_have_reports(version: str) -> None:
         if (folder / "result.json").exists():
             assert ("confusion" in names) != any("classes and calibration" in note for note in made.notes)
         assert "accuracy&nbsp;%" in page.render(made)
+
+
+def test_a_partition_is_drawn_once(runs: Path, tmp_path: Path) -> None:
+    """Rows that share it share its figures; others have titles that tell them apart."""
+    names = [figure.name for figure in reports.make([runs], embeddings="none").figures]
+    assert names.count("party-sizes") == 1
+    for seed in (0, 5):
+        runner.run(small("fedavg", rounds=1, seed=seed, lr=0.1 + seed, partition_seed=seed), out=tmp_path / str(seed))
+    titles = [figure.title for figure in reports.make([tmp_path], embeddings="none").figures if "party-sizes" in figure.name]
+    assert titles == [f"Nodes of each party: csbm, random, 3 parties, seed {seed}" for seed in (0, 5)]
 
 
 def test_what_is_missing_is_one_sentence_per_reason() -> None:
@@ -148,6 +159,16 @@ def test_figures_for_papers(runs: Path, tmp_path: Path) -> None:
     assert all(item.read_bytes().startswith(b"\x89PNG") for item in (tmp_path / "png").iterdir())
     assert ">fedavg</text>" in (tmp_path / "svg" / "accuracy-round.svg").read_text()
     assert matplotlib.draw(made.figures[0], "svg") == (tmp_path / "svg" / f"{made.figures[0].name}.svg").read_bytes()
+
+
+def test_figures_for_papers_have_room_for_long_names() -> None:
+    """Many rows with long labels: the picture grows, and matplotlib does not warn that the axes have vanished."""
+    labels = [f"fedavg of a rather long configuration lr=0.{number} rounds=100" for number in range(14)]
+    curves = [Series(label, [1, 2, 3], [0.1, 0.2, 0.3], number) for number, label in enumerate(labels)]
+    bars = [Series(name, labels, [0.5] * 14, number) for number, name in enumerate(("majority", "minority"))]
+    for kind, series in (("lines", curves), ("bars", bars)):
+        drawn = matplotlib.draw(Figure("n", "Learning", "t", kind, "round" if kind == "lines" else "", "y", series), "svg")
+        assert b"lr=0.13" in drawn
 
 
 def damaged(folder: Path, name: str, text: str) -> None:

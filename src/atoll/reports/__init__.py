@@ -121,7 +121,7 @@ def _embedding(row: Row, method: str, gaps: Gaps, suffix: str) -> list[Figure]:
 
 def _partitions(rows: Sequence[Row], gaps: Gaps) -> list[Figure]:
     """The distinct partitions of the rows, each drawn once, for the first seed."""
-    distinct: dict[int, tuple[Partition, str]] = {}
+    distinct: dict[str, tuple[Partition, str, int]] = {}
     for row in rows:
         config = row.runs[0].config
         divided = partition_of(config)
@@ -129,15 +129,15 @@ def _partitions(rows: Sequence[Row], gaps: Gaps) -> list[Figure]:
             gaps.add(row.label, "partition", divided)
         else:
             title = f"{row.data_name}, {config.partition}, {len(divided.facts.parties)} parties"
-            distinct.setdefault(id(divided), (divided, title))
-    several = len(distinct) > 1
+            distinct.setdefault(f"{title} {divided.facts} {divided.names}", (divided, title, config.seed))
     if len(distinct) > MAX_PARTITIONS:
         gaps.others.append(f"The first {MAX_PARTITIONS} of {len(distinct)} partitions are shown.")
-    shown = list(distinct.values())[:MAX_PARTITIONS]
-    drawn = [
-        partition(divided, f": {title}" if several else "", f"-{number}" if several else "")
-        for number, (divided, title) in enumerate(shown)
-    ]
+    titles = [title for _, title, _ in distinct.values()]
+    drawn = []
+    for number, (divided, title, seed) in enumerate(list(distinct.values())[:MAX_PARTITIONS]):
+        title += f", seed {seed}" if titles.count(title) > 1 else ""
+        several = len(distinct) > 1
+        drawn.append(partition(divided, f": {title}" if several else "", f"-{number}" if several else ""))
     return list(chain.from_iterable(drawn))
 
 

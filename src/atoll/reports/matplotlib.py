@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from io import BytesIO
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,12 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "atoll",
 }
+LEGEND_LETTERS = 75  # in a line of a legend, one column wide
+LINE_HEIGHT = 0.15  # inches of a line of a legend
+FREE_LINES = 4  # of a legend, for which there is room without a higher picture
+ROTATED_LETTERS = 20  # of a name below a bar: longer ones are upright
+LETTER_WIDTH = 0.06  # inches
+MAX_TICK = 24  # letters of a name beside an axis before it is wrapped
 WIDTH, HEIGHT = 3.4, 2.4  # inches: one column of two
 WIDE = 20  # ratio of the largest to the smallest x from which on the axis is logarithmic
 
@@ -41,9 +48,12 @@ def _as_text(figure: Figure) -> Figure:
     def name(value: Any) -> Any:
         return shown(value).replace("$", r"\$") if isinstance(value, str) else value
 
-    series = [replace(each, name=name(each.name), x=[name(value) for value in each.x]) for each in figure.series]
+    def tick(value: Any) -> Any:
+        return "\n".join(wrap(name(value), MAX_TICK)) or value if isinstance(value, str) else value
+
+    series = [replace(each, name=name(each.name), x=[tick(value) for value in each.x]) for each in figure.series]
     heat = figure.heat and replace(
-        figure.heat, x=[name(value) for value in figure.heat.x], y=[name(value) for value in figure.heat.y]
+        figure.heat, x=[tick(value) for value in figure.heat.x], y=[tick(value) for value in figure.heat.y]
     )
     return replace(figure, title=name(figure.title), series=series, heat=heat)
 
@@ -69,10 +79,12 @@ def panels(
                 axes.set_title(figure.title, fontsize=8)
         named = {name: handle for axes in canvas.axes for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
         if legend and (len(named) > 1 or (named and first.section in ("Learning", "Cost"))):
-            columns = min(3 * columns, len(named))
+            columns = max(1, min(3 * columns, len(named), columns * LEGEND_LETTERS // (max(map(len, named)) + 5)))
             bigger = 3 if first.kind == "map" else 1
             layout = {"loc": "outside lower center", "ncols": columns, "handlelength": 1.2, "columnspacing": 1}
             canvas.legend(named.values(), named.keys(), markerscale=bigger, **layout)
+            lines_below = -(-len(named) // columns)
+            canvas.set_figheight(canvas.get_figheight() + LINE_HEIGHT * max(0, lines_below - FREE_LINES))
         file = BytesIO()
         metadata = ({"Description": description} if description else {}) | ({"Date": None} if form == "svg" else {})
         canvas.savefig(file, format=form, dpi=dpi, metadata=metadata)
@@ -179,9 +191,11 @@ def bars(figure: Figure, axes: Any) -> None:
         if stacked:
             floor[at] += np.nan_to_num(heights)
     step = -(-len(names) // 20)
-    axes.set_xticks(
-        range(0, len(names), step), names[::step], rotation=30 if sum(map(len, names)) > 40 and max(map(len, names)) > 3 else 0
-    )
+    longest = max((len(line) for name in names for line in name.splitlines()), default=0)
+    rotation = 0 if sum(map(len, names)) <= 40 or longest <= 3 else 30 if longest <= ROTATED_LETTERS else 90
+    axes.set_xticks(range(0, len(names), step), names[::step], rotation=rotation)
+    if rotation == 90:
+        axes.figure.set_figheight(axes.figure.get_figheight() + longest * LETTER_WIDTH)
     axes.grid(axis="x", visible=False)
 
 

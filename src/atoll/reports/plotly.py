@@ -12,7 +12,9 @@ from atoll.reports.figures import PALETTE, Figure, Series
 DASHES = ("solid", "dash", "dot", "dashdot")
 MAX_TEXTS = 12  # rows or columns of a heat map whose cells have texts
 TICK_WIDTH = 18  # letters of a name beside an axis before it is wrapped
-HORIZONTAL_FROM = 12  # letters of a name from which on bars are horizontal
+HORIZONTAL_FROM = 12  # letters of a name from which on bars may be horizontal
+MAX_HORIZONTAL = 16  # names of parties or classes whose bars may be horizontal
+ROOM = 60  # letters of all names of parties or classes together that fit below upright bars
 MAX_SIZE = 16  # pixels of the largest point of a reliability curve
 ALWAYS_NAMED = ("Learning", "Cost")  # sections whose figures have a legend even for a single series
 
@@ -114,7 +116,7 @@ def _bars(figure: Figure, series: Series) -> dict[str, Any]:
     if series.spread is not None:
         trace[f"error_{height}"] = {
             "type": "data",
-            "array": [std or None for std in short(series.spread)],
+            "array": short(series.spread),
             "thickness": 1.2,
             "width": 3,
         }
@@ -142,8 +144,10 @@ def diagonal() -> dict[str, Any]:
 
 def horizontal(figure: Figure) -> bool:
     """Whether bars are horizontal, so that there is room for long names."""
-    names = [str(name) for series in figure.series for name in series.x]
-    return not figure.x and max(map(len, names), default=0) > HORIZONTAL_FROM
+    names = {str(name) for series in figure.series for name in series.x}
+    if max(map(len, names), default=0) <= HORIZONTAL_FROM:
+        return False
+    return not figure.x or (len(names) <= MAX_HORIZONTAL and sum(map(len, names)) > ROOM)
 
 
 def heat(figure: Figure) -> list[dict[str, Any]]:

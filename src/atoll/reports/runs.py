@@ -176,19 +176,31 @@ def grouped(runs: Sequence[StoredRun]) -> list[Row]:
         document = config.to_dict() | ({"names": run.result.names} if config.dataset == GIVEN else {})
         groups.setdefault(json.dumps(document, sort_keys=True, default=str), []).append(run)
     settings = [flat_settings(group[0]) for group in groups.values()]
-    short = {str(own["dataset"]): group[0].data_name for own, group in zip(settings, groups.values(), strict=True)}
-    unique = len(set(short.values())) == len(short)
+    data = _data_words(settings, [group[0].data_name for group in groups.values()])
     rows = []
-    for own, group in zip(settings, groups.values(), strict=True):
-        peers = [other for other in settings if other["algorithm"] == own["algorithm"]]
-        shared = [name for name in ("dataset", "partition", "parties") if len({str(other.get(name)) for other in settings}) > 1]
-        differing = [name for name in own if name not in shared and len({str(other.get(name)) for other in peers}) > 1]
-        words = [str(own[name]) for name in shared if name in own and name != "parties"]
-        words = [short.get(word, word) for word in words] if unique else words
-        words += [f"{own['parties']} parties"] if "parties" in shared and "parties" in own else []
-        words += [str(own[name]) if name == "settings.model" else f"{name.rpartition('.')[2]}={own[name]}" for name in differing]
-        rows.append(Row(" ".join([str(own["algorithm"]), *words]), sorted(group, key=lambda run: run.config.seed)))
+    for number, group in enumerate(groups.values()):
+        own = settings[number]
+        peers = [
+            other
+            for index, other in enumerate(settings)
+            if data[index] == data[number] and other["algorithm"] == own["algorithm"]
+        ]
+        differing = [name for name in own if len({str(other.get(name)) for other in peers}) > 1]
+        words = [str(own[name]) if name == "settings.model" else f"{name.rpartition('.')[2]}={own[name]}" for name in differing]
+        rows.append(Row(" ".join([str(own["algorithm"]), *data[number], *words]), sorted(group, key=lambda run: run.config.seed)))
     return rows
+
+
+def _data_words(settings: Sequence[dict[str, Any]], short: Sequence[str]) -> list[list[str]]:
+    """Dataset, partition and number of parties of each row, as far as rows differ in them; `short` are the datasets' names."""
+    shared = [name for name in ("dataset", "partition", "parties") if len({str(own.get(name)) for own in settings}) > 1]
+    unique = len(set(short)) == len({str(own["dataset"]) for own in settings})
+    words = []
+    for own, name in zip(settings, short, strict=True):
+        texts = {"dataset": name if unique else str(own["dataset"]), "partition": str(own["partition"])}
+        texts |= {"parties": f"{own['parties']} parties"} if "parties" in own else {}
+        words.append([texts[key] for key in shared if key in texts])
+    return words
 
 
 def flat_settings(run: StoredRun) -> dict[str, Any]:
