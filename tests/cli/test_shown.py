@@ -27,7 +27,7 @@ from atoll.deploy import launch
 from atoll.deploy.site import Site
 from atoll.engines.remote import read_answer
 from atoll.errors import AtollError, AtollWarning, shown
-from atoll.reports import figures, matplotlib, page, table
+from atoll.reports import figures, matplotlib, page, plotly, table
 from atoll.runs import runner
 from atoll.runs.folder import Folder
 from atoll.runs.result import Result
@@ -183,10 +183,13 @@ def test_plotly_and_matplotlib_get_text() -> None:
         figures.Series("b", ["$x^{$", NASTY], [0.1, 0.2], 1),
     ]
     figure = figures.Figure("f", "Learning", NASTY, "bars", "", "share", series, caption=NASTY)
-    given = json.dumps(page.plot(figure), ensure_ascii=False)
-    assert "<b>" not in given
-    assert not DANGEROUS & set(given)
-    brief = [figures.Series(name, ["$x^{$", "\x1b[1m"], [0.5, 0.25], place) for place, name in enumerate(("$a_$", "\u202eb"))]
+    plot = plotly.plot(figure)
+    assert not DANGEROUS & set(json.dumps(plot, ensure_ascii=False))
+    legend = plot.pop("legend")
+    assert "<b>" not in json.dumps(plot, ensure_ascii=False)
+    assert "<b>" in legend[0]["text"]  # the page adds it as text, not as markup
+    assert "<b>" not in page.script_json(legend)
+    brief = [figures.Series(name, ["$x^{$", "\x1b[1m"], [0.5, 0.25], number) for number, name in enumerate(("$a_$", "\u202eb"))]
     drawn = matplotlib.draw(replace(figure, title="t", series=brief), "svg").decode()
     assert "$x^{$" in drawn
     assert not DANGEROUS & set(drawn) - {"\n"}

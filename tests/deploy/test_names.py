@@ -23,7 +23,8 @@ from atoll.engines.remote import RemoteEngine
 from atoll.errors import AtollError
 from atoll.federation.cohort import Schema
 from atoll.parties import Parties
-from atoll.reports import figures
+from atoll.reports.figures.partition import partition
+from atoll.reports.partitions import partition_of
 from atoll.reports.runs import gather, grouped
 from atoll.runs import runner
 from atoll.runs.config import Config
@@ -136,7 +137,7 @@ def test_folders_name_their_parties(tmp_path: Path) -> None:
     config = configuration.resolve("glasu", dataset=str(tmp_path / "data"), partition="files", values=values)
     result = runner.run(config, out=tmp_path / "run")
     assert result.names == ("bank", "shop")
-    drawn = figures.partition(reports.recompute.partition_of(config), "", "")  # type: ignore[arg-type]
+    drawn = partition(partition_of(config))  # type: ignore[arg-type]
     assert list(drawn[0].series[0].x) == ["bank", "shop"]
     (row,) = grouped(gather([tmp_path / "run"]))
     assert row.runs[0].result.names == ("bank", "shop")
