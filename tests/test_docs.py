@@ -28,7 +28,19 @@ SMALL = {  # what a command is given beside what it says, so that it ends soon
     "report": ["--embeddings", "pca"],
     "reproduce": ["--no-run"],
 }
-ALONE = ("data", "resume", "export", "evaluate", "partition", "predict", "algorithms", "models", "datasets", "--help", "--version")
+ALONE = (
+    "data",
+    "resume",
+    "export",
+    "evaluate",
+    "partition",
+    "predict",
+    "algorithms",
+    "models",
+    "datasets",
+    "--help",
+    "--version",
+)
 
 
 class Block(NamedTuple):
