@@ -27,7 +27,7 @@ def across_sites(folder: Path, **values: Any) -> tuple[runner.Result, runner.Res
     engine, schema = remote_engine(config, carrier), Schema(12, data.parts.num_classes, 3)
     engine.schema = schema
     result = runner.rounds(runner.build_experiment(config, engine, schema, data, data.scenario))
-    engine.finish(result.metrics.get("val_threshold"))
+    engine.finish(result.detail["threshold"])
     models = [ModelFiles.read(next((folder / f"site-{party}").glob("*/model"))) for party in range(3)]
     return result, runner.run(config), [model.description for model in models]
 
@@ -59,6 +59,8 @@ def test_a_threshold_that_is_not_a_probability_is_refused(tmp_path: Path) -> Non
     from atoll.deploy import requests
 
     for value in (1.5, True, "0.5", float("nan")):
-        with pytest.raises(AtollError, match=r"threshold is .*, not a number between 0 and 1"):
-            requests.probability({"threshold": value}, "threshold")
-    assert requests.probability({}, "threshold") is None
+        with pytest.raises(AtollError, match=r"value is .*, not a number between 0 and 1"):
+            requests.threshold({"value": value, "index": 1})
+    with pytest.raises(AtollError, match="index is 2"):
+        requests.threshold({"value": 0.5, "index": 2})
+    assert requests.threshold({}) == (None, None)

@@ -66,6 +66,17 @@ def test_deciding() -> None:
         decisions.decide(torch.ones(1, 3), 0.5)
 
 
+@pytest.mark.parametrize("rare", [0, 1])
+def test_the_rarer_class_is_the_one_to_find(rare: int) -> None:
+    """Whatever its name, unless one is named; of equally frequent ones the second."""
+    y, shares = items(1)
+    y, shares = (y, shares) if rare else (1 - y, shares.flip(1))
+    counts = histograms(y, shares)
+    assert decisions.chosen(decisions.Rule("f1"), counts) == (rare, decisions.choose(counts[rare], "f1"))
+    assert decisions.chosen(decisions.Rule("f1", 1 - rare), counts)[0] == 1 - rare
+    assert decisions.chosen(decisions.Rule("f1"), torch.ones(2, 2, BINS))[0] == 1
+
+
 @pytest.mark.parametrize("missing", [0, 1])
 def test_no_threshold_without_both_classes(missing: int) -> None:
     """Not even with noised counts below 0."""
@@ -89,4 +100,6 @@ def test_what_is_not_a_threshold_is_one_sentence(text: str, classes: int, senten
     with pytest.raises(AtollError, match=sentence):
         decisions.rule_of(text, ("well", "sick"), classes)
     assert decisions.rule_of("f1[well]", ("well", "sick"), 2) == decisions.Rule("f1", 0)
+    assert decisions.rule_of("0.3[well]", ("well", "sick"), 2) == decisions.Rule("given", 0, 0.3)
+    assert decisions.rule_of("0.3", ("well", "sick"), 2) == decisions.Rule("given", 1, 0.3)
     assert decisions.rule_of("none", (), 9) is None

@@ -64,12 +64,14 @@ def parties(request: Mapping[str, Any]) -> Parties:
     return Parties(listed)
 
 
-def probability(request: Mapping[str, Any], name: str) -> float | None:
-    """A number between 0 and 1 in a request; None where there is none."""
-    value = request.get(name)
-    if value is not None and not (isinstance(value, float) and 0 < value < 1):
-        raise AtollError(f"{name} is {short(repr(value), 50)}, not a number between 0 and 1.")
-    return value
+def threshold(request: Mapping[str, Any]) -> tuple[int | None, float | None]:
+    """Which of two classes is decided from which probability on; None where a request does not say."""
+    if "value" not in request:
+        return None, None
+    value = request["value"]
+    if not (isinstance(value, float) and 0 < value < 1):
+        raise AtollError(f"value is {short(repr(value), 50)}, not a number between 0 and 1.")
+    return integer(request, "index", 0, 1), value
 
 
 def message(request: Mapping[str, Any]) -> Message:

@@ -123,7 +123,7 @@ class ServerRun:
                 self.resume = True
                 self._wait(everybody=True)
         assert self.engine is not None
-        self.engine.finish(result.metrics.get("val_threshold"))
+        self.engine.finish(result.trained.description["threshold"] if result.trained else None)
         self.folder.keep(MODEL, result.state)
 
     def _experiment(self, form: CommonForm, data: FederatedData | None) -> Experiment:

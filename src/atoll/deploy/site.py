@@ -291,6 +291,6 @@ class Site:
         checkpoints = SiteCheckpoints(self._run_folder(), self.notify)
         checkpoints.finish(personal_models(cohort))
         if best := requests.best_round(request, "best"):
-            chosen = requests.probability(request, "threshold")
-            checkpoints.write_model(model.files(cohort, best, requests.integer(request, "round", best), chosen))
+            rounds, threshold = requests.integer(request, "round", best), requests.threshold(request)
+            checkpoints.write_model(model.files(cohort, best, rounds, *threshold))
         return {}

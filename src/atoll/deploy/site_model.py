@@ -78,14 +78,14 @@ class SiteModel:
         kept = {"memory": memory, **{name: document.get(name, {}) for name in ("arguments", "metrics", "counts")}}
         self.kept = copied(kept) if self.round else {}
 
-    def files(self, cohort: Cohort, best: int, rounds: int, chosen: float | None = None) -> ModelFiles:
-        """What `model/` is to hold; it must be of the server's best round. `chosen`: the federation's threshold."""
+    def files(self, cohort: Cohort, best: int, rounds: int, index: int | None = None, value: float | None = None) -> ModelFiles:
+        """What `model/` is to hold; it must be of the server's best round. `index` and `value`: the federation's threshold."""
         if self.round != best:
             raise AtollError(
                 f"it has no model of the best round, {best}: it was not asked, or it restarted without a save of it."
             )
         rule, names = getattr(cohort.task, "decision", None), cohort.graph.class_names
-        threshold = decisions.described(rule, chosen, names)
+        threshold = None if rule is None else decisions.described(rule.by, index, value, names)
         judged = from_counts(self.kept["counts"], {}, names, threshold)
         facts: dict[str, Any] = {"rounds": rounds, "data": extent_of(cohort.graph), "threshold": threshold}
         facts["detail"] = judged.to_dict() if judged else {}

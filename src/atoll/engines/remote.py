@@ -150,13 +150,13 @@ class RemoteEngine:
         self.best, self.unheard = self.round, set(self.roster)
         return {}
 
-    def finish(self, threshold: float | None = None) -> None:
+    def finish(self, threshold: Mapping[str, Any] | None = None) -> None:
         """Have every site write its models: that of the best round and, where there are any, personal ones.
 
         `threshold`: the one that was chosen on the validation nodes of all parties.
         """
         request = {"kind": "finish", **({"best": self.best, "round": self.round} if self.best else {})}
-        request |= {} if threshold is None else {"threshold": threshold}
+        request |= {} if threshold is None else {name: threshold[name] for name in ("index", "value")}
         if failed := self._failures(self._request(dict.fromkeys(sorted(self.begun), request)), "write its models"):
             self.warn(f"Not every site has the model now: {failed}.")
 

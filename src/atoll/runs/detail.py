@@ -21,14 +21,13 @@ from atoll.runs.best import BestRound
 from atoll.runs.evaluation import MAX_LISTED, Evaluation, from_counts, of_items
 from atoll.runs.experiment import Experiment, build_experiment
 from atoll.runs.predictions import observe
-from atoll.runs.progress import Progress
-from atoll.tasks import decisions
 
 
-def threshold_of(experiment: Experiment, progress: Progress) -> dict[str, Any] | None:
+def threshold_of(experiment: Experiment, best: BestRound) -> dict[str, Any] | None:
     """The threshold by which the best round's model decides, as result.json and model.json hold it."""
-    rule = getattr(experiment.federation.task, "decision", None)
-    return decisions.described(rule, progress.best.get("val_threshold"), _class_names(experiment))
+    choose = getattr(experiment.federation.task, "threshold", None)
+    found: dict[str, Any] | None = choose(best.counts.get("sums", {})) if choose is not None else None
+    return found
 
 
 def missing_threshold(experiment: Experiment, threshold: Mapping[str, Any] | None) -> list[str]:

@@ -22,6 +22,9 @@ def table(detail: Mapping[str, Any]) -> str:
 def _overall(detail: Mapping[str, Any]) -> str:
     known = {name: value for name, value in detail["overall"].items() if value is not None}
     words = {metric_format(name).words: _number(name, known[name]) for name in in_order(known)}
+    if len(detail["classes"]) == 2 and "average_precision" in known:  # of the second class alone; the AUC of both is the same
+        named = f"average precision of {_short(detail['classes'][1])}"
+        words = {named if word == "average precision" else word: value for word, value in words.items()}
     width = max(map(len, words), default=0)
     nodes = "1 node" if detail["items"] == 1 else f"{detail['items']} nodes"
     lines = [f"{nodes}, {_decision(detail.get('threshold'))}"]

@@ -85,7 +85,7 @@ def rounds(
             break
     result = _result(experiment, progress, rows, state)
     result.folder = folder.path if folder else None
-    threshold = detail.threshold_of(experiment, progress)
+    threshold = detail.threshold_of(experiment, best)
     result.detail = detail.of_best(experiment, best, next((row for row in rows if row["round"] == best.round), {}), threshold)
     unchosen = detail.missing_threshold(experiment, threshold)
     _warn(unchosen)

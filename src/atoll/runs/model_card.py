@@ -167,7 +167,29 @@ def _metrics(about: Mapping[str, Any]) -> str:
     text = "\n".join(["| metric | value |", "|---|---|", *rows])
     if about.get("partial"):
         text += "\n\nA party was missing in this round: its nodes are not in these numbers."
-    return text + _by_party(about)
+    return text + _by_class(about) + _by_party(about)
+
+
+def _by_class(about: Mapping[str, Any]) -> str:
+    """How classes are decided, and a table with a row per class."""
+    detail, threshold = about.get("detail") or {}, about.get("threshold")
+    text = ""
+    if threshold:
+        how = "given" if threshold["by"] == "given" else f"the best {threshold['by']} on validation nodes"
+        text = (
+            f"\n\nClass {_cell(threshold['class'])} is predicted from a probability of {threshold['value']:.4g} on ({how}); "
+            "the table by class is about these decisions, the metrics above about the likeliest class."
+        )
+    rows = list(detail.get("by_class", {}).items())
+    if not rows or len(rows) > MAX_LISTED:
+        return text
+    columns = [name for name in rows[0][1] if name != "items" and any(row[name] is not None for _, row in rows)]
+    head = ["class", "test nodes", *({"f1": "F1"}.get(name, metric_format(name).words) for name in columns)]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for name, row in rows:
+        cells = ["" if row[column] is None else f"{100 * row[column]:.2f} %" for column in columns]
+        lines.append(f"| {' | '.join([_cell(name), str(row['items']), *cells])} |")
+    return text + "\n\n" + "\n".join(lines)
 
 
 def _by_party(about: Mapping[str, Any]) -> str:

@@ -40,8 +40,8 @@ class RunSettings:
     )
     threshold: str = setting(
         "none",
-        "Two classes: the second is predicted from this probability on: a number, or f1, youden or accuracy to choose it on "
-        "validation nodes (f1[CLASS] for another class); none predicts the likeliest.",
+        "Two classes: from which probability on the rarer one is predicted: f1, youden or accuracy to choose it on validation "
+        "nodes (f1[CLASS] for that class), or a number, as in 0.3[CLASS]; none predicts the likeliest.",
         since="0.2",
     )
     checkpoint_every: int = setting(0, "Save a checkpoint every N rounds; 0 means every few seconds.", low=0, high=10**9)

@@ -23,7 +23,7 @@ CRITERIA = {  # what a threshold may be chosen by
     "youden": "recall + specificity − 1 (Youden's J)",
     "accuracy": "accuracy",
 }
-POSITIVE = 1  # the class that a threshold is for, of two, unless a run names it
+POSITIVE = 1  # the class that a given number is for, of two, unless a run names it
 
 
 @dataclass(frozen=True)
@@ -31,23 +31,23 @@ class Rule:
     """What the setting `threshold` says: a number, or by what to choose one; and for which of the two classes."""
 
     by: str
-    index: int
+    index: int | None = None  # None for the one that is rarer among validation items
     value: float | None = None  # where it is given
 
 
 def parse(text: str) -> tuple[str, str, float | None]:
-    """`f1[sick]` → ("f1", "sick", None); `0.3` → ("given", "", 0.3); anything else is an error."""
+    """`f1[sick]` → ("f1", "sick", None); `0.3[sick]` → ("given", "sick", 0.3); anything else is an error."""
     kind, label = split_class_metric(text)
     if kind in CRITERIA:
         return kind, label, None
     try:
-        value = float(text)
+        value = float(kind)
     except ValueError:
         near = closest(kind, (NONE, *CRITERIA)) or f"; it is none, a number between 0 and 1, or {', '.join(CRITERIA)}."
         raise AtollError(f"threshold is {text!r}, which is not a way to decide{near}") from None
     if not 0 < value < 1:
         raise AtollError(f"threshold is {text} but must be between 0 and 1, without them.")
-    return "given", "", value
+    return "given", label, value
 
 
 def rule_of(text: str, class_names: Sequence[str], classes: int) -> Rule | None:
@@ -60,7 +60,15 @@ def rule_of(text: str, class_names: Sequence[str], classes: int) -> Rule | None:
             f"threshold is {text!r}, but a threshold decides between two classes and there are {classes}; leave it out: "
             "the likeliest class is predicted."
         )
-    return Rule(by, class_index(label, class_names, classes, "threshold") if label else POSITIVE, value)
+    index = class_index(label, class_names, classes, "threshold") if label else None
+    return Rule(by, POSITIVE if index is None and value is not None else index, value)
+
+
+def chosen(rule: Rule, histogram: Tensor) -> tuple[int, float | None]:
+    """The class that a threshold is for and its value, from the histograms (2, 2, BINS) of both classes' probabilities."""
+    first, second = histogram[:, 1].clamp(min=0).sum(1).tolist()
+    index = rule.index if rule.index is not None else int(second <= first)
+    return index, choose(histogram[index], rule.by)
 
 
 def choose(histogram: Tensor, by: str) -> float | None:
@@ -83,13 +91,11 @@ def choose(histogram: Tensor, by: str) -> float | None:
     return float(bin_edges()[nearest])
 
 
-def described(rule: Rule | None, value: float | None, class_names: Sequence[str] | None) -> dict[str, Any] | None:
-    """A threshold as model.json and result.json hold it; None without a rule, or where none could be chosen."""
-    value = None if rule is None else rule.value if rule.value is not None else value
-    if rule is None or value is None:
+def described(by: str, index: int | None, value: float | None, class_names: Sequence[str] | None) -> dict[str, Any] | None:
+    """A threshold as model.json and result.json hold it; None where none could be chosen."""
+    if index is None or value is None:
         return None
-    name = class_names[rule.index] if class_names else str(rule.index)
-    return {"class": name, "index": rule.index, "value": value, "by": rule.by}
+    return {"class": class_names[index] if class_names else str(index), "index": index, "value": value, "by": by}
 
 
 def decide(probabilities: Tensor, threshold: Mapping[str, Any] | float | None = None) -> Tensor:

@@ -171,7 +171,7 @@ class NodeClassification:
         first = int((group < graph.parties).sum())  # the rows of test nodes begin here
         minority, parties = (graph.y != majority_class(graph))[rows[:first]].float(), graph.parties
         counted = details.count(self._extra, logits[:first], y[:first], group[:first], minority, parties)
-        value = None if self.decision is None else decisions.described(self.decision, None, None)
+        value = None if self.decision is None or self.chooses else self.threshold({})
         tested = logits[first:], y[first:], group[first:] - parties, minority, parties
         return {f"{VALIDATION}{name}": value for name, value in counted.items()} | details.count(self._decided, *tested, value)
 
@@ -200,13 +200,23 @@ class NodeClassification:
         classes = len(sums["confusion"])
         found = details.metrics_of(fields, float(sums["validation"][0]), classes)
         if self.decision is not None and self.chooses:
-            chosen = decisions.choose(fields["histogram"][self.decision.index], self.decision.by)
+            _, chosen = decisions.chosen(self.decision, fields["histogram"])
             found |= {} if chosen is None else {"threshold": chosen}
         kind, label = split_class_metric(self.selected)
         if label:
             value = details.class_value(kind, class_index(label, self.class_names, classes, "select_by"), fields)
             found |= {} if value is None else {self.selected: value}
         return {f"{VALIDATION}{name}": value for name, value in found.items()}
+
+    def threshold(self, sums: Mapping[str, Any]) -> dict[str, Any] | None:
+        """How one of two classes is decided, as result.json holds it, from the sums of an evaluation; None for the likeliest."""
+        rule, histogram = self.decision, sums.get(f"{VALIDATION}histogram")
+        if rule is None or (rule.value is None and histogram is None):
+            return None
+        index, value = (
+            decisions.chosen(rule, histogram) if rule.value is None and histogram is not None else (rule.index, rule.value)
+        )
+        return decisions.described(rule.by, index, value, self.class_names)
 
     def by_party(self, counts: Mapping[str, Tensor]) -> dict[str, list[float | None]]:
         """Accuracy of each party over all and over minority test nodes; nothing where no party has more than one test node."""

@@ -65,7 +65,7 @@ def selecting_metric(task: Task, select_by: str) -> tuple[str, Metric]:
 
 def split_class_metric(name: str) -> tuple[str, str]:
     """`recall[spam]` → ("recall", "spam"); a metric of all classes has no label."""
-    match = re.fullmatch(r"(\w+)\[(.+)\]", name)
+    match = re.fullmatch(r"([\w.]+)\[(.+)\]", name)
     return (match[1], match[2]) if match else (name, "")
 
 
