@@ -22,6 +22,8 @@ from atoll.runs.evaluation import MAX_LISTED, Evaluation, from_counts, of_items
 from atoll.runs.experiment import Experiment, build_experiment
 from atoll.runs.predictions import observe
 
+MAX_OBSERVED = 100_000  # parties: a second cohort of more could need too much memory
+
 
 def threshold_of(experiment: Experiment, best: BestRound) -> dict[str, Any] | None:
     """The threshold by which the best round's model decides, as result.json and model.json hold it."""
@@ -96,6 +98,8 @@ def _outputs(experiment: Experiment, best: BestRound, row: Mapping[str, Any]) ->
     """What the parties predict with the best round's model; nothing where they are elsewhere, or their replies are noised."""
     engine, kind = experiment.engine, experiment.algorithm.Cohort
     if not isinstance(engine, InProcessEngine) or experiment.config.dp.active or kind.predict is Cohort.predict:
+        return []
+    if experiment.federation.schema.parties > MAX_OBSERVED:
         return []
 
     def make(parties: Sequence[int], blank: bool) -> Cohort:
