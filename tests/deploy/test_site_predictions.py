@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,6 +18,7 @@ import tomli_w
 
 import atoll
 from atoll.data import files
+from atoll.data.federated import federate
 from atoll.deploy.kit import KIT_FILE, NAMES_KEY
 from atoll.deploy.site import Site
 from atoll.deploy.site_predictions import is_kit, open_site_model
@@ -24,7 +26,9 @@ from atoll.engines.remote import RemoteEngine
 from atoll.errors import AtollError
 from atoll.federation.cohort import Schema
 from atoll.runs import config, runner
-from sites import DirectCarrier
+from atoll.runs.folder import Folder
+from sites import DirectCarrier, remote_engine, simulated_sites
+from small import small
 
 BANKS = ("bank-a", "bank-b", "bank-c")
 
@@ -110,6 +114,23 @@ def test_which_run(deployed: Path) -> None:
         open_site_model(deployed / "bank-a", "nothing")
     folder = deployed / "bank-a/runs" / run_of(deployed, "fedper")
     assert len(atoll.load_model(folder).predict(deployed / "data/bank-a")) == 40
+
+
+@pytest.mark.parametrize("algorithm", ["fedper", "fedstar"])
+def test_sites_on_this_machine_bring_their_memory(algorithm: str, tmp_path: Path) -> None:
+    """After a run of the engine nvflare the personal models are beside the run; without one of them, one sentence."""
+    chosen = small(algorithm)
+    folder = Folder.create(tmp_path / "run", chosen)
+    data = federate(chosen, None, ("horizontal",))
+    engine = remote_engine(chosen, DirectCarrier(simulated_sites(tmp_path / "run/sites")))
+    result = runner.rounds(runner.build_experiment(chosen, engine, Schema(12, 3, 3), data, data.scenario), folder)
+    engine.finish()
+    model = atoll.load_model(tmp_path / "run")
+    found = model.outputs().metrics(model.task)
+    assert found == pytest.approx({name: result.metrics[name] for name in found}, abs=1e-6)
+    shutil.rmtree(tmp_path / "run/sites/site-1")
+    with pytest.raises(AtollError, match="not in this folder but at its site"):
+        atoll.load_model(tmp_path / "run").predict()
 
 
 def test_what_a_site_cannot_do(deployed: Path, tmp_path: Path) -> None:

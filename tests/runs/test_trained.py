@@ -119,6 +119,8 @@ def test_nodes_without_a_label_are_predicted_too(algorithm: str, settings: dict[
         assert "accuracy" in recomputed
         if settings.get("label_holder") == 1:
             assert set(table["party"]) == {1}
+            with pytest.raises(AtollError, match="The party 0 does not predict: 1 holds the labels"):
+                model.predict(party=0)
 
 
 def sources(data: FederatedData) -> list[tuple[int | None, Graph, torch.Tensor]]:

@@ -61,7 +61,7 @@ def predict(
     if out is not None:
         with stage(f"Writing {out}", quiet=quiet):
             write(frame, out)
-    _print_summary(opened, found, frame)
+    _print_summary(opened, found, frame, trained_on=data is None)
     if out is not None:
         console.print(f"Written to {out}")
 
@@ -100,7 +100,7 @@ def write(frame: pd.DataFrame, path: Path) -> None:
             frame.to_parquet(file, index=False)
 
 
-def _print_summary(model: TrainedModel, found: Outputs, frame: pd.DataFrame) -> None:
+def _print_summary(model: TrainedModel, found: Outputs, frame: pd.DataFrame, *, trained_on: bool) -> None:
     """Nodes by class, and metrics where labels are known."""
     from rich.table import Table
 
@@ -112,7 +112,8 @@ def _print_summary(model: TrainedModel, found: Outputs, frame: pd.DataFrame) -> 
     counts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for label, count in frame["class"].value_counts(sort=model.classes is None).head(MAX_CLASSES).items():
         counts.add_row(f"class {label}", f"{count:,}", f"{100 * count / rows:.1f} %")
-    metrics = {each: value for each, value in found.metrics(model.task).items() if not each.startswith("val_")}
+    local = "local_" if trained_on and model.description["scenario"] == "overlapping" else ""
+    metrics = {f"{local}{each}": value for each, value in found.metrics(model.task).items() if not each.startswith("val_")}
     for each in in_order(metrics):
         form = metric_format(each)
         value = f"{100 * metrics[each]:.2f} %" if form.percent else f"{metrics[each]:.4f}"

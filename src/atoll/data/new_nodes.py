@@ -111,7 +111,8 @@ def _fitted(graph: Graph, form: InputForm, where: str) -> Graph:
         _require_columns(graph.feature_names, form.columns, where)
         graph = _with_columns(graph, form.columns)
     if graph.num_features != form.features:
-        raise AtollError(f"{where} has {graph.num_features} columns, but the model was trained with {form.features}.")
+        width = f"{graph.num_features} column{'' if graph.num_features == 1 else 's'}"
+        raise AtollError(f"{where} has {width}, but the model was trained with {form.features}; give it the same ones.")
     graph = _with_model_classes(graph, form, where)
     graph = graph if form.edge_weights else replace(graph, edge_weight=None)
     return row_normalize(graph) if form.normalize else graph

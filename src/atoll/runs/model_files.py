@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from atoll import storage
 from atoll.errors import AtollError
+from atoll.federation.fields import concatenate
 from atoll.runs.folder import checksum, finite
 
 FOLDER = "model"
@@ -80,6 +81,19 @@ class ModelFiles:
             raise AtollError(f"{path} is damaged: it does not hold a model; {ADVICE}.")
         about = {name: value for name, value in document.items() if name not in ("files", "sha256")}
         return cls(about, **parts, digest=str(expected.get("sha256", "")))
+
+
+def with_memory_of_sites(files: ModelFiles, folder: Path) -> ModelFiles:
+    """The model of a run whose sites were processes on this machine, with the memory that each site wrote in `sites/`."""
+    if not files.description.get("memory_at_sites") or files.memory:
+        return files
+    sites = [ModelFiles.read(path.parent) for path in sorted((folder / "sites").glob(f"*/*/{FOLDER}/{DESCRIPTION}"))]
+    sites = [site for site in sites if site.description["best_round"] == files.description["best_round"]]
+    sites.sort(key=lambda site: site.description["party_numbers"])
+    numbers = [number for site in sites for number in site.description["party_numbers"]]
+    if numbers != list(range(files.description["parties"])):
+        return files  # what is missing is said when it is needed
+    return replace(files, memory=concatenate([site.memory for site in sites]))
 
 
 ADVICE = "restore it, or let `atoll resume` of the run write it again"

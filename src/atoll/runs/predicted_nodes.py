@@ -35,8 +35,16 @@ def of_training_data(model: TrainedModel, party: str | int | None) -> Outputs:
     parties = Parties(range(data.parts.parties))
     nodes = Nodes(data.parts, parties, data.scenario, schema_of(data), data.public, trained_on=same)
     predicted = infer(model.files, model.config, nodes)
-    found = Outputs(data.parts, predicted.logits, parties, model.names)
-    return found.rows(predicted.asked if number is None else predicted.asked & (data.parts.party == number))
+    return _of_party(Outputs(data.parts, predicted.logits, parties, model.names).rows(predicted.asked), model, number)
+
+
+def _of_party(found: Outputs, model: TrainedModel, number: int | None) -> Outputs:
+    """The rows of one party; of all where there is no number."""
+    if number is None:
+        return found
+    if number not in found.parties:
+        raise AtollError(f"The party {_name(model, number)} does not predict: {_listed(found.party_names)} holds the labels.")
+    return found.rows(found.graph.party == found.parties.index(number))
 
 
 def _is_unchanged(model: TrainedModel, parts: Graph) -> bool:
@@ -159,7 +167,7 @@ def _vertical(model: TrainedModel, data: Any, sources: dict[str, Any] | None, pa
     predicted = infer(model.files, model.config, Nodes(_padded(parts, about["features"]), parties, "vertical", schema))
     names = tuple(_name(model, number) for number in parties) if model.names else ()
     found = Outputs(parts, predicted.logits, parties, names).rows(predicted.asked)
-    return found if party is None else found.rows(found.graph.party == found.parties.index(model.party_number(party)))
+    return _of_party(found, model, None if party is None else model.party_number(party))
 
 
 def _matched(model: TrainedModel, sources: Sequence[Any], parties: Sequence[int]) -> Graph:

@@ -23,7 +23,7 @@ from atoll.runs.described import described
 from atoll.runs.evaluation import Evaluation, judge
 from atoll.runs.experiment import load_parties, task_of
 from atoll.runs.export import export_files
-from atoll.runs.model_files import ModelFiles
+from atoll.runs.model_files import ModelFiles, with_memory_of_sites
 from atoll.runs.own_files import with_own_files
 from atoll.runs.preparation import read_preprocessing
 from atoll.tasks import Task
@@ -214,7 +214,7 @@ def load_model(path: str | Path, *, dataset: Any = None, algorithm: str | Path |
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise AtollError(f"There is no folder {path}; give the folder that --out named.")
-    files = ModelFiles.read(folder)
+    files = with_memory_of_sites(ModelFiles.read(folder), folder)
     config = described(files.description["config"], f"model.json of {path}")
     given: dict[str, Any] = {"algorithm": algorithm, "model": model}
     config = with_own_files(config, path, lambda: files.description, **given, command="predict", function="load_model")
