@@ -28,7 +28,8 @@ from atoll.runs.trained import TrainedModel
 from small import ALGORITHMS, small
 
 OF_ITS_OWN = ("nfedgnn", "cnfgnn", "mlps")  # every node is a party with weights of its own
-MORE = {"train_loss", "majority_accuracy"}  # metrics that are not made of predictions
+MORE = {"train_loss", "majority_accuracy"}  # metrics that an algorithm may define itself
+OWN_LOSS = ("nfedgnn", "cnfgnn", "gfl_appnp")  # their training loss is not that of the predictions
 
 
 def tail(nodes: int = 25, seed: int = 9) -> Graph:
@@ -41,8 +42,11 @@ def metrics_of(found: Outputs, model: TrainedModel, scenario: str) -> dict[str, 
     """Everything that the task makes of the outputs, by the names that a run reports."""
     counts = model.task.counts(found.logits, found.graph)
     local = "local_" if scenario == "overlapping" else ""
-    metrics = {name if name.startswith("val_") else f"{local}{name}": value for name, value in found.metrics(model.task).items()}
-    return metrics | model.task.by_party(counts)
+    metrics = found.metrics(model.task)
+    if model.config.algorithm in OWN_LOSS:
+        metrics.pop("train_loss", None)
+    renamed = {name if name.startswith(("val_", "train_")) else f"{local}{name}": value for name, value in metrics.items()}
+    return renamed | model.task.by_party(counts)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -230,11 +230,15 @@ class NodeClassification:
 
 
 def training_counts(out: Tensor, graph: Graph) -> Tensor:
-    """(P, 2) each party's labeled training nodes and the sum of their losses."""
+    """(P, 2) each party's labeled training nodes and the sum of their losses; nodes that are not predicted (NaN) do not count."""
     if "training.rows" not in graph.derived:
         graph.derived["training.rows"] = (graph.train & (graph.y >= 0)).nonzero().squeeze(1)
     rows = graph.derived["training.rows"]
-    losses = F.cross_entropy(out.index_select(0, rows), graph.y.index_select(0, rows), reduction="none")
+    logits = out.index_select(0, rows)
+    losses = F.cross_entropy(logits, graph.y.index_select(0, rows), reduction="none")
+    if bool(losses.isnan().any()):
+        predicted = ~logits.isnan().all(1)
+        rows, losses = rows[predicted], losses[predicted]
     columns = torch.stack([torch.ones_like(losses), losses], 1).double()
     return torch.zeros(graph.parties, 2, dtype=torch.float64).index_add_(0, graph.party[rows], columns)
 
