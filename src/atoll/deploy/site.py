@@ -45,6 +45,7 @@ from atoll.runs import config as configuration
 from atoll.runs.config import Config
 from atoll.runs.experiment import build_cohort, noise, task_of
 from atoll.runs.preparation import TableSettings, refuse_noise, table_cohort
+from atoll.tasks import Task
 from atoll.version import __version__
 
 TOTALS_FILE = "totals.jsonl"  # in a run's folder: which secure totals were opened, and over which parties
@@ -230,7 +231,7 @@ class Site:
         checkpoints.check_data(graph.digest, str(self.data or config.dataset))
         saved = checkpoints.read(token, exact) if token >= 0 else None
         metrics = SiteMetrics(self._run_folder() / "metrics.jsonl", task_of(config, schema, graph.class_names))
-        guards = [metrics, *self._noise(config)]
+        guards = [metrics, *self._noise(config, metrics.task)]
         cohort = build_cohort(config, graph, schema, parties, blank=saved is not None, secrets=secrets, guards=guards)
         names = participants(self.kit) if self.kit is not None and self.data is not None else ()
         self.model = SiteModel(config, schema, scenario, names, metrics, self.releases, encoding)
@@ -260,12 +261,13 @@ class Site:
                 raise AtollError("the server does not number the parties as this site's kit does.")
         return Secrets(identities, run=digest, min_parties=least, opened=OpenedTotals(self._run_folder() / totals, known=known))
 
-    def _noise(self, config: Config) -> list[Guard]:
+    def _noise(self, config: Config, task: Task) -> list[Guard]:
         """The guard that adds noise to a reply and counts it, after the site's own metrics were written."""
         if not config.dp.active:
             return []
         self.releases = Releases(self.folder / releases.RELEASES_FILE, self.run, self.policy.budget, delta=config.dp.delta)
-        return [RecordingGuard(guard) for guard in noise(config, self.releases, strict=self.policy.budget is not None)]
+        strict = self.policy.budget is not None
+        return [RecordingGuard(guard) for guard in noise(config, self.releases, task, strict=strict)]
 
     def _config(self, request: Fields) -> Config:
         given = request.get("config")

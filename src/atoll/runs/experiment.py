@@ -115,7 +115,8 @@ def prepare(
 
     def make(parties: Sequence[int], blank: bool) -> Cohort:
         part = data.parts.select(parties)
-        return build_cohort(config, part, schema, parties, blank=blank, secrets=secrets, guards=noise(config, releases))
+        guards = noise(config, releases, task_of(config, schema, part.class_names))
+        return build_cohort(config, part, schema, parties, blank=blank, secrets=secrets, guards=guards)
 
     kind = ENGINES.find("inprocess" if hasattr(ENGINES.find(config.engine), "launch") else config.engine)
     carrier: Engine = kind.connect(make, schema.parties, config.run)
@@ -146,10 +147,9 @@ def _warn_unused_weights(config: Config, graph: Graph) -> None:
         warnings.warn(sentence, AtollWarning, stacklevel=3)
 
 
-def noise(config: Config, releases: Releases, *, strict: bool = False) -> list[Guard]:
+def noise(config: Config, releases: Releases, task: Task, *, strict: bool = False) -> list[Guard]:
     """The guard that adds noise to replies and accounts for them, where the configuration asks for noise."""
-    counts = TASKS.find(config.run.task).fields
-    return [Noise(config.dp, releases, counts, strict=strict)] if config.dp.active else []
+    return [Noise(config.dp, releases, task.fields, strict=strict)] if config.dp.active else []
 
 
 def build_cohort(

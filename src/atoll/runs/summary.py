@@ -45,7 +45,13 @@ def facts(result: Result) -> list[Fact]:
     """The lines of a summary: metrics at the best and at the last round, rounds, bytes, seconds, and what went wrong."""
     lines = [_metric(result, name) for name in _metrics(result)[:MAX_METRICS]]
     if decided := result.detail.get("threshold"):
-        lines.append(("threshold", f"{decided['value']:.4g}", f"of {decided['class']}, {'' if decided['by'] == 'given' else 'by '}{decided['by']}"))
+        lines.append(
+            (
+                "threshold",
+                f"{decided['value']:.4g}",
+                f"of {decided['class']}, {'' if decided['by'] == 'given' else 'by '}{decided['by']}",
+            )
+        )
     run = result.config.run
     early = "" if result.rounds >= run.rounds else ", stopped early" if result.finished else " so far"
     note = f"by validation {run.select_by}" if result.metrics else "no round was evaluated"
