@@ -1,4 +1,4 @@
-"""FedLit: Xie et al., WWW 2023. Links are of types nobody wrote down: cluster them, and give each type a channel of its own.
+"""FedLit: Xie et al., WWW 2023. Link types are latent: cluster the links, and give each type its own channel.
 
 A channel is a backbone that sees the links of its type only; the channels' outputs are added. Links are clustered by the
 representations of their ends; parties' types, and with them the channels, are aligned on the server.
@@ -157,7 +157,7 @@ def evaluate(federation: Federation, state: State, settings: Settings) -> dict[s
 
 
 def align(centers: Tensor, reference: Tensor) -> Tensor:
-    """(P, K): which of a party's types stands at each place of the server's: the matching with the greatest sum of cosines."""
+    """(P, K): which of a party's types matches each of the server's: the matching with the greatest sum of cosines."""
     cosines = F.normalize(reference, dim=1) @ F.normalize(centers, dim=2).transpose(1, 2)  # (P, K server, K party)
     return best_matching(cosines)
 

@@ -154,7 +154,7 @@ class Cohort(atoll.federation.cohort.Cohort):
     settings: Settings
 
     def setup(self) -> None:
-        """θ⁽ᵏ⁾, a place for ω, a proxy s_i for every labeled node, and their optimizers."""
+        """θ⁽ᵏ⁾, a copy of ω, a proxy s_i for every labeled node, and their optimizers."""
         s, parties = self.settings, self.graph.parties
         if bool((self.labeled.y < 0).any()):
             raise AtollError(

@@ -1,4 +1,4 @@
-"""GCFL: Xie et al., NeurIPS 2021. Parties whose updates pull apart are parted: every cluster has a model of its own.
+"""GCFL: Xie et al., NeurIPS 2021. Parties whose updates diverge are separated: every cluster has its own model.
 
 With `use_sequences=true` it is GCFL+: clusters are cut by the sequences of the updates' norms instead of the updates' directions.
 
@@ -79,7 +79,7 @@ def start(federation: Federation, settings: Settings) -> State:
 
 
 def step(federation: Federation, state: State, settings: Settings) -> State:
-    """Everybody trains the model of its cluster; clusters are perhaps cut; then each takes the mean of its members' models."""
+    """Everybody trains the model of its cluster; clusters may be split; then each takes the mean of its members' models."""
     replies = federation.ask("fit", each={"model": models_of_parties(state)})
     state = observe(state, replies)
     if federation.round > settings.rounds_before_split:

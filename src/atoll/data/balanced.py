@@ -17,7 +17,7 @@ from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 
 PROGRAMS = ("python-louvain", "scikit-network")
-MAX_MOVES = 1000  # before a piece that fits nowhere is given to somebody
+MAX_MOVES = 1000  # before a piece that fits nowhere is given to a party anyway
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def communities(graph: Graph, seed: int, program: str = PROGRAMS[0]) -> list[Int
 
 
 def fill(pieces: Sequence[Ints], nodes: int, parties: int, rule: FillRule) -> list[Ints]:
-    """Cut the communities and give the pieces, largest first, to the parties; a piece that fits nowhere is given to somebody."""
+    """Cut the communities and give the pieces, largest first, to the parties; one that fits nowhere goes to some party anyway."""
     mean = nodes // parties
     held: list[list[Ints]] = [[] for _ in range(parties)]
     sizes = [0] * parties

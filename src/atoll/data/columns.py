@@ -1,4 +1,4 @@
-"""What each column of `nodes` is: said in `features.toml` beside it, or inferred from its values.
+"""What each column of `nodes` is: given in `features.toml` beside it, or inferred from its values.
 
     [age]
     kind = "number"          # number, category, boolean, date, text, id, label, split or ignore
@@ -55,7 +55,7 @@ ROLE_NAMES = {"split", "train", "test", "val", "validation", "train_mask", "test
 MIN_NUMERIC = 0.5  # share of numbers from which other texts in a column are taken for mistakes
 MAX_DISTINCT = 1000  # more distinct texts are text, not categories
 MAX_DISTINCT_SHARE = 0.5  # of the rows
-FEW = 20  # so many distinct texts may always be categories, unless every row has its own
+FEW = 20  # up to this many distinct texts may always be categories, unless every row has its own
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from atoll.errors import AtollError, AtollWarning
 
 Ints = NDArray[np.int64]
 Weights = NDArray[np.float64]
-NAMES = ("weight", "weights", "edge_weight", "edge_weights", "w")  # of a column or array of weights, in any case of letters
+NAMES = ("weight", "weights", "edge_weight", "edge_weights", "w")  # of a column or array of weights, in upper or lower case
 REMEDY = "give finite numbers that are not negative, or set edge_weights=false to ignore the weights"
 MAX_WEIGHT = 1e30  # sums of float32 weights stay finite
 
@@ -23,7 +23,7 @@ def is_weight(name: str) -> bool:
 
 
 def first_invalid(weights: Weights) -> int | None:
-    """The first weight that is not a finite number from 0; None where all are."""
+    """The first weight that is not finite or is negative; None where all are."""
     wrong = np.flatnonzero(~((weights >= 0) & (weights <= MAX_WEIGHT)))
     return int(wrong[0]) if len(wrong) else None
 

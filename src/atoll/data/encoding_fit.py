@@ -211,7 +211,7 @@ def _as_full(column: Column, counts: Ints, found: Mapping[int, int]) -> list[int
 
 
 def _candidates(column: Column) -> int:
-    """So many prefixes are split: more than there are values to keep, as two names that share one look like a frequent one."""
+    """How many prefixes to split: more than there are values to keep, as two names that share one look like a frequent one."""
     return 2 * column.max_categories
 
 

@@ -87,7 +87,7 @@ class RemoteEngine:
         self.token = -1  # the round of the last checkpoint; −1 before the first
         self.round = 0
         self.best = 0  # the best round, whose model every site keeps; 0 before the first
-        self.unheard: set[str] = set()  # sites that have not heard yet which round is the best
+        self.unheard: set[str] = set()  # sites that do not know the best round yet
         self.begun: set[str] = set()
         self.spent = 0.0  # the largest ρ that a party has spent, as reported by the sites
         self.lost: dict[str, str] = {}  # sites that did not answer but may come back, and why
@@ -146,7 +146,7 @@ class RemoteEngine:
             raise AtollError(f"The run cannot be resumed exactly ({failed}).")
 
     def snapshot(self, into: Fields | None = None) -> Fields:
-        """Nothing: the parties' memory is at their sites, each of which is told with its next message to keep this round."""
+        """Nothing: the parties' memory is at their sites, each of which keeps this round when the next message names it."""
         self.best, self.unheard = self.round, set(self.roster)
         return {}
 

@@ -1,7 +1,7 @@
-"""`class_weight=balanced`: the parties' class counts are added up before the first round, and every party is told the weights.
+"""`class_weight=balanced`: the parties' class counts are added up before the first round, and every party receives the weights.
 
-Both verbs are functions of a cohort, which `Cohort` lists among its own. The weights are memory of the parties, so that they are
-kept where the rest of it is; the server keeps them with its checkpoints.
+Both verbs are functions of a cohort; `Cohort` lists them among its own. The weights belong to the parties' memory, so they are
+saved and restored with it; the server keeps them in its checkpoints.
 
 Payload bytes, once: up 8·C per party, down 8·C. The server sees the number of training nodes of each class in the federation (of
 each party, unless totals are secure).
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from atoll.federation.cohort import Cohort
     from atoll.federation.federation import Federation
 
-MEMORY = "class_weights"  # the attribute of a cohort: (P, C), NaN before they are told
+MEMORY = "class_weights"  # the attribute of a cohort: (P, C), NaN until they are set
 VERBS = ("count_classes", "set_class_weights")
 UNKNOWN = "does not know the class weights, after a restart without a save"
 
@@ -55,7 +55,7 @@ def declare(cohort: Cohort) -> None:
 
 
 def apply(cohort: Cohort, message: Message) -> None:
-    """Weigh the task's loss as the parties' memory says, before a message of training is answered."""
+    """Apply the class weights in the parties' memory to the task's loss, before a training message is answered."""
     if MEMORY not in cohort.memory or not message.training or message.verb in (*SECURE_STEPS, *VERBS):
         return
     if bool(cohort.class_weights.isnan().any()):
@@ -65,7 +65,7 @@ def apply(cohort: Cohort, message: Message) -> None:
 
 
 def agree(federation: Federation) -> None:
-    """Before the first round: count the classes of all parties, and tell them the weights."""
+    """Before the first round: count the classes of all parties, and send them the weights."""
     if not needed(federation):
         return
     counts = federation.total("count_classes")["counts"]
@@ -106,6 +106,6 @@ def ignorant(federation: Federation) -> list[int]:
 
 
 def tell(federation: Federation, to: Sequence[int] | None = None) -> None:
-    """Tell all parties the weights, or those that lost them."""
+    """Send the weights to all parties, or to those that lost them."""
     if to is None or len(to):
         federation.tell("set_class_weights", to=to, weights=torch.tensor(known(federation), dtype=torch.float64))

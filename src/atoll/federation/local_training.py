@@ -22,7 +22,7 @@ from atoll.settings import Training
 class LocalTraining(Cohort):
     """Parties that train the server's model on their own graphs: w_k ← w, E epochs down the objective, n_k·w_k back.
 
-    Override `objective` to train for something else than the task's loss; `load`, `output`, `hidden` and `party_models` where
+    Override `objective` to train on something other than the task's loss; `load`, `output`, `hidden` and `party_models` where
     there is more than one model; `fit` and `evaluate` where something else arrives or goes back. Settings that are read where
     an algorithm has them: `local_steps` (instead of `epochs`), `batch_size`, `keep_optimizer`.
 
@@ -45,7 +45,7 @@ class LocalTraining(Cohort):
     settings: Training
 
     def setup(self) -> None:
-        """A model, which each party draws for itself where it is in `memory` and which else the server's fills; its optimizer."""
+        """The model and its optimizer; parties draw first values where `memory` names the model, else load the server's."""
         s = self.settings
         draws = self.first_draws("model") if "model" in self.memory else None
         self.model = backbone(s, self.schema, self.graph.parties, draws)
@@ -100,7 +100,7 @@ class LocalTraining(Cohort):
         return self.graph.num_train
 
     def load(self, model: Fields | None = None) -> None:
-        """w_k ← w; a model that nothing arrives for stays as it is."""
+        """w_k ← w; without an argument the model stays as it is."""
         if model is not None:
             set_parameters(self.model, model)
 

@@ -15,7 +15,7 @@ from atoll.graphs.blocks import Blocks
 from atoll.graphs.graph import Graph, stack
 from atoll.graphs.sparse import SparseMatrix
 
-LINKS_AT_A_TIME = 4096  # represented together: so many stay in the cache
+LINKS_AT_A_TIME = 4096  # represented together: this many fit in the cache
 KEPT_WITHOUT_EDGES = ("sizes", "blocks", "features", "party")  # what of a graph does not depend on its edges
 
 

@@ -1,4 +1,4 @@
-"""Reports of runs: one page without a network, figures and tables for a paper. `atoll report runs/* --html report.html`."""
+"""Reports of runs: one self-contained page, figures and tables for a paper. `atoll report runs/* --html report.html`."""
 
 from __future__ import annotations
 

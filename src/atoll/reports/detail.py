@@ -36,7 +36,7 @@ class RowDetail:
 
     @property
     def where(self) -> str:
-        """Of which rounds and seeds it is, in words."""
+        """Which rounds and seeds it covers, in words."""
         rounds = f"round {self.rounds[0]}" if len(set(self.rounds)) == 1 else "the best round of each seed"
         text = "all seeds together" if len(self.seeds) > 1 else f"seed {self.seeds[0]}"
         return f"{rounds}, {text}"

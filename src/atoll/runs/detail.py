@@ -1,7 +1,7 @@
 """The detail of a run's best round: the evaluation of its test nodes, made once at the end.
 
 A simulation asks the best round's model for the outputs themselves, in cohorts made for it, so that the run's own parties, bytes
-and randomness are untouched. Where the parties are elsewhere, or their replies are noised, it is what the server's sums tell.
+and randomness are untouched. Where the parties are elsewhere, or their replies are noised, it is computed from the server's sums.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _judged(experiment: Experiment, seen: Sequence[Observation], threshold: Mapp
 
 
 def _counted(experiment: Experiment, best: BestRound, threshold: Mapping[str, Any] | None) -> Evaluation | None:
-    """The evaluation that the counts of the best round tell."""
+    """The evaluation from the counts of the best round."""
     federation, sums = experiment.federation, best.counts.get("sums", {})
     listed = best.counts.get("by_party", {})
     numbers = best.counts["parties"].tolist() if listed else []

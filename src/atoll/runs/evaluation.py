@@ -146,7 +146,7 @@ def from_counts(
     class_names: Sequence[str] | None = None,
     threshold: Mapping[str, Any] | None = None,
 ) -> Evaluation | None:
-    """What the sums of the parties' counts tell of test items, and party → counts of its own; None without a confusion matrix.
+    """The evaluation of test items from the sums of the parties' counts, and party → its own; None without a confusion matrix.
 
     AUC and average precision are there where histograms were counted. A threshold for which nothing was counted is left out:
     the likeliest class is judged.

@@ -186,7 +186,7 @@ def _files(target: str, made: Standalone, x: Tensor, edge_index: Tensor) -> tupl
         with torch.random.fork_rng(devices=[]):
             again = type(made.module)(
                 **made.arguments
-            ).eval()  # as the loader makes it: what the file does not hold is drawn anew
+            ).eval()  # as the loader makes it: what the file does not hold is drawn again
         again.load_state_dict(load(saved))
         return {"model.py": made.source, "weights.safetensors": saved}, again.requires_grad_(False)
     if target == "torchscript":

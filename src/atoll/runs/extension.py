@@ -1,4 +1,4 @@
-"""Another end for a run that has begun: more rounds, other patience, another target (`atoll resume RUN --rounds 500`).
+"""A new end for a run that has already begun: more rounds, other patience, another target (`atoll resume RUN --rounds 500`).
 
 The rounds of a run do not depend on how many there will be, with one exception: the last one is always evaluated. Where that
 evaluation would not belong to the longer run, the run continues from the checkpoint before it, so that it ends with the same

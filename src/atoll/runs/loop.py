@@ -155,7 +155,7 @@ class _Schedule:
         best: BestRound,
         earlier_warnings: list[str],
     ) -> None:
-        """Write a checkpoint, and set the date of the next."""
+        """Write a checkpoint and schedule the next."""
         start = time.perf_counter()
         held = checkpoint.capture(experiment, progress, state, best)
         folder.save(held | {"warnings": _warnings(earlier_warnings, folder, experiment)})

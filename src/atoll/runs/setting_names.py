@@ -1,4 +1,4 @@
-"""Names of settings: which group a name belongs to, names from before, and what to say of an unknown one."""
+"""Names of settings: which group a name belongs to, earlier names, and what to say of an unknown one."""
 
 from __future__ import annotations
 

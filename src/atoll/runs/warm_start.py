@@ -2,7 +2,7 @@
 
 The server's state and the parties' memory are those of the earlier run's best round, as far as they fit the data: where it is
 the same, all of it; else what is the same for all data, and per party what a party of that name (or number) had. Optimizers
-always begin anew. The algorithm and the architecture must be the same, and the data must have the same columns and classes.
+always start fresh. The algorithm and the architecture must be the same, and the data must have the same columns and classes.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _misfit(config: Config, reason: str) -> AtollError:
 
 
 def _differences(about: Mapping[str, Any], experiment: Experiment) -> str:
-    """What the run has otherwise than the trained model, in words; "" where nothing that matters."""
+    """How the run differs from the trained model, in words; "" where nothing relevant does."""
     config, schema, data = experiment.config, experiment.federation.schema, experiment.data
     old, new = dict(about.get("architecture", {})), architecture(config)
     own = {name: (about.get(f"{name}_sha256"), file_digests(config).get(f"{name}_sha256")) for name in ("algorithm", "model")}

@@ -1,4 +1,4 @@
-"""How a class is decided: the likeliest one or, of two classes, one of them from a threshold of its probability on.
+"""How a class is decided: the likeliest one or, with two classes, by a threshold on the probability of one of them.
 
 A threshold is chosen on validation items from histograms of the class's probability (`ranking`), which are sums over the
 parties: every candidate is an edge between two bins, so that what it decides follows from the histograms exactly.
@@ -28,7 +28,7 @@ POSITIVE = 1  # the class that a given number is for, of two, unless a run names
 
 @dataclass(frozen=True)
 class Rule:
-    """What the setting `threshold` says: a number, or by what to choose one; and for which of the two classes."""
+    """The setting `threshold`: a number, or the criterion to choose one by; and which of the two classes it is for."""
 
     by: str
     index: int | None = None  # None for the one that is rarer among validation items
@@ -74,7 +74,7 @@ def chosen(rule: Rule, histogram: Tensor) -> tuple[int, float | None]:
 def choose(histogram: Tensor, by: str) -> float | None:
     """The threshold that is best by a criterion, from (2, BINS) negatives and positives; None where a class is missing.
 
-    Of equally good ones it is the one nearest to ½ in bins, where the likeliest class would be decided.
+    Among equally good thresholds it is the one nearest to ½ in bins: at ½ the decision is the likeliest class.
     """
     negatives, positives = histogram.double().clamp(min=0)
     if not (float(negatives.sum()) > 0 and float(positives.sum()) > 0):
@@ -124,7 +124,7 @@ def decide(probabilities: Tensor, threshold: Mapping[str, Any] | float | None = 
 def confusion_at(histogram: Tensor, threshold: Mapping[str, Any]) -> Tensor | None:
     """(2, 2) the confusion matrix at a threshold, from the histograms (2, 2, BINS) of both classes' probabilities.
 
-    None where the threshold lies inside a bin, so that the histogram does not tell.
+    None where the threshold lies inside a bin, so that the histogram does not determine it.
     """
     first = int((bin_edges() < threshold["value"]).sum()) + 1  # the bin that begins there
     if first >= BINS or float(bin_edges()[first - 1]) != threshold["value"]:

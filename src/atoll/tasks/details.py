@@ -86,7 +86,7 @@ def count(
 
 
 def metrics_of(fields: Mapping[str, Any], items: float, classes: int) -> dict[str, float]:
-    """Metrics of one split from its sums; what cannot be said is left out."""
+    """Metrics of one split from its sums; undefined ones are left out."""
     found: dict[str, float | None] = {}
     if "confusion" in fields:
         found["macro_f1"] = matrices.macro_f1(fields["confusion"]) if items > 0 else None

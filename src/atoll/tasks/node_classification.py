@@ -176,7 +176,7 @@ class NodeClassification:
         return {f"{VALIDATION}{name}": value for name, value in counted.items()} | details.count(self._decided, *tested, value)
 
     def metrics(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """Metrics from summed counts; what cannot be said (no such nodes) is left out.
+        """Metrics from summed counts; undefined ones (no such nodes) are left out.
 
         Noised counts may be impossible (a negative number of nodes): shares lie between 0 and 1 all the same.
         """

@@ -87,7 +87,7 @@ class Task(Protocol):
         ...
 
     def metrics(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """Metrics from the counts of one party or the sums over several; what cannot be said is left out."""
+        """Metrics from the counts of one party or the sums over several; undefined ones are left out."""
         ...
 
     def by_party(self, counts: Mapping[str, Tensor]) -> dict[str, list[float | None]]:

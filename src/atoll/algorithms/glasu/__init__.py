@@ -97,7 +97,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         self.forward: ForwardPass | None = None
 
     def restore(self, memory: Mapping[str, Any]) -> None:
-        """What was computed from another memory is void; checkpoints of 0.1 hold an empty `heard`."""
+        """Restore the memory and discard what was computed from the previous one; checkpoints of 0.1 hold an empty `heard`."""
         super().restore({name: saved for name, saved in memory.items() if name != "heard"})
         self.forward = None
 
@@ -132,7 +132,7 @@ class Cohort(atoll.federation.cohort.Cohort):
 
     @verb(takes={"layer": LAYER, "aggregate": JOINED}, gives={"hidden": HIDDEN})
     def infer(self, layer: int, aggregate: Tensor) -> Fields:
-        """Algorithm 3: go on from the last aggregate to H⁺_m[layer]."""
+        """Algorithm 3: continue from the last aggregate to H⁺_m[layer]."""
         self.inbox.store("aggregate", self._shared_below(layer), aggregate)
         return {"hidden": self._pass().local_output(layer).detach()}
 
@@ -157,7 +157,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         for _ in range(s.local_steps):
             optim.descend(self.optimizer, self._objective(forward, gradient))
             forward.next_step()
-        self.clear_round()  # nothing of it is needed any more, nor in a checkpoint
+        self.clear_round()  # none of it is needed any more, not even in a checkpoint
 
     def _objective(self, forward: ForwardPass, gradient: Tensor | None) -> Tensor:
         """What a step descends: the party's own loss; ⟨∇L_1, H_m[L]⟩ (Eq. 3) where another holds the labels; or all ways back."""
@@ -194,7 +194,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         return self._pass().logits()
 
     def _pass(self) -> ForwardPass:
-        """The forward pass of this round; begun where there is none, when only S[L] is known."""
+        """The forward pass of this round; started from S[L] if there is none yet."""
         if self.forward is None:
             assert self.message is not None
             round, training = self.message.round, self.message.training
@@ -235,7 +235,7 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
 
 
 def sample(federation: Federation, settings: Settings) -> Fields:
-    """Algorithm 2, the server: unite the parties' index sets level by level. What the next message has to bring is the lowest."""
+    """Algorithm 2, the server: unite the parties' index sets level by level; the next message carries the lowest."""
     payload: Fields = {}
     if not sampled(settings, federation.training):
         return payload
@@ -249,7 +249,7 @@ def sample(federation: Federation, settings: Settings) -> Fields:
 
 
 def joint_inference(federation: Federation, settings: Settings, payload: Fields) -> Fields:
-    """Algorithm 3, the server: aggregate layer after layer. What the next message has to bring is the last aggregate."""
+    """Algorithm 3, the server: aggregate layer by layer; the next message carries the last aggregate."""
     for layer in shared(settings):
         call: Fields = {"verb": "embed"} if layer == shared(settings)[0] else {"verb": "infer", "layer": layer}
         if settings.aggregation == "mean":

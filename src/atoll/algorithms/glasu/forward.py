@@ -44,7 +44,7 @@ class ForwardPass:
         return self.sampler.draw(self.batch(level + 1), level)
 
     def run(self, target: int | None = None) -> Tensor:
-        """Algorithm 4, lines 2-10, on from where the pass is: to H⁺_m[target], or to H_m[L]."""
+        """Algorithm 4, lines 2-10, continued from the last computed layer to H⁺_m[target], or to H_m[L]."""
         batch, model, layers = self.batch(), self.model, self.settings.layers
         if not self.hidden:
             self.hidden.append(model.encode(batch))

@@ -12,7 +12,7 @@ from atoll.runs.metrics import metric_format
 from atoll.tasks import TASKS
 
 SPLITS = {"train_": "training", "val_": "validation", "": "test"}  # prefix of a metric → the items it is of
-WIDE = 6  # ratio of the largest loss to the median from which on the axis is logarithmic
+WIDE = 6  # ratio of the largest loss to the median above which the axis is logarithmic
 LOCAL = "local_"  # metrics of the parties' own graphs where these overlap
 
 
