@@ -74,7 +74,7 @@ def shrunk(arguments: list[str]) -> list[str] | None:
             return None
         if rest[place].lower() in {each.name.lower() for each in known()} and not own_partition:
             rest[place] = "csbm"
-        if rest[place] == "csbm":
+        if rest[place] == "csbm" and not any(word.startswith("data.nodes=") for word in rest):
             rest += ["--set", "data.nodes=600"]
     return [verb, *rest, *SMALL.get(verb, [])]
 

@@ -89,8 +89,8 @@ def test_no_threshold_without_both_classes(missing: int) -> None:
     ("text", "classes", "sentence"),
     [
         ("f2", 2, "did you mean 'f1'"),
-        ("1.5", 2, "must be between 0 and 1"),
-        ("nan", 2, "must be between 0 and 1"),
+        ("1.5", 2, "must be strictly between 0 and 1"),
+        ("nan", 2, "must be strictly between 0 and 1"),
         ("f1[sic]", 2, "did you mean 'sick'"),
         ("youden", 3, "decides between two classes and there are 3; leave it out"),
     ],

@@ -66,7 +66,7 @@ def join(
     data: Annotated[Path, typer.Option(help="The site's own graph: a folder or .npz. It never leaves.")],
     only: Annotated[str, typer.Option(help="Take part in these algorithms only, separated by commas.")] = "",
     secure: Annotated[bool, typer.Option("--secure", help="Take part under secure aggregation only.")] = False,
-    secure_min: Annotated[int, typer.Option(help="Take part in secure totals of at least so many parties.")] = 3,
+    secure_min: Annotated[int, typer.Option(help="Take part in secure totals of at least this many parties.")] = 3,
     dp_epsilon: Annotated[
         float, typer.Option(help="Take part with noise only, up to this ε over all runs with this kit; 0 insists on none.")
     ] = 0.0,

@@ -117,5 +117,6 @@ def _print_summary(model: TrainedModel, found: Outputs, frame: pd.DataFrame, *, 
     for each in in_order(metrics):
         form = metric_format(each)
         value = f"{100 * metrics[each]:.2f} %" if form.percent else f"{metrics[each]:.4f}"
-        counts.add_row(form.words, value, "of test nodes" if bool(found.graph.test.any()) else "of labeled nodes")
+        judged = "test" if bool(found.graph.test.any()) else "labeled"
+        counts.add_row(form.words, value, f"of {'training' if each.startswith('train_') else judged} nodes")
     console.print(counts)

@@ -74,7 +74,7 @@ class LocalTraining(Cohort):
                 optimizer.reset()
         draws = self.draws()
         for batch in self.batches(draws):
-            optim.descend(self.optimizers, self.objective(batch, draws, **arguments))
+            optim.descend(self.optimizers, self.objective(batch, draws, *args, **arguments))
 
     def batches(self, draws: Draws) -> Iterator[Graph]:
         """The graphs of this round's steps, in order."""

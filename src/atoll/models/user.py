@@ -73,11 +73,6 @@ def find_loaded(name: str) -> type[Backbone]:
     raise AtollError(f"The model {name} was given as an object; give it again: model={name.rpartition(':')[2]}.")
 
 
-def is_loaded(name: str) -> bool:
-    """Whether the user gave this model to this process."""
-    return _key(name) in _loaded
-
-
 def short_name(name: str) -> str:
     """A name for tables and folders: without the path of a file, without the module of a class."""
     path = file_of(name) if is_user_model(name) else None

@@ -28,7 +28,7 @@ class TableCell:
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A column: its heading, its cells, and whether the best is the highest (None: no best)."""
 
     heading: str
@@ -49,14 +49,14 @@ class ComparisonTable:
     """Rows by label, columns by heading."""
 
     labels: list[str]
-    columns: list[Column]
+    columns: list[TableColumn]
     caption: str
 
 
 def table(rows: Sequence[Row], majority: Callable[[Row], tuple[float, float | None] | None]) -> ComparisonTable:
     """Mean ± standard deviation over the seeds of every metric, then rounds, megabytes and seconds."""
     comparable = len({row.data_name for row in rows}) == 1
-    columns = [Column("seeds", [TableCell(len(row.runs), digits=0) for row in rows])]
+    columns = [TableColumn("seeds", [TableCell(len(row.runs), digits=0) for row in rows])]
     known = metrics_table()
     for name in metrics_of(rows):
         pairs = [majority(row) if name == "majority" else row.mean(name) for row in rows]
@@ -64,7 +64,9 @@ def table(rows: Sequence[Row], majority: Callable[[Row], tuple[float, float | No
             continue
         shown = metric_format(name)
         highest = shown.higher_is_better if comparable and name.removeprefix("local_") in known else None
-        columns.append(Column(shown.heading + (" %" if shown.percent else ""), [_cell(pair, shown) for pair in pairs], highest))
+        columns.append(
+            TableColumn(shown.heading + (" %" if shown.percent else ""), [_cell(pair, shown) for pair in pairs], highest)
+        )
     measures: dict[str, tuple[list[list[float]], int]] = {
         "best round": ([[run.result.best_round for run in row.runs] for row in rows], 0),
         "rounds": ([[run.result.rounds for run in row.runs] for row in rows], 0),
@@ -75,7 +77,7 @@ def table(rows: Sequence[Row], majority: Callable[[Row], tuple[float, float | No
     if all(run.axis("simulated_seconds") for row in rows for run in row.runs):
         measures["simulated s"] = ([[run.axis("simulated_seconds")[-1] for run in row.runs] for row in rows], 2)
     for heading, (values, digits) in measures.items():
-        columns.append(Column(heading, [TableCell((mean_std(each) or (0.0,))[0], digits=digits) for each in values]))
+        columns.append(TableColumn(heading, [TableCell((mean_std(each) or (0.0,))[0], digits=digits) for each in values]))
     return ComparisonTable([row.label for row in rows], columns, _caption(rows))
 
 

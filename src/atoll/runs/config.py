@@ -125,6 +125,7 @@ def resolve(
     grouped = by_group(algorithm, groups, chosen, values, deciding, optional=optional)
     built = {name: build(group, grouped[name], f"{algorithm} {name}") for name, group in groups.items()}
     _check(algorithm, built)
+    _check_noise(built["dp"], grouped["dp"])
     architecture = built.pop("model", None)
     if architecture is not None and architecture != type(architecture)():
         built["settings"] = dataclasses.replace(built["settings"], architecture=architecture)
@@ -199,6 +200,14 @@ def _check(algorithm: str, built: Mapping[str, Any]) -> None:
         raise AtollError("participation is 0 but must be above 0: at least one party takes part in a round.")
     if run.secure_min == 1:
         raise AtollError("secure_min is 1 but must be at least 2: the sum of one party is its reply.")
+
+
+def _check_noise(dp: NoiseSettings, asked: Mapping[str, Any]) -> None:
+    """Refuse settings of noise that would add none: their user would believe that there is some."""
+    if not dp.active and (set_names := sorted(name for name in asked if name != "verb")):
+        raise AtollError(
+            f"dp.{set_names[0]} is set, but nothing is noised: dp.verb names no verb; set it, for instance dp.verb=fit."
+        )
 
 
 def from_dict(document: Mapping[str, Any], where: str, over: Mapping[str, Any] | None = None, *, warn: bool = True) -> Config:

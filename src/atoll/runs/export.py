@@ -93,6 +93,11 @@ def export_files(files: ModelFiles, config: Config, to: str, out: str | Path, *,
             "edge_weights=false."
         )
     backbone, name = party_backbone(files, config, party)
+    if backbone.shape.classes != about["num_classes"]:
+        raise AtollError(
+            f"The task {about['task']} has {backbone.shape.classes} outputs for {about['num_classes']} classes, and an export "
+            "describes one output per class; predict with atoll: model.outputs()."
+        )
     classes = about.get("classes") or list(map(str, range(about["num_classes"])))
     more = {
         "algorithm": Path(about["algorithm"]).stem,

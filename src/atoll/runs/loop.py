@@ -83,6 +83,21 @@ def rounds(
             if folder and schedule.saved != progress.round:
                 schedule.save(folder, experiment, progress, state, best, earlier_warnings)
             break
+    return _finish(experiment, folder, progress, best, rows, state, earlier_warnings, began=first)
+
+
+def _finish(
+    experiment: Experiment,
+    folder: Folder | None,
+    progress: Progress,
+    best: BestRound,
+    rows: list[dict[str, Any]],
+    state: dict[str, Any],
+    earlier_warnings: list[str],
+    *,
+    began: int,
+) -> Result:
+    """The result, with the best round's detail and model; written where it is not yet. `began`: the round of the checkpoint."""
     result = _result(experiment, progress, rows, state)
     result.folder = folder.path if folder else None
     threshold = detail.threshold_of(experiment, best)
@@ -91,9 +106,9 @@ def rounds(
     _warn(unchosen)
     result.warnings = _warnings([*earlier_warnings, *unchosen], folder, experiment)
     result.trained = _trained(experiment, progress, best, folder, threshold, result.detail)
-    if folder and result.trained and not (progress.round == first and model_files.is_whole(folder.path, best.round)):
+    if folder and result.trained and not (progress.round == began and model_files.is_whole(folder.path, best.round)):
         result.trained.write(folder.path, card(result.trained.description))
-    if folder and (progress.round > first or not folder.finished()):
+    if folder and (progress.round > began or not folder.finished()):
         folder.finish(result.to_dict())
     return result
 

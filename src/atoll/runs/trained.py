@@ -84,8 +84,7 @@ class TrainedModel:
             One row per node, or per node and party where several parties hold it: `id`, `party`, `split`, `label` (where it is
             known), `class`, and `p[CLASS]`, the probability of each class.
         """
-        if not isinstance(self.task, NodeClassification):
-            raise AtollError(f"There is no table of predictions for the task {self.task.name}; use model.outputs().")
+        self._require_classes("table of predictions")
         found = self.outputs(data, party)
         return outputs.table(found, self.decide(found.logits), self.classes)
 
@@ -107,12 +106,18 @@ class TrainedModel:
         Returns:
             Metrics overall, by class and by party; `print` shows them as a table, `to_dict` gives plain values.
         """
+        self._require_classes("evaluation by class")
         found = self.outputs(data, party)
         return judge(found.graph, found.logits, found.party_names, self.classes, self.description.get("threshold"))
 
     def export(self, to: str, out: str | Path, party: str | int | None = None) -> list[Path]:
         """Write the model for other programs; see `atoll.export_model`."""
         return export_files(self.files, self.config, to, out, party=party)
+
+    def _require_classes(self, what: str) -> None:
+        """Refuse what is made of one probability per class, where the task predicts something else."""
+        if not isinstance(self.task, NodeClassification):
+            raise AtollError(f"There is no {what} for the task {self.task.name}; use model.outputs().")
 
     @property
     def classes(self) -> tuple[str, ...] | None:

@@ -46,7 +46,7 @@ def parse(text: str) -> tuple[str, str, float | None]:
         near = closest(kind, (NONE, *CRITERIA)) or f"; it is none, a number between 0 and 1, or {', '.join(CRITERIA)}."
         raise AtollError(f"threshold is {text!r}, which is not a way to decide{near}") from None
     if not 0 < value < 1:
-        raise AtollError(f"threshold is {text} but must be between 0 and 1, without them.")
+        raise AtollError(f"threshold is {text} but must be strictly between 0 and 1.")
     return "given", label, value
 
 
