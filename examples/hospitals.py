@@ -1,9 +1,12 @@
-"""Three hospitals' tables, made up and messy, for the tutorial in docs/tutorial.md: `python hospitals.py [FOLDER]`.
+"""Three hospitals' tables, made up and messy, for docs/tutorial.md: `python hospitals.py [FOLDER]`.
 
-Each hospital has `nodes.csv` (patients) and `edges.csv` (who shared a room), with `label` = infected or not, which is rare. As in
-life, the files differ: columns stand in another order, values are missing, a ward exists in one hospital only, one writes dates
-and booleans in its own way. `next_week` holds patients of the first hospital who arrived after training, without labels, some of
-them in contact with patients of before; `next_week_outcomes.csv` says what became of them.
+Each hospital has `nodes.csv` (patients) and `edges.csv` (who shared a room or met), with `label` = infected or healthy. One patient in
+ten is infected, and whom a patient met matters: carriers infect others, and only a noisy `marker` hints at who is a carrier. As in
+life, the files differ: columns stand in another order, values are missing, a ward exists in one hospital only, one hospital writes
+booleans in its own way, another a code where the laboratory could not measure.
+
+`next_week` holds the patients whom the hospital `north` admits in the week after training, without labels; some of their contacts
+are patients of before. `next_week_outcomes.csv` says what became of them.
 """
 
 from __future__ import annotations
@@ -14,48 +17,49 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-HOSPITALS = {"north": 1400, "south": 1000, "west": 700}  # patients
+HOSPITALS = {"north": 2400, "south": 1400, "west": 800}  # patients
 WARDS = {
     "north": ["surgery", "icu", "general", "oncology"],
     "south": ["surgery", "icu", "general", "maternity"],
     "west": ["surgery", "general", "geriatrics"],
 }
-RISK = {"surgery": 0.5, "icu": 1.2, "general": 0.0, "oncology": 0.8, "maternity": -0.6, "geriatrics": 0.4}
-ROOM = 5  # patients of a ward who share a room
+RISK = {"surgery": 0.4, "icu": 1.0, "general": 0.0, "oncology": 0.6, "maternity": -0.5, "geriatrics": 0.4}
+ROOM = 4  # patients of a ward who share a room
 VISITS = 2  # further contacts per patient, in the whole house
+DAYS = 180  # of the tables for training; the patients of the seven days after them are next week's
 FIRST_DAY = pd.Timestamp("2026-01-05")
-SHARE_INFECTED = 0.07
+CARRIERS = 0.12
+MISSING = {"crp": 0.25, "white_cells": 0.1, "age": 0.02, "ward": 0.03, "catheter": 0.05}  # share of the rows
+UNMEASURED = 9999.0  # the code of west's laboratory
 
 
-def hospital(
-    name: str, patients: int, rng: np.random.Generator, first: int = 0, last: int = 180
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The patients of one hospital between two days, with the column `infected`, and the pairs who were in contact."""
+def hospital(name: str, patients: int, days: int, rng: np.random.Generator) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Patients in the order in which they were admitted, and the pairs who were in contact."""
     ward = rng.choice(WARDS[name], patients)
     age = np.clip(rng.normal(58, 19, patients), 0, 101).round()
-    day = np.sort(rng.integers(first, last, patients))
+    day = np.sort(rng.integers(0, days, patients))
     stay = rng.gamma(2.0, 3.0, patients)
     catheter = rng.random(patients) < 0.3
     crp = rng.lognormal(1.5, 0.9, patients)  # mg/l
     white_cells = rng.normal(7.5e9, 2.2e9, patients).clip(1e9)  # per liter
-    contacts = _contacts(ward, day, rng)
-    carrier = rng.random(patients) < 0.12  # colonized, unknown to anybody
-    exposed = np.bincount(contacts[0], carrier[contacts[1]], patients) + np.bincount(contacts[1], carrier[contacts[0]], patients)
-    marker = np.where(carrier, rng.normal(1.4, 1.0, patients), rng.normal(0.0, 1.0, patients))  # a noisy sign of it
+    carrier = rng.random(patients) < CARRIERS  # known to nobody
+    marker = rng.normal(np.where(carrier, 3.0, 0.0), 1.0)
+    pairs = contacts(ward, day, rng)
+    exposure = np.bincount(pairs.ravel(), carrier[pairs[::-1]].ravel(), patients)  # carriers among a patient's contacts
     risk = (
-        0.02 * (age - 58)
-        + 0.09 * stay
-        + 0.9 * catheter
-        + 0.5 * np.log(crp)
-        + 0.2 * (white_cells / 1e9 - 7.5)
+        0.025 * (age - 58)
+        + 0.1 * (stay - 6)
+        + 1.0 * catheter
+        + 0.6 * (np.log(crp) - 1.5)
+        + 0.15 * (white_cells / 1e9 - 7.5)
         + np.vectorize(RISK.get)(ward)
-        + 1.2 * exposed
-        + rng.logistic(0, 0.8, patients)
+        + 2.0 * exposure
+        - 5.3
     )
-    ids = np.array([f"{name[0].upper()}{first:03d}-{number:05d}" for number in range(patients)])
+    ids = np.array([f"{name[0].upper()}{number:05d}" for number in range(patients)])
     table = pd.DataFrame(
         {
-            "patient": ids,
+            "id": ids,
             "age": age,
             "ward": ward,
             "admitted": FIRST_DAY + pd.to_timedelta(day, unit="D"),
@@ -64,55 +68,54 @@ def hospital(
             "crp": crp.round(1),
             "white_cells": white_cells.round(-7),
             "marker": marker.round(2),
-            "infected": risk > np.quantile(risk, 1 - SHARE_INFECTED),
+            "label": np.where(rng.random(patients) < 1 / (1 + np.exp(-risk)), "infected", "healthy"),
         }
     )
-    return table, pd.DataFrame({"source": ids[contacts[0]], "target": ids[contacts[1]]})
+    return table, pd.DataFrame({"source": ids[pairs[0]], "target": ids[pairs[1]]})
 
 
-def _contacts(ward: np.ndarray, day: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(2, E) patients who shared a room (same ward, one after the other by day) or met elsewhere."""
-    pairs = []
+def contacts(ward: np.ndarray, day: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """(2, E) patients who shared a room (of one ward, admitted one after the other) or met elsewhere within a month."""
+    pairs = [rng.integers(0, len(ward), (2, 4 * VISITS * len(ward)))]
+    pairs[0] = pairs[0][:, (pairs[0][0] != pairs[0][1]) & (abs(day[pairs[0][0]] - day[pairs[0][1]]) < 30)][:, : VISITS * len(ward) // 2]
     for name in np.unique(ward):
-        here = np.flatnonzero(ward == name)  # by day of admission
+        here = np.flatnonzero(ward == name)
         for step in range(1, ROOM):
-            together = np.flatnonzero(np.arange(len(here) - step) // ROOM == (np.arange(len(here) - step) + step) // ROOM)
-            pairs.append(np.stack([here[together], here[together + step]]))
-    met = rng.integers(0, len(ward), (2, VISITS * len(ward) // 2))
-    pairs.append(met[:, (met[0] != met[1]) & (abs(day[met[0]] - day[met[1]]) < 30)])
+            first = np.arange(len(here) - step)
+            first = first[first // ROOM == (first + step) // ROOM]
+            pairs.append(np.stack([here[first], here[first + step]]))
     return np.concatenate(pairs, 1)
 
 
 def messy(table: pd.DataFrame, name: str, rng: np.random.Generator) -> pd.DataFrame:
     """The table as that hospital keeps it."""
     table = table.copy()
-    for column, share in {"crp": 0.25, "white_cells": 0.1, "age": 0.02, "ward": 0.03, "catheter": 0.05}.items():
+    for column, share in MISSING.items():
         table[column] = table[column].astype(object).mask(rng.random(len(table)) < share)
     table["age"] = pd.to_numeric(table["age"]).astype("Int64")
     table["admitted"] = table["admitted"].dt.strftime("%Y-%m-%d")
-    if name == "south":  # other words for the same, and a column order of its own
+    if name == "south":
         table["catheter"] = table["catheter"].map({True: "yes", False: "no"})
         table = table[[*reversed(table.columns)]]
     if name == "west":
-        table["ward"] = table["ward"].where(table["ward"].isna(), " " + table["ward"].astype(str) + " ")
-        table.loc[rng.random(len(table)) < 0.004, "crp"] = 9999.0  # the laboratory's code for "too high"
-    return table.rename(columns={"patient": "id", "infected": "label"})
+        table["ward"] = " " + table["ward"] + " "
+        table.loc[rng.random(len(table)) < 0.04, "crp"] = UNMEASURED
+    return table
 
 
 def write(folder: Path, seed: int = 0) -> None:
     """Write all tables."""
     rng = np.random.default_rng(seed)
     for name, patients in HOSPITALS.items():
-        table, contacts = hospital(name, patients, rng)
-        table["infected"] = np.where(table["infected"], "infected", "healthy")
-        _save(folder / "hospitals" / name, messy(table, name, rng), contacts)
-    known = pd.read_csv(folder / "hospitals" / "north" / "nodes.csv")["id"]
-    table, contacts = hospital("north", 150, rng, first=180, last=187)
-    met = pd.DataFrame({"source": rng.choice(table["patient"], 40), "target": rng.choice(known[-100:], 40)})  # still there
-    outcomes = table[["patient", "infected"]].rename(columns={"patient": "id", "infected": "label"})
-    outcomes["label"] = np.where(outcomes["label"], "infected", "healthy")
-    _save(folder / "next_week", messy(table.drop(columns="infected"), "north", rng), pd.concat([contacts, met]))
-    outcomes.to_csv(folder / "next_week_outcomes.csv", index=False)
+        days = DAYS + 7 if name == "north" else DAYS
+        table, pairs = hospital(name, patients, days, rng)
+        later = table["admitted"] >= FIRST_DAY + pd.Timedelta(days=DAYS)
+        new = pairs.isin(set(table["id"][later])).any(axis=1)
+        table_as_kept = messy(table, name, rng)
+        _save(folder / "hospitals" / name, table_as_kept[~later], pairs[~new])
+        if later.any():
+            _save(folder / "next_week", table_as_kept[later].drop(columns="label"), pairs[new])
+            table.loc[later, ["id", "label"]].to_csv(folder / "next_week_outcomes.csv", index=False)
 
 
 def _save(folder: Path, nodes: pd.DataFrame, edges: pd.DataFrame) -> None:
