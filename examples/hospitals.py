@@ -1,9 +1,9 @@
 """Three hospitals' tables, made up and messy, for docs/tutorial.md: `python hospitals.py [FOLDER]`.
 
-Each hospital has `nodes.csv` (patients) and `edges.csv` (who shared a room or met), with `label` = infected or healthy. One patient in
-ten is infected, and whom a patient met matters: carriers infect others, and only a noisy `marker` hints at who is a carrier. As in
-life, the files differ: columns stand in another order, values are missing, a ward exists in one hospital only, one hospital writes
-booleans in its own way, another a code where the laboratory could not measure.
+Each hospital has `nodes.csv` (patients) and `edges.csv` (who shared a room or met), with `label` = infected or healthy. One patient
+in ten is infected, and whom a patient met matters: carriers infect others, and only a noisy `marker` hints at who is a carrier.
+As in life, the files differ: columns stand in another order, values are missing, some wards exist in one hospital only, one hospital
+writes booleans in its own way, another a code where its laboratory measured nothing.
 
 `next_week` holds the patients whom the hospital `north` admits in the week after training, without labels; some of their contacts
 are patients of before. `next_week_outcomes.csv` says what became of them.
@@ -76,15 +76,16 @@ def hospital(name: str, patients: int, days: int, rng: np.random.Generator) -> t
 
 def contacts(ward: np.ndarray, day: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """(2, E) patients who shared a room (of one ward, admitted one after the other) or met elsewhere within a month."""
-    pairs = [rng.integers(0, len(ward), (2, 4 * VISITS * len(ward)))]
-    pairs[0] = pairs[0][:, (pairs[0][0] != pairs[0][1]) & (abs(day[pairs[0][0]] - day[pairs[0][1]]) < 30)][:, : VISITS * len(ward) // 2]
+    met = rng.integers(0, len(ward), (2, 4 * VISITS * len(ward)))
+    near = (met[0] != met[1]) & (abs(day[met[0]] - day[met[1]]) < 30)
+    pairs = [met[:, near][:, : VISITS * len(ward) // 2]]
     for name in np.unique(ward):
         here = np.flatnonzero(ward == name)
         for step in range(1, ROOM):
             first = np.arange(len(here) - step)
             first = first[first // ROOM == (first + step) // ROOM]
             pairs.append(np.stack([here[first], here[first + step]]))
-    return np.concatenate(pairs, 1)
+    return np.unique(np.sort(np.concatenate(pairs, 1), 0), axis=1)
 
 
 def messy(table: pd.DataFrame, name: str, rng: np.random.Generator) -> pd.DataFrame:
@@ -109,12 +110,12 @@ def write(folder: Path, seed: int = 0) -> None:
     for name, patients in HOSPITALS.items():
         days = DAYS + 7 if name == "north" else DAYS
         table, pairs = hospital(name, patients, days, rng)
+        kept = messy(table, name, rng)
         later = table["admitted"] >= FIRST_DAY + pd.Timedelta(days=DAYS)
         new = pairs.isin(set(table["id"][later])).any(axis=1)
-        table_as_kept = messy(table, name, rng)
-        _save(folder / "hospitals" / name, table_as_kept[~later], pairs[~new])
+        _save(folder / "hospitals" / name, kept[~later], pairs[~new])
         if later.any():
-            _save(folder / "next_week", table_as_kept[later].drop(columns="label"), pairs[new])
+            _save(folder / "next_week", kept[later].drop(columns="label"), pairs[new])
             table.loc[later, ["id", "label"]].to_csv(folder / "next_week_outcomes.csv", index=False)
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from atoll.cli.options import Quiet, Threads, prepare_torch
+from atoll.cli.predict import Known
 
 
 def evaluate(
@@ -22,6 +23,7 @@ def evaluate(
     party: Annotated[
         str | None, typer.Option(help="Name or number of a party: whose nodes, or whose model for --data.", metavar="NAME")
     ] = None,
+    known: Known = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as `detail` in result.json.")] = False,
     name: Annotated[str | None, typer.Option("--run", help="Of a kit: which run; the newest finished one by default.")] = None,
     algorithm: Annotated[
@@ -41,7 +43,7 @@ def evaluate(
     from atoll.runs.folder import finite
 
     with stage("Predicting", quiet=quiet):
-        judged = open_model(run, name, algorithm, model).evaluate(data, party)
+        judged = open_model(run, name, algorithm, model).evaluate(data, party, known)
     if as_json:
         print(json.dumps(finite(judged.to_dict()), indent=1, ensure_ascii=False))
     else:

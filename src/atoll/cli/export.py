@@ -8,12 +8,14 @@ from typing import Annotated
 import typer
 
 from atoll.cli.options import prepare_torch
+from atoll.errors import AtollError
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or of one at a site: KIT/runs/NAME.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN|KIT", help="The folder of a run, or a site's kit.")],
     to: Annotated[str, typer.Option(help="pyg, safetensors (plain torch), torchscript, pt2 (torch.export) or onnx.")],
     out: Annotated[Path, typer.Option(help="A new folder for the model and the program that loads it.")],
+    name: Annotated[str | None, typer.Option("--run", help="Of a kit: which run; the newest finished one by default.")] = None,
     party: Annotated[str | None, typer.Option(help="The party whose model it is, where each party has its own.")] = None,
     algorithm: Annotated[
         Path | None, typer.Option(help="The file of an algorithm of your own: a folder alone never makes atoll run one.")
@@ -26,9 +28,17 @@ def export(
     prepare_torch(None)
     from atoll.cli.console import err
     from atoll.cli.console import out as console
-    from atoll.runs.export import export_model
+    from atoll.deploy.site_predictions import is_kit, open_site_model
+    from atoll.runs.export import check_out, check_target, export_model
 
+    check_target(to)
+    check_out(out)
+    if name is not None and not is_kit(run):
+        raise AtollError(f"{run} is not a kit, so it holds one run; leave --run out.")
     with err.status(f"Writing {to} and comparing it with atoll"):
-        files = export_model(run, to, out, party=party, algorithm=algorithm, model=model)
+        if is_kit(run):
+            files = open_site_model(run, name).export(to, out, party)
+        else:
+            files = export_model(run, to, out, party=party, algorithm=algorithm, model=model)
     console.print(f"Written to {out}: {', '.join(sorted(file.name for file in files))}", soft_wrap=True)
     console.print(f"Its outputs equal atoll's; try it with `python {out / 'load.py'}`.", soft_wrap=True)

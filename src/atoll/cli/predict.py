@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 ENDINGS = (".csv", ".parquet")
 MAX_CLASSES = 30  # that the summary counts
+Known = Annotated[
+    Path | None, typer.Option(help="At a site: its data of before, where edges of new nodes name nodes of it.", metavar="FOLDER")
+]
 
 
 def predict(
@@ -29,6 +32,7 @@ def predict(
     party: Annotated[
         str | None, typer.Option(help="Name or number of a party: whose nodes, or whose model for --data.", metavar="NAME")
     ] = None,
+    known: Known = None,
     out: Annotated[Path | None, typer.Option(help="Write the predictions there: .csv or .parquet.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file that --out names.")] = False,
     name: Annotated[str | None, typer.Option("--run", help="Of a kit: which run; the newest finished one by default.")] = None,
@@ -52,11 +56,11 @@ def predict(
     opened = open_model(run, name, algorithm, model)
     if party is not None:
         opened.party_number(party)
-    if data is None:
+    if data is None and known is None:
         with stage("Loading the training data", quiet=quiet):
             _ = opened.training_data
     with stage("Predicting", quiet=quiet):
-        found = opened.outputs(data, party)
+        found = opened.outputs(data, party, known)
         frame = table(found, opened.decide(found.logits), opened.classes)
     if out is not None:
         with stage(f"Writing {out}", quiet=quiet):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,11 +67,13 @@ def _is_unchanged(model: TrainedModel, parts: Graph) -> bool:
     return False
 
 
-def of_new_data(model: TrainedModel, data: Any, party: str | int | None) -> Outputs:
-    """The outputs for nodes that arrived later."""
+def of_new_data(model: TrainedModel, data: Any, party: str | int | None, known: Any = None) -> Outputs:
+    """The outputs for nodes that arrived later; `known`: at a site, the graph of before."""
     scenario, sources = model.description["scenario"], new_nodes.party_sources(data)
     if model.own_numbers is not None:
-        return _at_site(model, data if sources is None else _only(model, sources, party), party)
+        return _at_site(model, data if sources is None else _only(model, sources, party), party, known)
+    if known is not None:
+        raise AtollError("The training data, which a run loads again, is known already; leave --known out: it is for sites.")
     if scenario == "node":
         return _one_node_per_party(model, data, party)
     if scenario == "vertical":
@@ -104,7 +107,7 @@ def _new_rows(found: Outputs, count: int) -> Outputs:
     return found.rows(torch.arange(found.graph.num_nodes) < count)
 
 
-def _at_site(model: TrainedModel, source: Any, party: str | int | None) -> Outputs:
+def _at_site(model: TrainedModel, source: Any, party: str | int | None, known: Any) -> Outputs:
     """At a site: its own party's model; the training data is recognized and has its split."""
     about = model.description
     numbers = list(model.own_numbers or ())
@@ -121,15 +124,37 @@ def _at_site(model: TrainedModel, source: Any, party: str | int | None) -> Outpu
             f"{about['algorithm']} predicts with the columns of all parties together: no site can do it alone; predict with the "
             "parties' folders where they may be put in one place, or train standalone."
         )
+    if vertical and known is not None:
+        raise AtollError("Vertical parties give the new nodes and their edges in one folder; leave --known out.")
     width = len(about["columns"]) if vertical and about.get("columns") else about["features"]
-    new = read_new(source, model.form(features=width))
+    new = read_new(source, model.form(features=width), None if vertical else _site_context(model, known))
     graph = _padded(new.graph, about["features"]) if vertical else new.graph
     candidate = split(graph, model.config.split, model.config.seed, [number])
     same = bool(about.get("data")) and candidate.digest == about["data"].get("digest")
     graph = candidate if same else graph
     parties = Parties([number])
     predicted = infer(model.files, model.config, Nodes(graph, parties, about["scenario"], model.schema, trained_on=same))
-    return Outputs(graph, predicted.logits, parties, (_name(model, number),) if model.names else ())
+    return _new_rows(Outputs(graph, predicted.logits, parties, (_name(model, number),) if model.names else ()), new.count)
+
+
+def _site_context(model: TrainedModel, known: Any) -> Context:
+    """At a site, which keeps no copy of its data: the graph that holds the nodes which new edges name, given again."""
+
+    def find(names: Sequence[str]) -> Graph:
+        if known is None:
+            raise AtollError(
+                f"An edge names '{names[0]}', which is not among the new nodes; give the data that holds it: --known FOLDER."
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AtollWarning)  # it was said when the model was trained
+            graph = read_new(known, model.form()).graph
+        held = set() if graph.node_names is None else set(graph.node_names)
+        if unknown := [name for name in names if name not in held]:
+            where = known if isinstance(known, str | Path) else "the known graph"
+            raise AtollError(f"An edge names '{unknown[0]}', which is neither a new node nor a node of {where}; correct it.")
+        return graph
+
+    return find
 
 
 def _one_node_per_party(model: TrainedModel, data: Any, party: str | int | None) -> Outputs:

@@ -70,7 +70,7 @@ class TrainedModel:
             f"{about['num_classes']} classes, round {about['best_round']})"
         )
 
-    def predict(self, data: Any = None, party: str | int | None = None) -> pd.DataFrame:
+    def predict(self, data: Any = None, party: str | int | None = None, known: Any = None) -> pd.DataFrame:
         """Predict the class of every node, labeled or not.
 
         Parameters:
@@ -79,35 +79,40 @@ class TrainedModel:
                 model was trained on, which is loaded again.
             party: A party's name or number: whose nodes of the training data, or whose model and graph for new nodes. It is
                 needed for new nodes where every party has a model of its own.
+            known: At a site, which keeps no copy of its data: the folder of before, where edges of new nodes name nodes of it.
 
         Returns:
             One row per node, or per node and party where several parties hold it: `id`, `party`, `split`, `label` (where it is
             known), `class`, and `p[CLASS]`, the probability of each class.
         """
         self._require_classes("table of predictions")
-        found = self.outputs(data, party)
+        found = self.outputs(data, party, known)
         return outputs.table(found, self.decide(found.logits), self.classes)
 
-    def outputs(self, data: Any = None, party: str | int | None = None) -> outputs.Outputs:
+    def outputs(self, data: Any = None, party: str | int | None = None, known: Any = None) -> outputs.Outputs:
         """The same as `predict`, before it becomes a table: the nodes as a graph, logits, parties."""
-        return predicted_nodes.of_training_data(self, party) if data is None else predicted_nodes.of_new_data(self, data, party)
+        if data is not None:
+            return predicted_nodes.of_new_data(self, data, party, known)
+        if known is not None:
+            raise AtollError("--known is the graph that new nodes have edges to; give the new nodes too: --data FOLDER.")
+        return predicted_nodes.of_training_data(self, party)
 
     def decide(self, logits: Tensor) -> Tensor:
         """(N,) the class of each node: the likeliest one or, with a threshold, that of the threshold."""
         threshold = self.description.get("threshold")
         return logits.argmax(1) if threshold is None else decide(logits.double().softmax(1), threshold)
 
-    def evaluate(self, data: Any = None, party: str | int | None = None) -> Evaluation:
+    def evaluate(self, data: Any = None, party: str | int | None = None, known: Any = None) -> Evaluation:
         """Judge the model on labeled nodes: the test nodes or, where none are marked, all of them.
 
         Parameters:
-            data, party: As for `predict`.
+            data, party, known: As for `predict`.
 
         Returns:
             Metrics overall, by class and by party; `print` shows them as a table, `to_dict` gives plain values.
         """
         self._require_classes("evaluation by class")
-        found = self.outputs(data, party)
+        found = self.outputs(data, party, known)
         return judge(found.graph, found.logits, found.party_names, self.classes, self.description.get("threshold"))
 
     def export(self, to: str, out: str | Path, party: str | int | None = None) -> list[Path]:
