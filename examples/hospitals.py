@@ -1,9 +1,9 @@
 """Three hospitals' tables, made up and messy, for docs/tutorial.md: `python hospitals.py [FOLDER]`.
 
-Each hospital has `nodes.csv` (patients) and `edges.csv` (who shared a room or met), with `label` = infected or healthy. One patient
-in ten is infected, and whom a patient met matters: carriers infect others, and only a noisy `marker` hints at who is a carrier.
-As in life, the files differ: columns stand in another order, values are missing, some wards exist in one hospital only, one hospital
-writes booleans in its own way, another a code where its laboratory measured nothing.
+Each hospital has `nodes.csv` (patients) and `edges.csv` (who shared a room or met), with `label` = infected or healthy. One
+patient in ten is infected, and whom a patient met matters: carriers infect others, and only a noisy `marker` hints at who is a
+carrier. As in life, the files differ: columns stand in another order, values are missing, some wards exist in one hospital only,
+one hospital writes booleans in its own way, another a code where its laboratory measured nothing.
 
 `next_week` holds the patients whom the hospital `north` admits in the week after training, without labels; some of their contacts
 are patients of before. `next_week_outcomes.csv` says what became of them.
