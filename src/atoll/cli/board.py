@@ -13,17 +13,19 @@ from rich.table import Table
 
 from atoll.cli.console import PLAIN_EVERY, err
 from atoll.errors import shown
-from atoll.runs.metrics import mean_std, mean_text
+from atoll.runs.metrics import mean_std, mean_text, metric_format
+from atoll.runs.scores import selected_metric
 
 if TYPE_CHECKING:
     from atoll.runs.comparison import Comparison, Trial
 
 
 class Board:
-    """Shows, while a comparison runs, each row's seeds, rounds and validation accuracy; on a terminal as a table that changes."""
+    """Shows, while a comparison runs, each row's seeds, rounds and validation score; on a terminal as a table that changes."""
 
     def __init__(self, comparison: Comparison, *, quiet: bool) -> None:
         self.seeds = len(list(comparison.seeds))
+        self.metric = "val_accuracy"
         self.rows: dict[str, dict[int, tuple[Mapping[str, Any], int]]] = {}  # by row and seed: the last round, of how many
         self.reported = time.perf_counter()
         self.live = (
@@ -42,6 +44,7 @@ class Board:
 
     def watch(self, trial: Trial, row: Mapping[str, Any], rounds: int) -> None:
         """Note a round of a trial."""
+        self.metric = f"val_{selected_metric(trial.config) or 'accuracy'}"
         self.rows.setdefault(trial.row, {})[trial.config.seed] = (row, rounds)
         if self.live:
             self.live.update(self._table())
@@ -55,11 +58,13 @@ class Board:
 
     def _table(self) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0))
-        for name in ("", "seeds", "rounds", "validation accuracy"):
+        form = metric_format(self.metric)
+        for name in ("", "seeds", "rounds", form.words):
             table.add_column(name, justify="left" if not name else "right", no_wrap=True)
         for row, by_seed in self.rows.items():
             rounds = ", ".join(f"{seen['round']}/{total}" for seen, total in list(by_seed.values())[-2:])
-            values = [100 * seen["val_accuracy"] for seen, _ in by_seed.values() if "val_accuracy" in seen]
+            scale = 100 if form.percent else 1
+            values = [scale * seen[self.metric] for seen, _ in by_seed.values() if self.metric in seen]
             found = mean_std(values)
             table.add_row(shown(row), f"{len(by_seed)}/{self.seeds}", rounds, mean_text(*found, 2) if found else "–")
         return table

@@ -131,4 +131,4 @@ def _show(comparison: Comparison) -> None:
     console.print(comparison_table(comparison.summary(), comparison_title(comparison)))
     differences = comparison.differences()
     if differences and len(comparison.seeds) > 1:
-        console.print(difference_table(differences))
+        console.print(difference_table(differences, comparison.metric))

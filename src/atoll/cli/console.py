@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.errors import shown
+from atoll.runs.metrics import metric_format
 from atoll.runs.paired import TEST, Difference
 from atoll.runs.summary import comparison_cells, facts
 
@@ -148,18 +149,20 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     return table
 
 
-def difference_table(differences: Sequence[Difference]) -> Table:
-    """Paired differences in accuracy, in points; a star marks those that are significant."""
-    title = f"accuracy minus that of {differences[0].against}, paired by seed; * significant at 5 % ({TEST})"
+def difference_table(differences: Sequence[Difference], metric: str = "accuracy") -> Table:
+    """Paired differences in a metric, in points if it is a share; a star marks those that are significant."""
+    form = metric_format(metric)
+    title = f"{form.words} minus that of {differences[0].against}, paired by seed; * significant at 5 % ({TEST})"
+    scale, digits = (100, 2) if form.percent else (1, 4)
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     table.add_column("", no_wrap=True)
     for name in ("difference", "95 % interval", "higher in", "p"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in differences:
-        interval = f"{100 * one.low:+.2f} … {100 * one.high:+.2f}"
+        interval = f"{scale * one.low:+.{digits}f} … {scale * one.high:+.{digits}f}"
         star = " *" if one.significant else ""
         p = "–" if one.p is None else f"{one.p:.3f}{star}"
-        table.add_row(one.row, f"{100 * one.mean:+.2f}", interval, f"{one.wins}/{one.pairs}", p)
+        table.add_row(one.row, f"{scale * one.mean:+.{digits}f}", interval, f"{one.wins}/{one.pairs}", p)
     return table
 
 

@@ -109,18 +109,24 @@ def _print_summary(model: TrainedModel, found: Outputs, frame: pd.DataFrame, *, 
     from rich.table import Table
 
     from atoll.cli.console import out as console
+    from atoll.runs.evaluation_text import decision_text
     from atoll.runs.metrics import in_order, metric_format
 
     rows = len(frame)
     console.print(f"{model.config.algorithm}, round {model.description['best_round']}: {rows:,} row{'' if rows == 1 else 's'}")
+    threshold = model.description.get("threshold")
+    if threshold is not None:
+        console.print(decision_text(threshold), soft_wrap=True)
     counts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for label, count in frame["class"].value_counts(sort=model.classes is None).head(MAX_CLASSES).items():
         counts.add_row(f"class {label}", f"{count:,}", f"{100 * count / rows:.1f} %")
     local = "local_" if trained_on and model.description["scenario"] == "overlapping" else ""
-    metrics = {f"{local}{each}": value for each, value in found.metrics(model.task).items() if not each.startswith("val_")}
+    found_metrics = found.metrics(model.task).items()
+    metrics = {f"{local}{each}": value for each, value in found_metrics if not each.startswith(("val_", "train_"))}
+    judged = "of test nodes" if bool(found.graph.test.any()) else "of labeled nodes"
+    judged += "" if threshold is None else ", by the likeliest class"
     for each in in_order(metrics):
         form = metric_format(each)
         value = f"{100 * metrics[each]:.2f} %" if form.percent else f"{metrics[each]:.4f}"
-        judged = "test" if bool(found.graph.test.any()) else "labeled"
-        counts.add_row(form.words, value, f"of {'training' if each.startswith('train_') else judged} nodes")
+        counts.add_row(form.words, value, judged)
     console.print(counts)

@@ -25,6 +25,7 @@ from atoll.runs.metrics import in_order, mean_std
 from atoll.runs.own_partition import unlocated
 from atoll.runs.paired import Difference, compare_rows
 from atoll.runs.result import Result
+from atoll.runs.scores import score_of, selected_metric
 from atoll.runs.setting_names import PREFIXED
 from atoll.runs.summary import comparison_text
 from atoll.runs.terms import Terms, check_same_data, shared_names
@@ -231,10 +232,18 @@ class Comparison:
             check_same_data([(row, results[0].config), (trial.row, result.config)])
         self.results.setdefault(trial.row, []).append(result)
 
-    def differences(self, metric: str = "accuracy") -> list[Difference]:
-        """Every other row minus the row `against` (the first, unless named), paired by seed."""
+    @property
+    def metric(self) -> str:
+        """The test metric that the comparison is about: that of `select_by`, else the accuracy."""
+        results = [result for several in self.results.values() for result in several]
+        name = selected_metric(results[0].config) if results else ""
+        return name if name and any(score_of(result, name) is not None for result in results) else "accuracy"
+
+    def differences(self, metric: str | None = None) -> list[Difference]:
+        """Every other row minus the row `against` (the first, unless named), paired by seed; in `self.metric` by default."""
+        name = metric or self.metric
         values = {
-            row: {result.config.seed: result.metrics.get(metric) for result in results} for row, results in self.results.items()
+            row: {result.config.seed: score_of(result, name) for result in results} for row, results in self.results.items()
         }
         return compare_rows(values, self.against or next(iter(values)))
 
@@ -263,10 +272,17 @@ def _once(names: Sequence[str]) -> list[str]:
 
 
 def summarize(row: str, results: Sequence[Result]) -> dict[str, Any]:
-    """Means ± standard deviations (n − 1) of the metrics, megabytes both ways, seconds."""
+    """Means ± standard deviations (n − 1) of the test metrics, megabytes both ways, seconds.
+
+    `selected` names the metric of `select_by` where it is not the loss or the accuracy; `val_…` is that of validation nodes.
+    """
     summary: dict[str, Any] = {"row": row, "seeds": len(results)}
-    for name in in_order(name for result in results for name in result.metrics if not name.startswith("val_")):
-        found = mean_std([value for result in results if isinstance(value := result.metrics.get(name), float)])
+    names = in_order(name for result in results for name in result.metrics if not name.startswith("val_"))
+    if selected := selected_metric(results[0].config):
+        summary["selected"] = selected
+        names += [name for name in (selected, f"val_{selected}") if name not in names]
+    for name in names:
+        found = mean_std([value for result in results if isinstance(value := score_of(result, name), float)])
         if found is not None:
             summary[name], std = found
             summary[f"{name}_std"] = math.nan if std is None else std

@@ -27,11 +27,12 @@ def _overall(detail: Mapping[str, Any]) -> str:
         words = {named if word == "average precision" else word: value for word, value in words.items()}
     width = max(map(len, words), default=0)
     nodes = "1 node" if detail["items"] == 1 else f"{detail['items']} nodes"
-    lines = [f"{nodes}, {_decision(detail.get('threshold'))}"]
+    lines = [f"{nodes}, {decision_text(detail.get('threshold'))}"]
     return "\n".join([*lines, *(f"{word:<{width}}  {value:>8}" for word, value in words.items())])
 
 
-def _decision(threshold: Mapping[str, Any] | None) -> str:
+def decision_text(threshold: Mapping[str, Any] | None) -> str:
+    """How the class of a node is decided."""
     if threshold is None:
         return "the likeliest class is predicted"
     how = "given" if threshold["by"] == "given" else f"best {threshold['by']} on validation nodes"

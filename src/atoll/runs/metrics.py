@@ -36,11 +36,16 @@ def metrics_table() -> dict[str, Metric]:
 def metric_format(name: str) -> Metric:
     """How a metric is shown; one that no task lists is shown by its name."""
     from atoll.tasks import Metric
+    from atoll.tasks.options import CLASS_METRICS, split_class_metric
 
     for prefix, word in PREFIXES.items():
         if name.startswith(prefix):
             plain = metric_format(name.removeprefix(prefix))
             return replace(plain, words=f"{word} {plain.words}", heading=f"{word} {plain.heading}")
+    kind, label = split_class_metric(name)
+    if label and kind in CLASS_METRICS:
+        plain = CLASS_METRICS[kind]
+        return replace(plain, words=f"{plain.words} of {label}", heading=f"{plain.words} of {label}")
     words = name.replace("_", " ")
     known = metrics_table().get(name, Metric(words, name.endswith("accuracy"), not name.endswith("loss")))
     return replace(known, heading=known.heading or known.words)

@@ -10,14 +10,16 @@ from atoll.errors import shown
 from atoll.runs import absence
 from atoll.runs.columns import column_of
 from atoll.runs.metrics import in_order, mean_text, metric_format
+from atoll.runs.scores import score_of, selected_metric
 
 if TYPE_CHECKING:
     from atoll.runs.comparison import Comparison
     from atoll.runs.result import Result
+    from atoll.tasks import Metric
 
 WIDTH = 80
 MAX_METRICS, MAX_WARNINGS = 9, 2  # lines of each; result.json has all
-HIDDEN = ("local_loss", "local_minority_accuracy", "local_macro_f1")
+HIDDEN = ("local_loss", "local_minority_accuracy", "local_macro_f1", "val_threshold")
 MAX_LABEL = 24
 Fact = tuple[str, str, str]  # a label, a value, and a note
 
@@ -43,15 +45,7 @@ def short(result: Result) -> str:
 
 def facts(result: Result) -> list[Fact]:
     """The lines of a summary: metrics at the best and at the last round, rounds, bytes, seconds, and what went wrong."""
-    lines = [_metric(result, name) for name in _metrics(result)[:MAX_METRICS]]
-    if decided := result.detail.get("threshold"):
-        lines.append(
-            (
-                "threshold",
-                f"{decided['value']:.4g}",
-                f"of {decided['class']}, {'' if decided['by'] == 'given' else 'by '}{decided['by']}",
-            )
-        )
+    lines = _selected(result) + [_metric(result, name) for name in _metrics(result)[:MAX_METRICS]] + _decision(result)
     run = result.config.run
     early = "" if result.rounds >= run.rounds else ", stopped early" if result.finished else " so far"
     note = f"by validation {run.select_by}" if result.metrics else "no round was evaluated"
@@ -99,38 +93,79 @@ def text(result: Result) -> str:
 
 def _metrics(result: Result) -> list[str]:
     """The metrics to be shown, test ones first."""
-    scalars = [name for name, value in result.metrics.items() if isinstance(value, float) and name not in (*HIDDEN, "epsilon")]
+    hidden = (*HIDDEN, "epsilon", *(f"val_{selected_metric(result.config)}" for _ in _selected(result)))
+    scalars = [name for name, value in result.metrics.items() if isinstance(value, float) and name not in hidden]
     return sorted(in_order(scalars), key=lambda name: name.startswith("val_") + 2 * name.startswith("train_"))
+
+
+def _selected(result: Result) -> list[Fact]:
+    """The metric of `select_by`, of test nodes, where the metrics of each round do not have it."""
+    name = selected_metric(result.config)
+    value = score_of(result, name) if name and name not in result.metrics else None
+    if value is None:
+        return []
+    form, validation = metric_format(name), result.metrics.get(f"val_{name}")
+    note = "" if validation is None else f"validation {_number(form, validation)}"
+    return [(f"test {form.words}"[:MAX_LABEL], _number(form, value), note)]
+
+
+def _decision(result: Result) -> list[Fact]:
+    """The threshold, and what it decides about test nodes; the metrics of each round are those of the likeliest class."""
+    decided = result.detail.get("threshold")
+    if not decided:
+        return []
+    name = shown(decided["class"])
+    row = result.detail["by_class"].get(str(decided["class"]), {})
+    shares = {
+        "accuracy": result.detail["overall"].get("accuracy"),
+        "recall": row.get("recall"),
+        "precision": row.get("precision"),
+    }
+    return [
+        ("threshold", f"{decided['value']:.4g}", f"of {name}, {'given' if decided['by'] == 'given' else 'by ' + decided['by']}"),
+        *(
+            (f"  test {share}", f"{100 * value:.2f} %", "with the threshold" if share == "accuracy" else f"of {name}")
+            for share, value in shares.items()
+            if value is not None
+        ),
+    ]
+
+
+def _number(form: Metric, value: float) -> str:
+    return f"{100 * value:.2f} %" if form.percent else f"{value:.4g}"
 
 
 def _metric(result: Result, name: str) -> Fact:
     form, last = metric_format(name), result.last.get(name)
     words = f"test {form.words}" if column_of(name) != name else form.words
-
-    def number(value: float) -> str:
-        return f"{100 * value:.2f} %" if form.percent else f"{value:.4g}"
-
+    words = words if len(words) <= MAX_LABEL else form.heading
     without = " (a party missing)" if result.last_partial else ""
-    note = f"last round {number(last)}{without}" if last is not None else ""
-    return words[:MAX_LABEL], number(result.metrics[name]), note
+    note = f"last round {_number(form, last)}{without}" if last is not None else ""
+    return words[:MAX_LABEL], _number(form, result.metrics[name]), note
 
 
 def comparison_title(comparison: Comparison) -> str:
     """What was compared."""
     config = next(iter(comparison.results.values()))[0].config
     count = len(comparison.seeds)
+    unit = " (%)" if metric_format(comparison.metric).percent else ""
     return shown(
-        f"{config.dataset}, {config.partition}, mean ± standard deviation over {count} seed{'s' if count > 1 else ''} (%)"
+        f"{config.dataset}, {config.partition}, mean ± standard deviation over {count} seed{'s' if count > 1 else ''}{unit}"
     )
 
 
 def comparison_cells(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """The head and the rows of a comparison's table."""
-    second = "local" if any("local_accuracy" in row for row in rows) else "minority"
-    score = "accuracy" if any("accuracy" in row for row in rows) else _score(rows)
-    cells = [["", score.replace("_", " "), second, "MB up", "MB down", "seconds"]]
+    selected = next((row["selected"] for row in rows if row.get("selected") in row), "")
+    if selected:  # a user who selects by AUC wants to see it, and chooses by that of validation nodes
+        columns = {selected: f"test {metric_format(selected).words}", f"val_{selected}": metric_format(f"val_{selected}").words}
+    else:
+        second = "local" if any("local_accuracy" in row for row in rows) else "minority"
+        score = "accuracy" if any("accuracy" in row for row in rows) else _score(rows)
+        columns = {score: score.replace("_", " "), f"{second}_accuracy": second}
+    cells = [["", *columns.values(), "MB up", "MB down", "seconds"]]
     for row in rows:
-        scores = [_percent(row, name) for name in (score, f"{second}_accuracy")]
+        scores = [_percent(row, name) for name in columns]
         cells.append([row["row"], *scores, f"{row['mb_up']:.2f}", f"{row['mb_down']:.2f}", f"{row['seconds']:.1f}"])
     return cells
 

@@ -75,6 +75,9 @@ def class_index(label: str, class_names: Sequence[str], classes: int, where: str
         return list(class_names).index(label)
     if label.isdecimal() and int(label) < classes:
         return int(label)
-    known = list(class_names) or [str(number) for number in range(classes)]
-    hint = suggest(label, known) if class_names else f"; give the number of a class, 0 to {classes - 1}."
-    raise AtollError(f"{where} names the class {label!r}, which the data does not have{hint}")
+    if not class_names:
+        raise AtollError(
+            f"{where} names the class {label!r}, but the classes' names are not known here (those of sites stay there); "
+            f"give the number of a class, 0 to {classes - 1}."
+        )
+    raise AtollError(f"{where} names the class {label!r}, which the data does not have{suggest(label, list(class_names))}")

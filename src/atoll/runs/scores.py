@@ -1,0 +1,37 @@
+"""The metric that `select_by` names, on test nodes: what a run or a comparison is about, where it is not the accuracy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from atoll.errors import AtollError
+from atoll.runs.config import Config
+from atoll.tasks import TASKS, selecting_metric
+from atoll.tasks.options import class_index, split_class_metric
+
+if TYPE_CHECKING:
+    from atoll.runs.result import Result
+
+
+def selected_metric(config: Config) -> str:
+    """The metric by which the best round is selected, such as `auc`; empty for the loss and for the task's own score."""
+    task = TASKS.find(config.run.task)
+    name = selecting_metric(task, config.run.select_by)[0]
+    return "" if name in ("loss", task.score) else name
+
+
+def score_of(result: Result, name: str) -> float | None:
+    """A metric of the best round's test nodes, of all or, as in `recall[CLASS]`, of one class; None where it is not known."""
+    if isinstance(value := result.metrics.get(name), float):
+        return value
+    kind, label = split_class_metric(name)
+    if not label:
+        found = result.detail.get("overall", {}).get(name)
+    else:
+        classes = result.detail.get("classes", ())
+        try:
+            row = result.detail["by_class"][classes[class_index(label, classes, len(classes), "The metric")]]
+        except (KeyError, AtollError):
+            return None
+        found = row.get(kind)
+    return None if found is None else float(found)
