@@ -45,6 +45,11 @@ def test_configurations_for_deployment() -> None:
         launch.deployment_config({"algorithm": "fedavg", "partition": "vertical"}, "run.toml", ["a", "b"])
     with pytest.raises(AtollError, match="cannot be run across sites"):
         launch.deployment_config({"algorithm": "centralized"}, "run.toml", ["a", "b"])
+    for name, value in {"select_by": "auc[sick]", "threshold": "f1[sick]", "class_weight": "1:2,sick:5"}.items():
+        with pytest.raises(AtollError, match=f"{name} names the class 'sick', but the classes' names stay at the sites"):
+            launch.deployment_config({"algorithm": "fedavg", "run": {name: value}}, "run.toml", ["a", "b"])
+    numbered = {"select_by": "auc[1]", "threshold": "f1[0]", "class_weight": "0:2,1:5"}
+    assert launch.deployment_config({"algorithm": "fedavg", "run": numbered}, "run.toml", ["a"]).run.select_by == "auc[1]"
 
 
 def test_a_run_without_its_model_is_not_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,10 @@ MAX_THREADS = 256
 Dataset = Annotated[str | None, typer.Option(help="A known graph (`atoll datasets`), `csbm`, or a folder or .npz of your own.")]
 Partition = Annotated[
     str | None,
-    typer.Option(help="louvain, metis, dirichlet, random, overlap, vertical, node, whole, or an .npz of node lists."),
+    typer.Option(
+        help="louvain, metis, dirichlet, random, overlap, vertical, node, whole, files (one folder per party), or an .npz of "
+        "node lists."
+    ),
 ]
 Parties = Annotated[int | None, typer.Option(help="Number of parties.")]
 Sets = Annotated[

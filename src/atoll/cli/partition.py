@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from atoll.data.statistics import PartitionStatistics
 
 BARS = " ▁▂▃▄▅▆▇█"
+MAX_CLASS_NAME = 16
 
 
 def partition(
@@ -42,7 +43,8 @@ def partition(
     values = read_values(sets)
     chosen = config.resolve("local", dataset=dataset, partition=partition or "louvain", parties=parties, seed=seed, values=values)
     data = federate(chosen, None, SCENARIOS)
-    console.print(partition_table(partition_statistics(data.parts, data.source), names=data.names))
+    classes = data.parts.class_names or ()
+    show(partition_table(partition_statistics(data.parts, data.source), names=data.names, classes=classes))
     if out is not None:
         from atoll.data.datasets import encoded_alone
         from atoll.data.files import save
@@ -68,8 +70,8 @@ def named_table() -> Table:
     return table
 
 
-def partition_table(found: PartitionStatistics, most: int = 20, names: Sequence[str] = ()) -> Table:
-    """A table for the terminal: a line per party, at most `most` of them, by name where they have names; bars are classes."""
+def partition_table(found: PartitionStatistics, most: int = 20, names: Sequence[str] = (), classes: Sequence[str] = ()) -> Table:
+    """A table for the terminal: a line per party, at most `most` of them; parties and classes by name where they have names."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -84,7 +86,7 @@ def partition_table(found: PartitionStatistics, most: int = 20, names: Sequence[
             f"{one.edges:,}",
             f"{one.components:,}",
             f"{one.train}/{one.val}/{one.test}",
-            "-" if one.majority_class is None else str(one.majority_class),
+            Text("-" if one.majority_class is None else _class_name(one.majority_class, classes)),
             f"{one.majority_nodes}/{one.minority_nodes}",
             f"{_share(one.majority_homophily)}/{_share(one.minority_homophily)}",
             "".join(BARS[-(-(len(BARS) - 1) * count // max(*one.labels, 1))] for count in one.labels),
@@ -92,6 +94,10 @@ def partition_table(found: PartitionStatistics, most: int = 20, names: Sequence[
     if len(found.parties) > most:
         table.add_row("…", f"{len(found.parties) - most:,} more")
     return table
+
+
+def _class_name(number: int, classes: Sequence[str]) -> str:
+    return shown(classes[number])[:MAX_CLASS_NAME] if number < len(classes) else str(number)
 
 
 def _caption(found: PartitionStatistics) -> str:

@@ -35,6 +35,7 @@ from atoll.runs.loop import Watch
 from atoll.runs.preparation import TableSettings, check_fit
 from atoll.runs.reader import read
 from atoll.runs.result import Result
+from atoll.tasks.options import split_class_metric
 
 JOIN_HINT_SECONDS = 20.0  # after which a site that has not joined tells its user
 PORT_RELEASE_SECONDS = 5.0  # for the server of a killed `serve` to release its port
@@ -135,6 +136,7 @@ def deployment_config(document: Mapping[str, Any], where: str, sites: Sequence[s
             f"{where} names the model {model}, but sites run no code that the server names; install it as a package with an "
             "entry point in the group atoll.models at the server and at every site, and use its name."
         )
+    _refuse_class_names(config, where)
     scenarios = algorithms.find(config.algorithm).SCENARIOS
     possible = [scenario for scenario in scenarios if scenario in DEPLOYABLE]
     if not possible:
@@ -148,6 +150,19 @@ def deployment_config(document: Mapping[str, Any], where: str, sites: Sequence[s
             f"{where}: {config.algorithm} is for {' or '.join(possible)} parties; set partition to {options}, or leave it out."
         )
     return replace(config, partition=scenario, parties=len(sites), engine="nvflare")
+
+
+def _refuse_class_names(config: Config, where: str) -> None:
+    """The classes' names stay at the sites, so the server could not tell which class is meant: say it before anybody waits."""
+    named = {name: split_class_metric(str(getattr(config.run, name)))[1] for name in ("select_by", "threshold")}
+    weighed = [item.rpartition(":")[0].strip() for item in config.run.class_weight.split(",") if ":" in item]
+    named["class_weight"] = next((label for label in weighed if not label.isdecimal()), "")
+    for name, label in named.items():
+        if label and not label.strip().isdecimal():
+            raise AtollError(
+                f"{where}: {name} names the class {label!r}, but the classes' names stay at the sites; give its number, counted "
+                "from 0 in the order of the names (or of classes.txt)."
+            )
 
 
 def join(kit_path: str | Path, data: Path, policy: SitePolicy | None = None) -> None:

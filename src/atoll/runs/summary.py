@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.errors import shown
 from atoll.runs import absence
 from atoll.runs.columns import column_of
+from atoll.runs.config import GIVEN
 from atoll.runs.metrics import in_order, mean_text, metric_format
 from atoll.runs.scores import score_of, selected_metric
 
@@ -21,6 +22,7 @@ WIDTH = 80
 MAX_METRICS, MAX_WARNINGS = 9, 2  # lines of each; result.json has all
 HIDDEN = ("local_loss", "local_minority_accuracy", "local_macro_f1", "val_threshold")
 MAX_LABEL = 24
+MAX_NAMES = 4  # of sites in a title
 Fact = tuple[str, str, str]  # a label, a value, and a note
 
 
@@ -29,7 +31,10 @@ def title(result: Result) -> str:
     config = result.config
     parties = f"{result.parties} part{'y' if result.parties == 1 else 'ies'}"
     scenario = f", {result.scenario}" if result.scenario else ""
-    return shown(f"{config.algorithm} on {config.dataset}: {parties}{scenario}, seed {config.seed}")
+    data = f"on {config.dataset}"
+    if config.dataset == GIVEN and result.names:  # the data is at the sites
+        data = f"at {', '.join(result.names[:MAX_NAMES])}{', …' if len(result.names) > MAX_NAMES else ''}"
+    return shown(f"{config.algorithm} {data}: {parties}{scenario}, seed {config.seed}")
 
 
 def short(result: Result) -> str:
