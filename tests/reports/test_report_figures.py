@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import atoll
 from atoll.reports import titles
 from atoll.reports.detail import RowDetail, row_detail
 from atoll.reports.figures import KINDS, Figure, thin
@@ -22,6 +23,7 @@ from atoll.reports.party_table import party_table
 from atoll.reports.runs import Row, StoredRun, gather, grouped, read_run
 from atoll.reports.settings_table import common, differing
 from atoll.runs import runner
+from clinics import CLINICS, write
 from small import small
 from stored import DETAIL, rewrite_result, stored
 
@@ -234,6 +236,19 @@ def test_metrics_of_parties_in_the_detail_are_in_the_table(runs: Path, tmp_path:
     (table,) = party_table(rows, details_of(rows))
     assert {"macro F1 %", "AUC %"} <= set(table.headings)
     assert table.rows[0][list(table.headings).index("AUC %")] == "75.0"
+
+
+@pytest.mark.filterwarnings("ignore::atoll.errors.AtollWarning")
+def test_the_one_party_of_a_centralized_run_is_not_a_folder(tmp_path: Path) -> None:
+    """Folders have names, but all their nodes at one party have none: its row is not in the table of the folders' parties."""
+    write(tmp_path / "data")
+    for algorithm in ("fedavg", "centralized"):
+        atoll.run(algorithm, dataset=tmp_path / "data", partition="files", rounds=1, out=tmp_path / "runs" / algorithm)
+    rows = grouped(gather([tmp_path / "runs"]))
+    (table,) = party_table(rows, details_of(rows))
+    assert [row[0] for row in table.rows] == list(CLINICS)
+    assert "accuracy %" in table.headings
+    assert set(by_name(parties(rows))["party-accuracy"].series[0].x) >= set(CLINICS)
 
 
 def test_a_lone_bar_is_not_a_figure(runs: Path) -> None:

@@ -102,4 +102,6 @@ def party_names(row: Row) -> list[str]:
     divided = partition_of(row.runs[0].config)
     if isinstance(divided, str) or divided.names == list(map(str, range(len(divided.names)))):
         return []
-    return divided.names
+    return (
+        divided.names if row.runs[0].result.parties in (0, len(divided.names)) else []
+    )  # centralized: one party, without a name
