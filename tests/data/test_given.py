@@ -231,7 +231,7 @@ def test_what_a_dict_says_of_columns_and_classes() -> None:
     nodes = nodes.drop(columns="ward").assign(age=[1.0, 2.0, 2.0, 1.0]).rename(columns={"label": "outcome"})
     features = {"age": {"kind": "category", "min_count": 1}, "outcome": {"kind": "label"}}
     graph = atoll.load({"nodes": nodes, "edges": edges, "features": features, "classes": ["yes", "no"]})
-    assert graph.feature_names == ("age=1", "age=2")
+    assert set(graph.feature_names or ()) == {"age=1", "age=2"}
     assert graph.class_names == ("yes", "no")
     assert graph.y.tolist() == [0, 1, 0, -1]
     typed = atoll.load((nodes.drop(columns="outcome").assign(age=pd.Categorical([1, 2, 2, 1] * 1), split=""), edges))

@@ -67,7 +67,7 @@ def test_a_run_at_sites_is_titled_by_them(runs: Path, tmp_path: Path) -> None:
     config = (tmp_path / "result" / "config.toml").read_text()
     config = config.replace('dataset = "csbm"', 'dataset = "given"').replace('engine = "inprocess"', 'engine = "nvflare"')
     (tmp_path / "result" / "config.toml").write_text(re.sub(r"\[data\][^\[]*", "", config))
-    rewrite_result(tmp_path / "result", dataset="given", names=["bank-a", "bank-b", "bank-c"])
+    rewrite_result(tmp_path / "result", dataset="given", names=["bank-a", "bank-b", "bank-c"], detail={})
     made = reports.make([tmp_path / "result"])
     text = page.render(made).replace(page.library(), "")
     assert "<h1>fedavg at bank-a, bank-b and bank-c</h1>" in text
@@ -132,11 +132,10 @@ def test_the_page_in_a_real_browser(runs: Path, tmp_path: Path) -> None:
         assert browser.evaluate(shown) == ["fedavg", "local"]
         browser.click("#results thead th:first-child button")
         assert browser.evaluate(shown) == ["local", "fedavg"]
-        browser.click("#results thead th:nth-child(9) button")
-        assert browser.evaluate("document.querySelector('#results thead th:nth-child(9)').textContent") == "MB up"
-        assert (
-            browser.evaluate("document.querySelector('#results thead th:nth-child(9)').getAttribute('aria-sort')") == "descending"
-        )
+        headings = browser.evaluate("[...document.querySelectorAll('#results thead th')].map(cell => cell.textContent)")
+        sent = f"#results thead th:nth-child({headings.index('MB up') + 1})"
+        browser.click(f"{sent} button")
+        assert browser.evaluate(f"document.querySelector('{sent}').getAttribute('aria-sort')") == "descending"
         assert browser.evaluate(shown) == ["fedavg", "local"]
         paint = "getComputedStyle(document.body).backgroundColor"
         light = browser.evaluate(paint)

@@ -102,6 +102,7 @@ def test_a_run_without_a_kept_model_is_shown_at_its_last_round(tmp_path: Path) -
     """Folders of earlier versions have only a checkpoint; the figure says which round it shows."""
     result = runner.run(small("fedavg"), out=tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "model")
+    rewrite_result(tmp_path / "run", detail={})
     assert predicted(tmp_path / "run").round == result.rounds > result.best_round
     detail = row_detail(Row("fedavg", [read_run(tmp_path / "run")]))
     assert isinstance(detail, RowDetail)
@@ -215,9 +216,11 @@ def noised(run: StoredRun) -> StoredRun:
     ("change", "reason"),
     [(changed_data, "were reported"), (given_as_object, "the data is not here"), (noised, "counts are noised")],
 )
-def test_wrong_details_are_not_shown(change: Any, reason: str, runs: Path) -> None:
+def test_wrong_details_are_not_shown(change: Any, reason: str, runs: Path, tmp_path: Path) -> None:
     """Data that is elsewhere, data that is not the run's, counts that were meant to be noised: a reason instead of a figure."""
-    found = row_detail(Row("fedavg", [change(read_run(runs / "fedavg-0"))]))
+    shutil.copytree(runs / "fedavg-0", tmp_path / "run")
+    rewrite_result(tmp_path / "run", detail={})
+    found = row_detail(Row("fedavg", [change(read_run(tmp_path / "run"))]))
     assert isinstance(found, str)
     assert reason in found
 
@@ -227,6 +230,7 @@ def test_a_damaged_model_is_a_sentence(name: str, runs: Path, tmp_path: Path) ->
     """Not a traceback."""
     shutil.copytree(runs / "fedavg-0", tmp_path / "run")
     (tmp_path / "run" / name).write_bytes(b"{}")
+    rewrite_result(tmp_path / "run", detail={})
     found = row_detail(Row("fedavg", [read_run(tmp_path / "run")]))
     assert isinstance(found, str)
     assert "damaged" in found

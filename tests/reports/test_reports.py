@@ -139,6 +139,7 @@ def test_metrics_that_only_the_detail_has_are_compared_too(runs: Path, tmp_path:
         shutil.copytree(runs / name, tmp_path / name)
     overall = {"accuracy": 0.0, "auc": 0.875, "brier": 0.125, "calibration_error": 0.0625, "log_loss": 1.0}
     rewrite_result(tmp_path / "fedavg-0", detail=DETAIL | {"overall": overall})
+    rewrite_result(tmp_path / "local-0", detail={})
     rows = grouped(gather([tmp_path]))
     columns = {column.heading: column for column in table.table(rows, lambda _: None).columns}
     assert [cell.text() for cell in columns["AUC %"].cells] == ["87.50", "–"]

@@ -229,7 +229,7 @@ class Comparison:
         """Take a trial's result; one with other data is refused."""
         if self.results:
             row, results = next(iter(self.results.items()))
-            check_same_data([(row, results[0].config), (trial.row, result.config)])
+            check_same_data([(row, _own(results[0])), (trial.row, _own(result))])
         self.results.setdefault(trial.row, []).append(result)
 
     @property
@@ -254,6 +254,11 @@ class Comparison:
     def save(self, path: Path) -> None:
         """Write the summary as JSON."""
         storage.write_whole(path, (json.dumps(self.summary(), indent=1) + "\n").encode())
+
+
+def _own(result: Result) -> Config:
+    """A result's configuration without the place of its folder."""
+    return result.config if result.folder is None else unlocated(result.config, result.folder)
 
 
 def _by_seed(rows: Mapping[str, Any], seeds: Sequence[int]) -> Iterator[tuple[str, tuple[Any, ...]]]:

@@ -102,8 +102,6 @@ def prepare(
     """
     if isinstance(config.settings, Described):
         raise AtollError(f"Its algorithm is the file {config.algorithm}, which is not run because a folder names it.")
-    if encoding is None and config.start_from is not None:  # a run that begins with a trained model takes its encoding
-        encoding = read_description(folder_of(Path(config.start_from))).get("preprocessing")
     data, preparation = load_parties(config, given, read_preprocessing(encoding)[0])
     _warn_unused_weights(config, data.parts)
     schema = schema_of(data)
@@ -132,7 +130,11 @@ def load_parties(
 ) -> tuple[FederatedData, Ledger | None]:
     """The parties' data, and what passed to fit the encoding of their tables; a given encoding is applied instead."""
     data = federate(config, given, algorithms.find(config.algorithm).SCENARIOS)
-    if encoding is not None and data.parts.table is not None:
+    if data.parts.table is None:
+        return data, None
+    if encoding is None and config.start_from is not None:  # a run that begins with a trained model takes its encoding
+        encoding = read_preprocessing(read_description(folder_of(Path(config.start_from))).get("preprocessing"))[0]
+    if encoding is not None:
         return encoded(data, encoding, normalize=config.data.normalize_features), None
     return encode_parties(config, data)
 
