@@ -25,6 +25,8 @@ from atoll.runs.folder import Folder
 from atoll.runs.model_files import ModelFiles
 from small import ALGORITHMS, small
 
+pytestmark = pytest.mark.filterwarnings("ignore:The data is not the model")
+
 
 def started(config: Config, folder: Path, **changes: Any) -> Config:
     """The configuration, beginning with a trained model."""
@@ -370,3 +372,15 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert json.loads((tmp_path / "c/result.json").read_text())["start_from"]["path"] == "b"
     assert call("run", "fedavg", *tiny, "--set", "start_from=a") == 2
     assert "say --from in place of --set start_from" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("default:The data is not the model")
+def test_another_split_is_said(tmp_path: Path) -> None:
+    """On the same data the split is the same; on other data it may not be, and test metrics may be too high."""
+    arguments: dict[str, Any] = {"dataset": "csbm", "partition": "random", "parties": 2, "rounds": 1}
+    atoll.run("fedavg", nodes=80, out=tmp_path / "a", **arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        atoll.run("fedavg", nodes=80, start_from=tmp_path / "a", **arguments)
+    with pytest.warns(AtollWarning, match="nodes that the model was trained on may be test nodes now"):
+        atoll.run("fedavg", nodes=90, start_from=tmp_path / "a", **arguments)

@@ -32,6 +32,10 @@ from atoll.runs.unchanged import describe, file_digests
 
 MAX_LISTED = 5  # new parties that are named
 State = dict[str, Any]
+MIXED_SPLIT = (
+    "The data is not the model's, so its split may be another one: nodes that the model was trained on may be test nodes now, "
+    "and test metrics too high; give nodes a `split` of their own, or judge on nodes that arrived later."
+)
 
 
 def with_digest(config: Config) -> Config:
@@ -84,7 +88,8 @@ def begin(experiment: Experiment, first: State) -> State:
         "carried": carried,
         **({"privacy": privacy} if privacy else {}),
     }
-    for text in (f"Of {config.start_from} the run begins with {carried}." if left or new else "", privacy):
+    split = "" if same_data else MIXED_SPLIT
+    for text in (f"Of {config.start_from} the run begins with {carried}." if left or new else "", split, privacy):
         if text:
             warnings.warn(text, AtollWarning, stacklevel=3)
     return state
