@@ -19,6 +19,7 @@ from atoll.data.encoding import Encoding
 from atoll.data.encoding_fit import MAX_CALLS
 from atoll.deploy import audit, server
 from atoll.deploy.policy import SitePolicy
+from atoll.deploy.site_tables import FITS_FOLDER, REFUSED
 from atoll.engines.remote import read_answer
 from atoll.errors import AtollError
 from atoll.federation import class_counts
@@ -236,6 +237,12 @@ def test_a_killed_server_resumes_with_the_encoding_of_the_run(tmp_path: Path) ->
     assert "its data has changed" in str(read_answer(found.restart("clinic-a").handle(wire.encode(request))))
 
 
+def allow_another_fit(found: Clinics) -> None:
+    """What the owner of clinic-b does for it."""
+    (record,) = (found.folder / "kits" / "clinic-b" / "runs" / FITS_FOLDER).iterdir()
+    record.unlink()
+
+
 def prepared(found: Clinics, **values: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
     """How a server asks clinic-b before the first round, and the `prepare` that came before."""
     asked: list[dict[str, Any]] = []
@@ -244,6 +251,7 @@ def prepared(found: Clinics, **values: Any) -> tuple[Callable[..., Any], dict[st
     )
     found.serve(configs(found.folder, **values)[1])
     request = {**asked[0], "run": "another-run"}
+    allow_another_fit(found)
     found.wire.sites["clinic-b"].handle(wire.encode(request))
 
     def ask(verb: str, call: int = 1, **common: Any) -> Any:
@@ -275,10 +283,70 @@ def test_a_server_cannot_narrow_down_one_patient(tmp_path: Path) -> None:
         cells = reply["counts"][0, 0, 1:-1].nonzero()
         step = (high - low) / 512
         low, high = low + int(cells[-1]) * step, low + (int(cells[-1]) + 1) * step
-    assert "holds few of this site's values" in reply
+    assert reply == f"refused: {REFUSED}"
     assert len(width) == 1
     assert any("refused to count column 'blood_sugar'" in text for text in found.said["clinic-b"])
-    assert "holds few" in ask("sum_columns", 2, **ranges(ask, 0, float(values.max()) - 1e-6, float(values.max())))
+
+
+def test_a_refused_range_is_the_last_answer(tmp_path: Path) -> None:
+    """The attack: which ranges are refused says how many values they hold. One bit, then nothing: in no call, process or run."""
+    found = clinics(tmp_path)
+    ask, request = prepared(found)
+    wide, narrow = ranges(ask, 0, -1e5, 1e5), ranges(ask, 0, 1.0, 1.0001)
+    assert not isinstance(ask("histogram", 2, **wide), str)
+    refused = f"refused: {REFUSED}"
+    assert ask("histogram", 3, **narrow) == refused
+    for again in (request, {**request, "run": "a-third-run"}):
+        for call in range(2, 12):
+            assert ask("histogram", call, **wide) == ask("histogram", call, **narrow) == refused
+            assert ask("count_columns", call) == refused
+        request["run"] = again["run"]
+        found.restart("clinic-b").handle(wire.encode(again))
+    allow_another_fit(found)
+    found.restart("clinic-b").handle(wire.encode({**request, "run": "a-fourth-run"}))
+
+
+def test_the_calls_of_a_run_are_counted_before_its_ranges_are_looked_at(tmp_path: Path) -> None:
+    """Once the calls are spent, a narrow range gets the answer of a wide one, and closes nothing."""
+    found = clinics(tmp_path)
+    ask, _ = prepared(found)
+    for call in range(2, 2 + MAX_CALLS["histogram"]):
+        assert not isinstance(ask("histogram", call, **ranges(ask, 0, -1e5 - call, 1e5)), str)
+    refused = f"refused: {REFUSED}"
+    assert ask("histogram", 20, **ranges(ask, 0, 1.0, 1.0001)) == ask("histogram", 21, **ranges(ask, 0, -1e6, 1e6)) == refused
+    assert not isinstance(ask("histogram", 2, **ranges(ask, 0, -1e5 - 2, 1e5)), str)
+
+
+def test_a_begun_run_is_not_prepared_again(tmp_path: Path) -> None:
+    """Nor does another run of the same table learn more than the first: only the same arguments are answered."""
+    found = clinics(tmp_path)
+    asked: list[dict[str, Any]] = []
+    found.wire.before = lambda site, request: asked.append(request) if site == "clinic-b" else None
+    found.serve(configs(tmp_path)[1])
+    site, refused = found.restart("clinic-b"), f"refused: {REFUSED}"
+    (request,) = (one for one in asked if one["kind"] == "prepare")
+    assert read_answer(site.handle(wire.encode(request))) == refused
+    assert read_answer(site.handle(wire.encode({**request, "run": "another"}))) == {}
+    reversed_ = {**request, "run": "reversed", "columns": request["columns"][::-1]}
+    sums = [{**one, "run": "another"} for one in asked if one.get("verb") in ("sum_columns", "histogram")]
+    for one in sums:
+        assert not isinstance(read_answer(site.handle(wire.encode(one))), str)
+    for other in ("another", "reversed"):
+        for one in sums:
+            wider = {**one, "run": other, "call": 90, "common": {**one["common"], "high": one["common"]["high"] * 2}}
+            assert read_answer(site.handle(wire.encode(wider))) == refused
+        assert read_answer(site.handle(wire.encode(reversed_))) == {}
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_the_same_tables_again_are_the_same_fit(tmp_path: Path, secure: bool) -> None:
+    """Another run, with another seed or algorithm, needs nobody's permission."""
+    found = clinics(tmp_path, signed=secure)
+    values = {"rounds": 1, "secure": str(secure), **({"secure_min": 3} if secure else {})}
+    one = found.serve(configs(tmp_path, **values)[1])
+    other = found.serve(configs(tmp_path, "fedprox", **values)[1], "again")
+    first, second = (site_encodings(found, result.memory["run"]) for result in (one, other))
+    assert all(plain(first[name]) == plain(second[name]) for name in CLINICS)
 
 
 def test_a_run_asks_no_more_than_a_fit_does(tmp_path: Path) -> None:
@@ -288,12 +356,12 @@ def test_a_run_asks_no_more_than_a_fit_does(tmp_path: Path) -> None:
     first = ask("histogram", 2, **ranges(ask, 0, -1e5, 1e5))
     for call in range(3, 2 + MAX_CALLS["histogram"]):
         assert not isinstance(ask("histogram", call, **ranges(ask, 0, -1e5 - call, 1e5)), str)
-    assert "asked 5 times in this run" in ask("histogram", 9, **ranges(ask, 0, -1e5, 2e5))
+    assert ask("histogram", 9, **ranges(ask, 0, -1e5, 2e5)) == f"refused: {REFUSED}"
     found.restart("clinic-b").handle(wire.encode(request))
-    assert "asked 5 times in this run" in ask("histogram", 9, **ranges(ask, 0, -1e5, 2e5))
+    assert ask("histogram", 9, **ranges(ask, 0, -1e5, 2e5)) == f"refused: {REFUSED}"
     assert torch.equal(ask("histogram", 2, **ranges(ask, 0, -1e5, 1e5))["counts"], first["counts"])
     assert not isinstance(ask("count_columns"), str)
-    assert "asked 1 times" in ask("count_columns", 2)
+    assert ask("count_columns", 2) == f"refused: {REFUSED}"
     assert "takes no argument" in ask("count_columns", 1, low=torch.zeros(4))
     assert "cannot be answered" in ask("histogram", 2, low=torch.zeros(1), high=torch.ones(1))
     many = torch.zeros(5000, dtype=torch.int64)
@@ -307,7 +375,8 @@ def test_a_run_asks_no_more_than_a_fit_does(tmp_path: Path) -> None:
 
 def test_what_the_fit_asks_is_limited_as_often(tmp_path: Path) -> None:
     """Every verb has its limit, and no fit of any table exceeds it."""
-    assert MAX_CALLS.keys() == {name for name in TableCohort.verbs() if not name.startswith("secure_")} - {*class_counts.VERBS}
+    asked = {name for name in TableCohort.verbs() if not name.startswith("secure_")}
+    assert MAX_CALLS.keys() == asked - {*class_counts.VERBS}
 
 
 def test_a_site_that_insists_on_noise_does_not_count(tmp_path: Path) -> None:
