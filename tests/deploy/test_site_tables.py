@@ -20,6 +20,7 @@ from atoll.data.encoding_fit import MAX_CALLS
 from atoll.deploy import audit, server
 from atoll.deploy.policy import SitePolicy
 from atoll.deploy.site_tables import FITS_FOLDER, REFUSED
+from atoll.deploy.table_forms import IMPLAUSIBLE
 from atoll.engines.remote import read_answer
 from atoll.errors import AtollError
 from atoll.federation import class_counts
@@ -389,6 +390,54 @@ def test_a_site_that_insists_on_noise_does_not_count(tmp_path: Path) -> None:
         found.serve(there)
     with pytest.raises(AtollError, match="insists on differential privacy"):
         found.serve(configs(tmp_path)[1], "again")
+
+
+NUMBERS: dict[str, tuple[float, float, float, float]] = {
+    "a tiny deviation": (100.0, 100.001, 100.0, 5e-324),
+    "a small deviation": (0.0, 100.0, 50.0, 1e-6),
+    "a mean outside": (0.0, 100.0, -1e30, 10.0),
+    "a deviation beyond the range": (0.0, 100.0, 50.0, 1e9),
+    "a huge range": (0.0, 1e300, 50.0, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_an_encoding_that_no_fit_gives_is_refused_whatever_the_data(tmp_path: Path, name: str) -> None:
+    """The attack: features that are infinite just where a value exceeds a bound. The answer follows from the document alone."""
+    found = clinics(tmp_path)
+    begun: list[dict[str, Any]] = []
+    found.wire.before = lambda site, request: begun.append(request) if request["kind"] == "begin" and site == "clinic-b" else None
+    found.serve(configs(tmp_path, rounds=1)[1])
+    answers = set()
+    for run, shift in enumerate((0.0, 1e6)):  # below, and above all values
+        bad = wire.decode(wire.encode({**begun[0], "run": f"run-{run}"}))
+        place = next(place for place, column in enumerate(bad["encoding"][0]["columns"]) if column["kind"] == "number")
+        low, high, mean, std = NUMBERS[name]
+        bad["encoding"][0]["numbers"][place][1:5] = [low + shift, high + shift, mean + shift, std]
+        answers.add(read_answer(found.wire.sites["clinic-b"].handle(wire.encode(bad))))
+    assert answers == {f"refused: {IMPLAUSIBLE}"}
+
+
+def test_secure_totals_need_one_encoding_everywhere(tmp_path: Path) -> None:
+    """The attack: one site is sent another encoding than the others. No total opens, and what it says does not depend on data."""
+    found = clinics(tmp_path, signed=True)
+    site = found.wire.sites["clinic-b"]
+    honest, heard = site.handle, []
+
+    def handle(data: bytes) -> bytes:
+        request = wire.decode(data)
+        if request["kind"] == "begin":
+            request["encoding"][0]["numbers"][-1][3] *= 1.0 + 1e-9
+            assert request["encoding"][0]["columns"][-1]["kind"] == "number"
+            data = wire.encode(request)
+        answer = honest(data)
+        heard.append((request.get("verb"), read_answer(answer)))
+        return answer
+
+    site.handle = handle  # type: ignore[method-assign]
+    with pytest.raises(AtollError):
+        found.serve(configs(tmp_path, rounds=1, secure="True", secure_min=3, on_missing="stop")[1])
+    assert not [verb for verb, answer in heard if verb in ("fit", "evaluate") and not isinstance(answer, str)]
 
 
 DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {

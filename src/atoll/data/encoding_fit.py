@@ -82,7 +82,7 @@ def fit(columns: Sequence[Column], total: Total, max_buckets: int = 1 << 20) -> 
             if column.mean is not None and column.std is not None:
                 mean, std = column.mean, column.std
             elif not column.standardize:
-                mean, std = _unscaled(column, bounds[0]), 1.0
+                mean, std = unscaled(column, bounds[0]), 1.0
             each = replace(each, low=bounds[0], high=bounds[1], mean=mean, std=std)
         elif column.values:
             each = replace(each, labels=column.values, other=bool(unlisted[place] > 0))
@@ -94,7 +94,7 @@ def fit(columns: Sequence[Column], total: Total, max_buckets: int = 1 << 20) -> 
     return FittedEncoding(Encoding(tuple(encoded)), sealed)
 
 
-def _unscaled(column: Column, low: float) -> float:
+def unscaled(column: Column, low: float) -> float:
     """What is subtracted from a value that is not standardized: for dates the reference day."""
     if column.kind != "date":
         return 0.0

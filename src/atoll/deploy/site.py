@@ -224,7 +224,7 @@ class Site:
         order, key = requests.table(request, "order"), self._key()
         graph, scenario, encoding = load_run(self.data, config, schema, parties, order, fitted, key, self.notify)
         checkpoints = SiteCheckpoints(self._run_folder(), self.notify)
-        digest = run_digest(self.run, request["config"][0], schema.numbers)
+        digest = run_digest(self.run, request["config"][0], schema.numbers, request.get("encoding", ()))
         secrets = self._secrets(config, schema, parties, digest, checkpoints.known()) if config.run.secure else None
         if encoding is not None:
             keep_encoding(self._run_folder(), encoding.to_dict(), self.notify)

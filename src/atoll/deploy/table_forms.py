@@ -12,13 +12,15 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from atoll.data.encoding import BUCKETS, CODES, EncodedColumn, Encoding
-from atoll.data.encoding_fit import FittedEncoding, named
+from atoll.data.encoding_fit import MIN_DEVIATION, FittedEncoding, named, unscaled
 from atoll.deploy.digests import digests
 from atoll.errors import AtollError
 from atoll.federation.cohort import Fields
 from atoll.graphs.table import KINDS, Column, Table
 
 MAX_COLUMNS = 10**5
+MAX_NUMBER = 1e30  # of a range's bounds; features are 32-bit numbers
+IMPLAUSIBLE = "the encoding of the tables is none that a fit of these columns gives."
 UNREADABLE = "the columns of the tables could not be read."
 
 
@@ -153,8 +155,25 @@ def _encoded(column: Column, values: Any) -> EncodedColumn:
     )
     if not fits:
         raise AtollError(UNREADABLE)
+    if column.numeric and not _plausible(column, low, high, mean, std):
+        raise AtollError(IMPLAUSIBLE)
     labels = column.values or ("",) * len(buckets)
     return EncodedColumn(column, missing, low, high, mean, std, tuple(buckets), labels, other)
+
+
+def _plausible(column: Column, low: float, high: float, mean: float, std: float) -> bool:
+    """Whether a fit could give this, by the document alone: an answer that depended on the data would say something about it.
+
+    Otherwise a tiny deviation would make features infinite just where a value exceeds `low`, and the failure would say so.
+    """
+    if max(abs(low), abs(high)) > MAX_NUMBER or (column.low is not None and (low, high) != (column.low, column.high)):
+        return False
+    if column.mean is not None:
+        return (mean, std) == (column.mean, column.std)
+    if not column.standardize:
+        return (mean, std) == (unscaled(column, low), 1.0)
+    span, slack = high - low, 1e-6 * (high - low)
+    return low - slack <= mean <= high + slack and (std == 1.0 or MIN_DEVIATION * span < std <= span + slack)
 
 
 def _finite(value: Any) -> bool:

@@ -118,7 +118,7 @@ class RemoteEngine:
     @property
     def run_digest(self) -> str:
         """Identifies the run as all sites must see it."""
-        return run_digest(self.run, self.config, self.schema.numbers)
+        return run_digest(self.run, self.config, self.schema.numbers, self.encoding)
 
     def state(self) -> Fields:
         """Have every site save its memory; the round under which it did."""

@@ -110,9 +110,13 @@ def arguments_digest(common: Mapping[str, Any], training: bool = False, apart: I
     return digest(*parts)
 
 
-def run_digest(run: str, config: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    """The run as all of its sites must see it: its name, configuration and schema."""
-    return arguments_digest({"run": run, "config": [dict(config)], "schema": dict(schema)}).hex()
+def run_digest(run: str, config: Mapping[str, Any], schema: Mapping[str, Any], encoding: Sequence[Any] = ()) -> str:
+    """The run as all of its sites must see it: its name, configuration, schema and, as the only item, its tables' encoding.
+
+    Otherwise a server could have one site encode its table so that its replies, or its failures, say what is in it.
+    """
+    encoded = {"encoding": list(encoding)} if encoding else {}
+    return arguments_digest({"run": run, "config": [dict(config)], "schema": dict(schema), **encoded}).hex()
 
 
 def share_commitment(transcript: bytes, dealer: int, receiver: int, kind: int, share: bytes) -> bytes:
