@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,8 @@ import torch
 pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install 'atoll[deploy]'")
 
 from atoll import wire
-from atoll.data.encoding import Encoding
-from atoll.data.encoding_fit import MAX_CALLS
+from atoll.data.encoding import CODES, Encoding, codes_of
+from atoll.data.encoding_fit import FOREIGN, MAX_CALLS
 from atoll.deploy import audit, server
 from atoll.deploy.policy import SitePolicy
 from atoll.deploy.site_tables import FITS_FOLDER, REFUSED
@@ -440,6 +441,26 @@ def test_secure_totals_need_one_encoding_everywhere(tmp_path: Path) -> None:
     assert not [verb for verb, answer in heard if verb in ("fit", "evaluate") and not isinstance(answer, str)]
 
 
+def test_a_server_cannot_try_names_of_categories(tmp_path: Path) -> None:
+    """The attack: shift a sealed code from one name of a dictionary to another. Right or wrong, the answer is the same."""
+    found = clinics(tmp_path)
+    begun: list[dict[str, Any]] = []
+    found.wire.before = lambda site, request: begun.append(request) if request["kind"] == "begin" and site == "clinic-a" else None
+    found.serve(configs(tmp_path, rounds=1)[1])
+    document = begun[0]["encoding"][0]
+    place = next(place for place, values in enumerate(document["numbers"]) if len(values[6]) >= 4)
+    names = ("icu", "surgery", "general", "secret-ward", "oncology")
+    opens = codes_of("ward", names).tolist()
+    answers = []
+    for index in range(len(document["sealed"][place])):
+        for one, other in itertools.permutations(opens, 2):
+            bad = wire.decode(wire.encode({**begun[0], "run": f"run-{len(answers)}"}))
+            sealed = bad["encoding"][0]["sealed"][place]
+            sealed[index] = sealed[index] // CODES * CODES + (sealed[index] - one + other) % CODES
+            answers.append(read_answer(found.wire.sites["clinic-a"].handle(wire.encode(bad))))
+    assert set(answers) == {f"refused: {FOREIGN}"}
+
+
 DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no list": lambda document: document.update(columns="x"),
     "a column twice": lambda document: document["columns"].append(document["columns"][0]),
@@ -449,6 +470,8 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a negative deviation": lambda document: document["numbers"][0].__setitem__(4, -1.0),
     "a code too large": lambda document: document["numbers"][1][6].__setitem__(0, 1 << 40),
     "buckets of a number": lambda document: document["numbers"][0].__setitem__(6, [1]),
+    "a code twice": lambda document: document["numbers"][1][6].__setitem__(0, document["numbers"][1][6][1]),
+    "a tag too large": lambda document: document["tags"][1].__setitem__(0, 1 << 40),
     "too few": lambda document: document["sealed"].pop(),
 }
 

@@ -99,23 +99,27 @@ class PartyCounts:
         return {"counts": torch.from_numpy(counts)}
 
     def seal_categories(self, columns: Tensor, codes: Tensor) -> dict[str, Tensor]:
-        """(P, M) rows with each of M codes, times the sealed code: whoever has the key finds the open one (`opened`)."""
-        places, sealed = hashed(self.table.columns), np.zeros((self.parties, len(columns)), np.int64)
+        """(P, M) rows with each of M codes, times the sealed code: whoever has the key finds the open one (`opened`); and times
+        its tag, by which they find that it is not another (`tag`)."""
+        places = hashed(self.table.columns)
+        sealed, tags = (np.zeros((self.parties, len(columns)), np.int64) for _ in range(2))
         for index in np.unique(columns.numpy()).tolist():
             listed = (columns == index).nonzero()[:, 0]
             position = {int(codes[row]): row for row in listed.tolist()}
             column, names = self.table.columns[places[index]].name, self.table.names[places[index]]
-            numbers = np.zeros(len(names), np.int64)
+            numbers, marks = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
             target = np.full(len(names), -1)
             for name, (own, open_code) in enumerate(zip(self._codes(places[index]), codes_of(column, names), strict=True)):
                 if int(own) in position:
                     target[name] = position[int(own)]
                     numbers[name] = (int(open_code) + pad(column, int(own), self.key)) % CODES
+                    marks[name] = tag(column, int(own), int(open_code), self.key)
             rows, values = self._present(places[index])
             name_of = values.astype(np.int64)
             inside = target[name_of] >= 0
             np.add.at(sealed, (rows[inside], target[name_of[inside]]), numbers[name_of[inside]])
-        return {"sealed": torch.from_numpy(sealed)}
+            np.add.at(tags, (rows[inside], target[name_of[inside]]), marks[name_of[inside]])
+        return {"sealed": torch.from_numpy(sealed), "tags": torch.from_numpy(tags)}
 
     def _codes(self, place: int) -> Ints:
         return codes_of(self.table.columns[place].name, self.table.names[place], self.key)
@@ -187,6 +191,13 @@ def pad(column: str, code: int, key: bytes) -> int:
     """What is added to the open code of a category whose keyed code is `code`, so that only the key's holders can read it."""
     text = column.encode() + code.to_bytes(8, "little")
     digest = hashlib.blake2b(text, digest_size=8, key=key, person=b"category pad").digest()
+    return int.from_bytes(digest, "little") % CODES
+
+
+def tag(column: str, code: int, open_code: int, key: bytes) -> int:
+    """Shows the key's holders that an open code belongs to a keyed one; without the key none can be made for another."""
+    text = column.encode() + code.to_bytes(8, "little") + open_code.to_bytes(8, "little")
+    digest = hashlib.blake2b(text, digest_size=8, key=key, person=b"category tag").digest()
     return int.from_bytes(digest, "little") % CODES
 
 

@@ -34,12 +34,15 @@ from atoll.data.encoding_counts import (
     hashed,
     numeric,
     opened,
+    tag,
 )
+from atoll.errors import AtollError
 from atoll.graphs.table import Column, Table
 
 Total = Callable[..., Mapping[str, Tensor]]  # (verb, **arguments) → the sums over all parties
 MIN_CELLS, MAX_LEVELS = 256, 5
 MIN_DEVIATION = 1e-7  # of the range; a smaller one is that of a constant
+FOREIGN = "the categories of the encoding are not those that the sites sealed."
 MAX_CALLS = {
     "count_columns": 1,
     "count_exponents": 1,
@@ -58,6 +61,7 @@ class FittedEncoding:
 
     encoding: Encoding
     sealed: tuple[tuple[int, ...], ...]  # per kept value: how many are more frequent · CODES + its sealed open code
+    tags: tuple[tuple[int, ...], ...]  # per kept value: shows the key's holders that the sealed code is its own
 
 
 def fit(columns: Sequence[Column], total: Total, max_buckets: int = 1 << 20) -> FittedEncoding:
@@ -90,8 +94,10 @@ def fit(columns: Sequence[Column], total: Total, max_buckets: int = 1 << 20) -> 
             buckets, few = kept[place].codes, kept[place].rows < present[place]
             each = replace(each, buckets=buckets, labels=("",) * len(buckets), other=bool(few))
         encoded.append(each)
-    sealed = tuple(kept[place].sealed if place in kept else () for place in range(len(columns)))
-    return FittedEncoding(Encoding(tuple(encoded)), sealed)
+    sealed, tags = (
+        tuple(getattr(kept[place], name) if place in kept else () for place in range(len(columns))) for name in ("sealed", "tags")
+    )
+    return FittedEncoding(Encoding(tuple(encoded)), sealed, tags)
 
 
 def unscaled(column: Column, low: float) -> float:
@@ -192,9 +198,12 @@ def fit_categories(columns: Sequence[Column], total: Total, max_buckets: int) ->
         codes[index][code] = rows
     kept = [(i, code) for i, place in enumerate(places) for code in _most_frequent(codes[i], columns[place].max_categories)]
     pairs = torch.tensor(kept, dtype=torch.int64).view(-1, 2)
-    sealed = total("seal_categories", columns=pairs[:, 0], codes=pairs[:, 1])["sealed"].tolist() if kept else []
-    opens = {one: value // codes[one[0]][one[1]] for one, value in zip(kept, sealed, strict=True)}
-    return {place: _kept(columns[place], codes[i], {c: opens[i, c] for j, c in kept if j == i}) for i, place in enumerate(places)}
+    found = total("seal_categories", columns=pairs[:, 0], codes=pairs[:, 1]) if kept else {"sealed": pairs, "tags": pairs}
+    values = zip(found["sealed"].tolist(), found["tags"].tolist(), strict=True)
+    sealed = {(i, c): (one // codes[i][c], mark // codes[i][c]) for (i, c), (one, mark) in zip(kept, values, strict=True)}
+    return {
+        place: _kept(columns[place], codes[i], {c: sealed[i, c] for j, c in kept if j == i}) for i, place in enumerate(places)
+    }
 
 
 def _fullest(column: Column, counts: Ints, found: Mapping[int, int]) -> list[int]:
@@ -222,10 +231,11 @@ def _most_frequent(found: Mapping[int, int], most: int) -> list[int]:
     return sorted((code for code, count in found.items() if count >= least), key=lambda code: (-found[code], code))
 
 
-def _kept(column: Column, found: Mapping[int, int], sealed: Mapping[int, int]) -> KeptValues:
+def _kept(column: Column, found: Mapping[int, int], sealed: Mapping[int, tuple[int, int]]) -> KeptValues:
     ranks = {code: sum(other > found[code] for other in found.values()) for code in sealed}
     rows = sum(sorted(found.values(), reverse=True)[: column.max_categories])
-    return KeptValues(tuple(sealed), rows, tuple(ranks[code] * CODES + sealed[code] for code in sealed))
+    values = tuple(ranks[code] * CODES + one for code, (one, _) in sealed.items())
+    return KeptValues(tuple(sealed), rows, values, tuple(mark for _, mark in sealed.values()))
 
 
 @dataclass(frozen=True)
@@ -235,6 +245,7 @@ class KeptValues:
     codes: tuple[int, ...]
     rows: int
     sealed: tuple[int, ...]  # see `FittedEncoding`
+    tags: tuple[int, ...]
 
 
 def _wider(low: float, high: float) -> tuple[float, float]:
@@ -244,10 +255,12 @@ def _wider(low: float, high: float) -> tuple[float, float]:
 def named(fitted: FittedEncoding, table: Table, key: bytes = b"") -> Encoding:
     """The encoding with open codes in the common order, and with the names of the kept categories that occur in a table."""
     columns = []
-    for each, sealed in zip(fitted.encoding.columns, fitted.sealed, strict=True):
+    for each, sealed, tags in zip(fitted.encoding.columns, fitted.sealed, fitted.tags, strict=True):
         if each.buckets:
             name, most = each.column.name, each.column.max_categories
             codes = [opened(name, code, value % CODES, key) for code, value in zip(each.buckets, sealed, strict=True)]
+            if tags != tuple(tag(name, code, one, key) for code, one in zip(each.buckets, codes, strict=True)):
+                raise AtollError(FOREIGN)
             order = sorted(range(len(codes)), key=lambda place: (sealed[place] // CODES, codes[place]))[:most]
             names = table.names[table.column_names.index(name)]
             known: dict[int, list[str]] = {}

@@ -57,25 +57,26 @@ def encoding_document(fitted: FittedEncoding) -> Fields:
             for each in fitted.encoding.columns
         ],
         "sealed": [list(values) for values in fitted.sealed],
+        "tags": [list(values) for values in fitted.tags],
     }
 
 
 def read_encoding(document: Any) -> FittedEncoding:
     """The encoding of `encoding_document`, from another machine."""
-    if not isinstance(document, Mapping) or not document.keys() == {"columns", "numbers", "sealed"}:
+    if not isinstance(document, Mapping) or not document.keys() == {"columns", "numbers", "sealed", "tags"}:
         raise AtollError(UNREADABLE)
     columns = read_columns(document["columns"])
-    numbers, sealed = document["numbers"], document["sealed"]
-    if any(not isinstance(listed, list) or len(listed) != len(columns) for listed in (numbers, sealed)):
+    numbers, sealed, tags = (document[name] for name in ("numbers", "sealed", "tags"))
+    if any(not isinstance(listed, list) or len(listed) != len(columns) for listed in (numbers, sealed, tags)):
         raise AtollError(UNREADABLE)
     encoded = tuple(_encoded(column, values) for column, values in zip(columns, numbers, strict=True))
     fits = all(
-        _integers(values, CODES * CODES) and len(values) == len(each.buckets)
-        for each, values in zip(encoded, sealed, strict=True)
+        _integers(values, CODES * CODES) and _integers(marks, CODES) and len(values) == len(marks) == len(each.buckets)
+        for each, values, marks in zip(encoded, sealed, tags, strict=True)
     )
     if not fits:
         raise AtollError(UNREADABLE)
-    return FittedEncoding(Encoding(encoded), tuple(map(tuple, sealed)))
+    return FittedEncoding(Encoding(encoded), tuple(map(tuple, sealed)), tuple(map(tuple, tags)))
 
 
 def width(fitted: FittedEncoding) -> int:
@@ -151,6 +152,7 @@ def _encoded(column: Column, values: Any) -> EncodedColumn:
         and low <= high
         and std > 0
         and _integers(buckets, CODES)
+        and len(set(buckets)) == len(buckets)
         and (not buckets or (column.kind == "category" and not column.values))
     )
     if not fits:

@@ -113,10 +113,10 @@ class TableCohort(Cohort):
 
     @verb(
         takes=lambda case: _pairs(case, "codes", CODES),
-        gives=lambda case: {"sealed": whole(case.length("columns"), high=case.max_weight * CODES)},
+        gives=lambda case: {name: whole(case.length("columns"), high=case.max_weight * CODES) for name in ("sealed", "tags")},
     )
     def seal_categories(self, columns: Tensor, codes: Tensor) -> Fields:
-        """Rows with each of some keyed codes, times its code without a key, which is sealed under the key."""
+        """Rows with each of some keyed codes, times its code without a key, which is sealed under the key, and times its tag."""
         return self._counts.seal_categories(columns, codes)
 
 
