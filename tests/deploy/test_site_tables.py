@@ -461,6 +461,15 @@ def test_a_server_cannot_try_names_of_categories(tmp_path: Path) -> None:
     assert set(answers) == {f"refused: {FOREIGN}"}
 
 
+def test_every_run_is_announced(tmp_path: Path) -> None:
+    """A site does not repeat itself, but another run is something else."""
+    found = clinics(tmp_path)
+    _, request = prepared(found)
+    for run in range(3):
+        found.wire.sites["clinic-b"].handle(wire.encode({**request, "run": f"again-{run}"}))
+    assert all(any(f"run again-{run}: counting" in text for text in found.said["clinic-b"]) for run in range(3))
+
+
 DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no list": lambda document: document.update(columns="x"),
     "a column twice": lambda document: document["columns"].append(document["columns"][0]),

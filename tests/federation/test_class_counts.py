@@ -121,3 +121,29 @@ def test_without_balanced_no_party_remembers_weights() -> None:
     runner.rounds(copy.copy(experiment))
     assert class_counts.MEMORY not in experiment.engine.state()["0"]
     assert class_counts.MEMORY not in runner.run(uneven("fedper")).trained.memory  # type: ignore[union-attr]
+
+
+def asked(cohort: Any, verb: str, call: int = 0, **common: Any) -> Any:
+    """What a cohort answers before the first round."""
+    return cohort.answer(Message(verb, 0, call, True, cohort.parties, common, {}))
+
+
+def test_classes_are_counted_once_and_only_for_balanced() -> None:
+    """A server that asks in any run, again, or for other weights in the middle of a run gets nothing."""
+    plain = runner.prepare(small("fedavg")).engine.cohorts[0]  # type: ignore[attr-defined]
+    weights = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    with pytest.raises(AtollError, match="do not follow from class counts"):
+        asked(plain, "count_classes")
+    with pytest.raises(AtollError, match="do not follow from class counts"):
+        asked(plain, "set_class_weights", weights=weights)
+    cohort = runner.prepare(uneven("fedavg")).engine.cohorts[0]  # type: ignore[attr-defined]
+    first = asked(cohort, "count_classes", 1)
+    assert torch.equal(asked(cohort, "count_classes", 1)["counts"], first["counts"])
+    with pytest.raises(AtollError, match="counted once in a run"):
+        asked(cohort, "count_classes", 2)
+    asked(cohort, "set_class_weights", 2, weights=weights)
+    asked(cohort, "set_class_weights", 3, weights=weights)
+    with pytest.raises(AtollError, match="do not change"):
+        asked(cohort, "set_class_weights", 4, weights=weights * 2)
+    with pytest.raises(AtollError, match="counted once in a run"):
+        asked(cohort, "count_classes", 1)

@@ -214,7 +214,7 @@ class Site:
         settings = TableSettings.of(graph.table.columns, self._key())
         cohort = table_cohort(config, graph, settings, schema, parties, secrets=secrets)
         self.preparation = TablePreparation(cohort, self._run_folder(), self.notify, own_data=self.data is not None)
-        self.notify(f"{config.algorithm}: counting for the encoding of {settings.columns} columns, {graph.num_nodes} nodes")
+        self.notify(f"{config.algorithm}, run {self.run}: counting to encode {settings.columns} columns, {graph.num_nodes} nodes")
         return {}
 
     def _begin(self, request: Fields) -> Fields:
@@ -241,9 +241,10 @@ class Site:
         self.cohort = cohort
         restored = saved[0] if saved is not None else -1
         if restored < token:
-            began = f"round {restored}" if saved else "the beginning"
-            self.notify(f"{MISSING_SAVE} {token} is not here or damaged; continuing from {began}")
-        self.notify(f"{config.algorithm}: {f'continuing from round {restored}' if saved else 'ready'}, {graph.num_nodes} nodes")
+            start = f"round {restored}" if saved else "the beginning"
+            self.notify(f"{MISSING_SAVE} {token} is not here or damaged; continuing from {start}")
+        began = f"continuing from round {restored}" if saved else "ready"
+        self.notify(f"{config.algorithm}, run {self.run}: {began}, {graph.num_nodes} nodes")
         return {"restored": restored} if restored < token else {}
 
     def _secrets(

@@ -29,13 +29,19 @@ if TYPE_CHECKING:
     from atoll.federation.federation import Federation
 
 MEMORY = "class_weights"  # the attribute of a cohort: (P, C), NaN until they are set
+COUNTED = "_classes_counted_in"  # the attribute of a cohort, once it has counted: round and call; it is not memory
 VERBS = ("count_classes", "set_class_weights")
 UNKNOWN = "does not know the class weights, after a restart without a save"
 
 
 @verb(takes={}, gives={"counts": whole("classes", high="max_weight")})
 def count_classes(cohort: Cohort) -> Fields:
-    """(P, C) labeled training nodes of each class."""
+    """(P, C) labeled training nodes of each class; answered to one call, before the weights are known."""
+    _require_balanced(cohort)
+    call = (cohort.message.round, cohort.message.call) if cohort.message is not None else None
+    if getattr(cohort, COUNTED, call) != call or not bool(cohort.class_weights.isnan().any()):
+        raise AtollError("the classes are counted once in a run, before the first round.")
+    setattr(cohort, COUNTED, call)
     graph = cohort.graph
     rows = (graph.train & (graph.y >= 0)).nonzero()[:, 0]
     return {"counts": tally(graph.party[rows], graph.y[rows][:, None], graph.parties, (graph.num_classes,))}
@@ -43,8 +49,18 @@ def count_classes(cohort: Cohort) -> Fields:
 
 @verb(takes={"weights": real("classes", low=0, double=True)}, gives={})
 def set_class_weights(cohort: Cohort, weights: Tensor) -> None:
-    """Keep what each class weighs in the loss."""
-    cohort.class_weights = weights.double().expand(cohort.graph.parties, -1).clone()
+    """Keep what each class weighs in the loss, from now on."""
+    _require_balanced(cohort)
+    known, new = cohort.class_weights, weights.double().expand(cohort.graph.parties, -1)
+    if not bool((known.isnan() | (known == new)).all()):
+        raise AtollError("the class weights of a run do not change.")
+    cohort.class_weights = new.clone()
+
+
+def _require_balanced(cohort: Cohort) -> None:
+    """Refuse what only `class_weight=balanced` needs; the configuration does not let it be combined with noise."""
+    if MEMORY not in cohort.memory:
+        raise AtollError("the run's class weights do not follow from class counts.")
 
 
 def declare(cohort: Cohort) -> None:
