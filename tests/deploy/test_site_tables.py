@@ -423,7 +423,8 @@ def test_secure_totals_need_one_encoding_everywhere(tmp_path: Path) -> None:
     """The attack: one site is sent another encoding than the others. No total opens, and what it says does not depend on data."""
     found = clinics(tmp_path, signed=True)
     site = found.wire.sites["clinic-b"]
-    honest, heard = site.handle, []
+    honest: Callable[[bytes], bytes] = site.handle
+    heard: list[tuple[Any, Any]] = []
 
     def handle(data: bytes) -> bytes:
         request = wire.decode(data)
@@ -451,7 +452,7 @@ def test_a_server_cannot_try_names_of_categories(tmp_path: Path) -> None:
     place = next(place for place, values in enumerate(document["numbers"]) if len(values[6]) >= 4)
     names = ("icu", "surgery", "general", "secret-ward", "oncology")
     opens = codes_of("ward", names).tolist()
-    answers = []
+    answers: list[Any] = []
     for index in range(len(document["sealed"][place])):
         for one, other in itertools.permutations(opens, 2):
             bad = wire.decode(wire.encode({**begun[0], "run": f"run-{len(answers)}"}))
