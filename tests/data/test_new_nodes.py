@@ -227,3 +227,27 @@ def test_a_stored_encoding_is_checked(change: Any, tmp_path: Path) -> None:
     change(next(each for each in document["columns"] if each["column"]["name"] == "ward"))
     with pytest.raises(AtollError, match="The stored encoding of the columns cannot be read"):
         Encoding.from_dict(document)
+
+
+@pytest.mark.parametrize(
+    ("edges", "weight"),
+    [
+        ("z,a,2\nz,a,3\n", 5.0),  # parallel: added
+        ("z,a,2\na,z,3\n", 3.0),  # both directions: the larger
+        ("z,a,2\nz,a,3\na,z,4\n", 5.0),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*another weight in the other direction", "ignore:.*repeated edge")
+def test_weights_of_edges_to_known_nodes_are_those_of_training(edges: str, weight: float, tmp_path: Path) -> None:
+    """As if the whole graph had been read at once."""
+    header, old = "source,target,weight\n", "a,b,2\nb,c,0.5\n"
+    known = files.read(numbers(tmp_path / "old", edges=header + old))
+    new = NUMBERS.iloc[:1].assign(id="z")
+    form = replace(KNOWN, edge_weights=True)
+    found = read_new(numbers(tmp_path / "new", new, header + edges), form, lambda names: known).graph
+    whole = files.read(numbers(tmp_path / "whole", pd.concat([new, NUMBERS]), header + old + edges))
+    assert whole.edge_weight is not None
+    assert found.edge_weight is not None
+    assert found.edge_index.tolist() == whole.edge_index.tolist()
+    assert found.edge_weight.tolist() == whole.edge_weight.tolist()
+    assert weight in found.edge_weight.tolist()

@@ -126,6 +126,22 @@ def test_a_known_node_of_several_parties(tmp_path: Path) -> None:
     assert len(model.predict(data, party="shop")) == 2
 
 
+def test_edges_to_nodes_of_parties_that_share_others(tmp_path: Path) -> None:
+    """Each named node is of one party, but the graphs around them have nodes in common: whose is meant has to be said."""
+    for name, start in (("left", 0), ("right", 20)):
+        graph = graph_of(0, "n-")
+        graph = replace(graph, node_names=np.array([f"n-{start + row}" for row in range(40)], object))
+        files.save(graph, tmp_path / "parties" / name, "csv")
+        nodes = pd.read_csv(tmp_path / "parties" / name / "nodes.csv").drop(columns=["index", "split", "label"])
+        nodes["label"] = ["low", "mid", "high", "low"] * 10
+        nodes.to_csv(tmp_path / "parties" / name / "nodes.csv", index=False)
+    model = trained(tmp_path / "parties", tmp_path / "run", "fedavg", scenario="horizontal")
+    data = arrivals(tmp_path / "new", [("new-0", "n-1"), ("new-1", "n-59")])
+    with pytest.raises(AtollError, match=r"nodes of several parties, which share nodes \('n-20' is one.*--party"):
+        model.predict(data)
+    assert len(model.predict(arrivals(tmp_path / "one", [("new-0", "n-1")]))) == 2
+
+
 def test_users_that_joined_later(tmp_path: Path) -> None:
     """One node per party: the server's model and the new edges are enough for GFL-APPNP."""
     files.save(graph_of(0, "u-"), tmp_path / "users", "csv")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,14 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 import torch
-from numpy.typing import NDArray
 
-from atoll.data.alignment import align
-from atoll.data.builder import Ints, build_graph, check, row_normalize, tidy_edges
+from atoll.data.builder import Ints, build_graph, check, row_normalize
 from atoll.data.encoding import Encoding
 from atoll.data.files import read_archive
+from atoll.data.new_edges import Context, ends_of, joined
 from atoll.data.pyg import from_pyg
 from atoll.errors import AtollError, AtollWarning
-from atoll.graphs.edges import distinct_edges
-from atoll.graphs.graph import Graph, stack
-
-Context = Callable[[Sequence[str]], Graph]  # ids of known nodes → the graph (P = 1) that holds them
+from atoll.graphs.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -182,7 +178,7 @@ def _read_tables(folder: Path, form: InputForm, context: Context | None) -> NewN
     ends, known, weights = np.empty((2, 0), np.int64), tuple[str, ...](), None
     if any((folder / f"edges.{suffix}").is_file() for suffix in ("csv", "parquet")):
         edges = read_table(folder, "edges", ("source", "target"))
-        ends, known = _ends(edges, ids, nodes.path, context)
+        ends, known = ends_of(edges, ids, nodes.path, context)
         if form.edge_weights and (weight := weight_column(edges)) is not None:
             weights = weights_of(edges, weight)
     else:
@@ -206,8 +202,8 @@ def _read_tables(folder: Path, form: InputForm, context: Context | None) -> NewN
         graph = replace(graph, x=torch.empty(len(y), 0), table=table)
     graph = _fitted(graph, form, str(nodes.path))
     if len(known) and context is not None:
-        between = np.ones(int((~inner).sum())) if weights is None else weights[~inner]
-        graph = _joined(graph, context(known), ends[:, ~inner], between, known, form)
+        between = None if weights is None else weights[~inner]
+        graph = joined(graph, context(known), ends[:, ~inner], known, form.directed, form.edge_weights, between)
     return NewNodes(graph, len(ids))
 
 
@@ -240,50 +236,3 @@ def _labels(nodes: Any, form: InputForm) -> Ints:
             f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''}; correct it or leave it empty."
         )
     return y
-
-
-def _ends(edges: Any, ids: Any, nodes: Path, context: Context | None) -> tuple[Ints, tuple[str, ...]]:
-    """(2, E) rows of the new nodes and, counted on from them, of other nodes; and the ids of those."""
-    texts = [edges.texts(column) for column in ("source", "target")]
-    rows = [ids.get_indexer(column).astype(np.int64) for column in texts]
-    others: NDArray[np.object_] = np.unique(np.concatenate([t[r < 0] for t, r in zip(texts, rows, strict=True)]).astype(str))
-    if len(others) and context is None:
-        column = 0 if (rows[0] < 0).any() else 1
-        row = int(np.flatnonzero(rows[column] < 0)[0])
-        raise AtollError(
-            f"The {('source', 'target')[column]} '{texts[column][row]}' in {edges.location(row)} is not a node of {nodes.name}; "
-            "add the node, with its own edges, or remove the edge."
-        )
-    for column, found in zip(texts, rows, strict=True):
-        unknown = found < 0
-        found[unknown] = len(ids) + np.searchsorted(others, column[unknown].astype(str))
-    return np.stack(rows), tuple(others.tolist())
-
-
-def _joined(graph: Graph, known: Graph, ends: Ints, weights: NDArray[np.float64], names: Sequence[str], form: InputForm) -> Graph:
-    """New nodes beside the known graph, connected by `ends`, whose rows after the new ones are those of `names`.
-
-    A known node that the new data lists again is the new one, with the edges of both.
-    """
-    import pandas as pd
-
-    assert graph.node_names is not None
-    assert known.node_names is not None
-    count, listed = graph.num_nodes, pd.Index(graph.node_names).get_indexer(known.node_names)
-    kept = np.flatnonzero(listed < 0)
-    position = np.where(listed >= 0, listed, 0)
-    position[kept] = count + np.arange(len(kept))
-    rows = np.concatenate([np.arange(count), position[pd.Index(known.node_names).get_indexer(list(names))]])
-    edges = np.concatenate([graph.edge_index.numpy(), position[known.edge_index.numpy()], rows[ends]], 1)
-    blocks = align([graph, known.rows(torch.from_numpy(kept))], ["the new nodes", "the training data"], extend_classes=True)
-    both = stack([blocks[0], replace(blocks[1], ids=blocks[1].ids + int(graph.ids.max()) + 1)])
-    if not form.edge_weights:
-        tidy = torch.from_numpy(tidy_edges(edges, both.num_nodes, form.directed))
-        return replace(both, edge_index=tidy, edge_weight=None, ptr=both.ptr[[0, -1]])
-    held = [torch.ones(one.edge_index.shape[1]) if one.edge_weight is None else one.edge_weight for one in (graph, known)]
-    all_weights = np.concatenate([*(one.numpy().astype(np.float64) for one in held), weights])
-    if not form.directed:  # those among new and among known nodes go both ways already
-        edges, all_weights = np.concatenate([edges, rows[ends][::-1]], 1), np.concatenate([all_weights, weights])
-    proper = edges[0] != edges[1]
-    together, weight = distinct_edges(torch.from_numpy(edges[:, proper]), torch.from_numpy(all_weights[proper]).float())
-    return replace(both, edge_index=together, edge_weight=weight, ptr=both.ptr[[0, -1]])

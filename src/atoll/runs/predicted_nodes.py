@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.data import new_nodes
-from atoll.data.new_nodes import Context, read_new
+from atoll.data.new_edges import Context
+from atoll.data.new_nodes import read_new
 from atoll.data.partition import partition
 from atoll.data.party_graphs import PartyGraph
 from atoll.data.splits import split
@@ -253,13 +255,24 @@ def _context(model: TrainedModel, party: int | None) -> Context:
         if unknown := sorted(set(names) - set(found)):
             whose = "the training data" if party is None else f"the party {_name(model, party)}"
             raise AtollError(f"An edge names '{unknown[0]}', which is neither a new node nor a node of {whose}; correct it.")
-        if len(found) > len(names):
-            twice = found[np.flatnonzero(np.unique(found, return_counts=True)[1] > 1)[0]]
+        if twice := _repeated(found):
             raise AtollError(f"An edge names '{twice}', a node of several parties; say with --party whose the new nodes are.")
         graph = replace(parts, node_names=held).select(np.unique(owners))
+        assert graph.node_names is not None
+        if graph.parties > 1 and (twice := _repeated(graph.node_names.astype(str))):
+            raise AtollError(
+                f"The edges name nodes of several parties, which share nodes ('{twice}' is one of them); say with --party whose "
+                "the new nodes are."
+            )
         return replace(graph, ptr=graph.ptr[[0, -1]], widths=None, majority=None)
 
     return find
+
+
+def _repeated(names: NDArray[np.str_]) -> str:
+    """A name that is there several times; empty where there is none."""
+    different, counts = np.unique(names, return_counts=True)
+    return str(different[counts > 1][0]) if (counts > 1).any() else ""
 
 
 def _only(model: TrainedModel, sources: dict[str, Any], party: str | int | None) -> Any:

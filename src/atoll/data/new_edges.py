@@ -1,0 +1,76 @@
+"""Edges between nodes that arrive after training and the nodes of the training data that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from atoll.data.alignment import align
+from atoll.data.builder import Ints, tidy_edges
+from atoll.data.edge_weights import Weights, tidy_weights
+from atoll.errors import AtollError
+from atoll.graphs.edges import distinct_edges
+from atoll.graphs.graph import Graph, stack
+
+Context = Callable[[Sequence[str]], Graph]  # ids of known nodes → the graph (P = 1) that holds them
+
+
+def ends_of(edges: Any, ids: Any, nodes: Path, context: Context | None) -> tuple[Ints, tuple[str, ...]]:
+    """(2, E) rows of the new nodes and, counted on from them, of other nodes; and the ids of those."""
+    texts = [edges.texts(column) for column in ("source", "target")]
+    rows = [ids.get_indexer(column).astype(np.int64) for column in texts]
+    others: NDArray[np.object_] = np.unique(np.concatenate([t[r < 0] for t, r in zip(texts, rows, strict=True)]).astype(str))
+    if len(others) and context is None:
+        column = 0 if (rows[0] < 0).any() else 1
+        row = int(np.flatnonzero(rows[column] < 0)[0])
+        raise AtollError(
+            f"The {('source', 'target')[column]} '{texts[column][row]}' in {edges.location(row)} is not a node of {nodes.name}; "
+            "add the node, with its own edges, or remove the edge."
+        )
+    for column, found in zip(texts, rows, strict=True):
+        unknown = found < 0
+        found[unknown] = len(ids) + np.searchsorted(others, column[unknown].astype(str))
+    return np.stack(rows), tuple(others.tolist())
+
+
+def joined(
+    graph: Graph, known: Graph, ends: Ints, names: Sequence[str], directed: bool, weighted: bool, weights: Weights | None
+) -> Graph:
+    """New nodes beside the known graph, connected by `ends`, whose rows after the new ones are those of `names`.
+
+    A known node that the new data lists again is the new one, with the edges of both. An edge of the training data that is
+    listed again counts once, with the larger weight.
+    """
+    import pandas as pd
+
+    assert graph.node_names is not None
+    assert known.node_names is not None
+    count, listed = graph.num_nodes, pd.Index(graph.node_names).get_indexer(known.node_names)
+    kept = np.flatnonzero(listed < 0)
+    position = np.where(listed >= 0, listed, 0)
+    position[kept] = count + np.arange(len(kept))
+    named = np.flatnonzero(pd.Index(known.node_names).isin(list(names)))  # each once; other names may be there several times
+    rows = np.concatenate([np.arange(count), position[named[pd.Index(known.node_names[named]).get_indexer(list(names))]]])
+    blocks = align([graph, known.rows(torch.from_numpy(kept))], ["the new nodes", "the training data"], extend_classes=True)
+    both = stack([blocks[0], replace(blocks[1], ids=blocks[1].ids + int(graph.ids.max()) + 1)])
+    both = replace(both, ptr=both.ptr[[0, -1]])
+    inner = np.concatenate([graph.edge_index.numpy(), position[known.edge_index.numpy()]], 1)
+    if not weighted:
+        edges = np.concatenate([inner, rows[ends]], 1)
+        return replace(both, edge_index=torch.from_numpy(tidy_edges(edges, both.num_nodes, directed)), edge_weight=None)
+    between, found = tidy_edges(rows[ends], both.num_nodes, directed), None
+    if weights is not None:
+        between, found = tidy_weights(rows[ends], weights, both.num_nodes, directed, "The edges to known nodes")
+    given = (graph.edge_weight, known.edge_weight, None if found is None else torch.from_numpy(found))
+    sizes = (graph.edge_index.shape[1], known.edge_index.shape[1], between.shape[1])
+    weight = torch.cat([torch.ones(size) if one is None else one for one, size in zip(given, sizes, strict=True)])
+    edges = np.concatenate([inner, between], 1)
+    proper = edges[0] != edges[1]
+    together, weight = distinct_edges(torch.from_numpy(edges[:, proper]), weight[torch.from_numpy(proper)])
+    return replace(both, edge_index=together, edge_weight=weight)
