@@ -174,6 +174,27 @@ def test_a_users_own_module() -> None:
     assert outputs_differ(alone(graph).detach(), formats.load_torchscript(data)(graph.x, graph.edge_index)) < 1e-6
 
 
+class Weighted(nn.Module):
+    """A user's module as PyG's examples have it: weights of edges are optional."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_channels, out_channels)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight=None) -> Tensor:  # type: ignore[no-untyped-def]
+        """One mean over the neighbors."""
+        near = x.index_add(0, edge_index[1], x[edge_index[0]])
+        return self.linear(near if edge_weight is None else near * edge_weight.mean())
+
+
+def test_an_optional_argument_is_traced() -> None:
+    """TorchScript compiles such a module but cannot save it."""
+    shape = trained("gcn").shape
+    module, graph = Weighted(shape.features, shape.classes).eval(), random_graph(shape, 20, seed=1)
+    data = formats.torchscript(module, graph.x, graph.edge_index)
+    assert outputs_differ(module(graph.x, graph.edge_index), formats.load_torchscript(data)(graph.x, graph.edge_index)) < 1e-6
+
+
 OWN = """
 import torch
 

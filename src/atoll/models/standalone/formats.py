@@ -29,15 +29,19 @@ def torchscript(module: nn.Module, x: Tensor, edge_index: Tensor) -> bytes:
     """The bytes of a TorchScript archive: compiled where TorchScript knows all of the module, else traced on this graph."""
     with _quiet(), _called_model(module):
         try:
-            compiled: Any = torch.jit.script(module)
-        except Exception:  # whatever TorchScript cannot compile
+            archive = _saved(torch.jit.script(module))
+        except Exception:  # whatever TorchScript cannot compile or save
             try:
-                compiled = torch.jit.trace(module, (x, edge_index), check_trace=False)  # type: ignore[no-untyped-call]
+                archive = _saved(torch.jit.trace(module, (x, edge_index), check_trace=False))  # type: ignore[no-untyped-call]
             except Exception as error:
                 raise _impossible("TorchScript", error) from error
-        archive = io.BytesIO()
-        torch.jit.save(compiled, archive)
     return _without_debugging(archive)
+
+
+def _saved(compiled: Any) -> io.BytesIO:
+    archive = io.BytesIO()
+    torch.jit.save(compiled, archive)
+    return archive
 
 
 def exported_program(module: nn.Module, x: Tensor, edge_index: Tensor) -> bytes:
