@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,7 +16,6 @@ from atoll.data.edge_weights import checked_weights, tidy_weights
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 
-Arrays = dict[str, np.ndarray[Any, Any]]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Features: TypeAlias = Any  # scipy sparse, numpy or torch, (N, d)
@@ -73,19 +69,6 @@ def row_normalize(graph: Graph) -> Graph:
     scaled = graph.x.copy()
     scaled.data = (scaled.data / np.repeat(np.where(total > 0, total, 1), np.diff(scaled.indptr))).astype(np.float32)
     return replace(graph, x=scaled)
-
-
-def read_npz(path: Path) -> Arrays:
-    """The plain arrays of an .npz; anything wrong with the file is a ValueError."""
-    try:
-        with path.open("rb") as file:
-            if file.read(2) != b"PK":  # numpy would suggest to unpickle it
-                raise ValueError("it is not a zip archive")
-            file.seek(0)
-            with np.load(file) as archive:
-                return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(str(error).splitlines()[0] if str(error) else type(error).__name__) from error
 
 
 def no_masks(nodes: int) -> Masks:

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from atoll.data import downloads, files, readers
-from atoll.data.builder import Arrays, build_graph, check_fold, read_npz, row_normalize
+from atoll.data.builder import build_graph, check_fold, row_normalize
+from atoll.data.npz import Arrays, read_npz
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.settings import setting

@@ -24,16 +24,15 @@ from numpy.typing import NDArray
 from atoll import storage
 from atoll.data.builder import (
     MAX_CLASSES,
-    Arrays,
     Ints,
     Masks,
     build_graph,
     check_fold,
     masks_of_fold,
     plain,
-    read_npz,
 )
 from atoll.data.lint import warn_about_edge_columns, warn_about_edges, warn_about_features
+from atoll.data.npz import Arrays, read_npz
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll import storage
-from atoll.data.builder import Ints, read_npz
+from atoll.data.builder import Ints
+from atoll.data.npz import read_npz
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 
