@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from atoll import wire
+from atoll import storage, wire
 from atoll.errors import AtollError
 from atoll.runs import model_files, runner
 from atoll.runs.folder import checksum
@@ -103,7 +103,6 @@ def test_parties_apart_have_the_same_model(tmp_path: Path, best_is_second: None)
 
 def test_an_earlier_checkpoint_without_the_best_round_resumes_without_a_model(tmp_path: Path, best_is_second: None) -> None:
     """A run of an earlier version goes on; there is no model unless a better round comes."""
-    from atoll import storage
 
     folder = tmp_path / "run"
     runner.run(small("fedavg", rounds=3), out=folder)
@@ -157,6 +156,41 @@ def test_damage_is_one_sentence_and_resume_mends_it(damage: Any, sentence: str, 
     runner.resume(folder)
     assert_equal(ModelFiles.read(folder).state, ModelFiles.read(trained).state)
     assert model_files.is_whole(folder, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("party_numbers", value) for value in ("x", 5, [-1], ["0"], [0, 0], [], [99])),
+        *(("features", value) for value in (-1, 10**18, 2**70, True)),
+        *(("num_classes", value) for value in (-1, 0, 10**18, 10**9)),
+        *(("parties", value) for value in (0, -1, 2**70)),
+        ("nodes", -1),
+        ("nodes", "many"),
+        ("names", [3]),
+        ("columns", "abc"),
+        ("classes", [None]),
+        ("classes", ["one"]),
+    ],
+)
+def test_impossible_values_are_refused(name: str, value: Any, trained: Path, tmp_path: Path) -> None:
+    """Though the checksum fits, no such model can be: one sentence before anything is allocated."""
+    shutil.copytree(trained / "model", tmp_path / "model")
+    rewrite(tmp_path / "model/model.json", **{name: value})
+    with pytest.raises(AtollError, match=r"model\.json is damaged \("):
+        ModelFiles.read(tmp_path)
+
+
+@pytest.mark.parametrize("memory", [{"optimizer": "x", "model": 5}, {"model": torch.tensor(1.0)}, {"model": {"weight": [1, 2]}}])
+def test_memory_that_is_no_memory(memory: dict[str, Any], trained: Path, tmp_path: Path) -> None:
+    """With checksums that fit."""
+    shutil.copytree(trained / "model", tmp_path / "model")
+    path = tmp_path / "model/model.safetensors"
+    storage.write_document(path, storage.read_document(path) | {"memory": memory}, compact=True)
+    files = json.loads((tmp_path / "model/model.json").read_text())["files"]
+    rewrite(tmp_path / "model/model.json", files=files | {path.name: model_files._file(path)})
+    with pytest.raises(AtollError, match="it does not hold a model"):
+        ModelFiles.read(tmp_path)
 
 
 def test_any_flipped_bit_of_the_tensors_is_noticed(trained: Path, tmp_path: Path) -> None:

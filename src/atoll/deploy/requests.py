@@ -12,12 +12,11 @@ from torch import Tensor
 
 from atoll.errors import AtollError, short
 from atoll.federation.cohort import Message, Schema
+from atoll.federation.messages import MAX_SCHEMA, MIN_SCHEMA
 from atoll.graphs.graph import Graph
 from atoll.parties import Parties
 from atoll.runs.config import Config
 
-MAX_SCHEMA = {"features": 10**7, "classes": 10**5, "parties": 10**7, "nodes": 10**9}  # the bounds of a schema's entries
-MIN_SCHEMA = {"features": 0, "classes": 1, "parties": 1, "nodes": 0}
 MAX_ROUND = 10**12
 MAX_PARAMETERS = 1 << 28  # of a model: a larger one would not fit into a message
 

@@ -59,7 +59,9 @@ def check_form(what: str, trained: Any, here: Any, *, rows: bool = False) -> Non
         name = odd[0].lstrip("/") or "value"
         raise ValueError(f"{what} had no {name}" if odd[0] in right else f"{what} had {name}, which it does not have here")
     for name, value in left.items():
-        if not isinstance(value, Tensor) or not isinstance(right[name], Tensor):
+        if isinstance(value, Tensor) != isinstance(right[name], Tensor):
+            raise ValueError(f"{what} {name.lstrip('/')}".strip() + " was of another type")
+        if not isinstance(value, Tensor):
             continue
         skip = int(rows)
         if value.shape[skip:] != right[name].shape[skip:] or value.dtype != right[name].dtype:

@@ -14,6 +14,10 @@ from atoll.random import Draws
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+MAX_SCHEMA = {"features": 10**7, "classes": 10**5, "parties": 10**7, "nodes": 10**9}  # the bounds of a schema's entries
+MIN_SCHEMA = {"features": 0, "classes": 1, "parties": 1, "nodes": 0}
+
+
 @dataclass(frozen=True)
 class Schema:
     """What all parties and the server know of the data: the number of features, classes and parties."""

@@ -15,10 +15,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from atoll import storage
-from atoll.errors import AtollError
+from atoll.errors import AtollError, short
 from atoll.federation.fields import concatenate
+from atoll.federation.messages import MAX_SCHEMA, MIN_SCHEMA
 from atoll.runs.folder import checksum, finite
+from atoll.wire import leaves
 
 FOLDER = "model"
 TENSORS, DESCRIPTION, CARD = "model.safetensors", "model.json", "README.md"
@@ -77,10 +81,15 @@ class ModelFiles:
         except storage.DamagedError as error:
             raise AtollError(f"{str(error).rstrip('.')}; {ADVICE}.") from error
         parts = {name: payload.get(name, {}) for name in ("state", "memory", "arguments")}
-        if not all(isinstance(part, dict) for part in parts.values()):
+        if not all(isinstance(part, dict) for part in parts.values()) or not _has_rows(parts["memory"]):
             raise AtollError(f"{path} is damaged: it does not hold a model; {ADVICE}.")
         about = {name: value for name, value in document.items() if name not in ("files", "sha256")}
         return cls(about, **parts, digest=str(expected.get("sha256", "")))
+
+
+def _has_rows(memory: dict[str, Any]) -> bool:
+    """Whether all of it is tensors with an axis of parties, nodes or features."""
+    return all((isinstance(value, Tensor) and value.ndim > 0) or value == [] for _, value in leaves(memory))
 
 
 def with_memory_of_sites(files: ModelFiles, folder: Path) -> ModelFiles:
@@ -129,7 +138,30 @@ def read_description(target: Path) -> dict[str, Any]:
         raise AtollError(f"{path} is damaged (its checksum does not match); {ADVICE}.")
     if missing := [name for name, kind in KEYS.items() if not isinstance(document.get(name), kind)]:
         raise AtollError(f"{path} is damaged (it lacks {missing[0]}); {ADVICE}.")
+    if wrong := _impossible(document):
+        raise AtollError(f"{path} is damaged ({wrong}); {ADVICE}.")
     return document
+
+
+def _impossible(document: dict[str, Any]) -> str:
+    """What cannot be true of any model; empty if nothing is."""
+    sizes = (("parties", "parties"), ("features", "features"), ("num_classes", "classes"), ("nodes", "nodes"))
+    for name, entry in sizes:
+        value = document.get(name) or 0 if name == "nodes" else document[name]
+        if type(value) is not int or not MIN_SCHEMA[entry] <= value <= MAX_SCHEMA[entry]:
+            return f"{name} is {short(repr(value), 50)}, not a whole number from {MIN_SCHEMA[entry]} to {MAX_SCHEMA[entry]}"
+    for name in ("names", "columns", "classes"):
+        value = document.get(name)
+        if value is not None and not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
+            return f"{name} is not a list of texts"
+    if document.get("classes") is not None and len(document["classes"]) < document["num_classes"]:
+        return f"it names {len(document['classes'])} of {document['num_classes']} classes"
+    numbers = document.get("party_numbers")
+    if numbers is None:
+        return ""
+    if not isinstance(numbers, list) or not all(type(one) is int and 0 <= one < document["parties"] for one in numbers):
+        return "party_numbers is not a list of numbers of parties"
+    return "" if numbers and len({*numbers}) == len(numbers) else "party_numbers is empty or names a party twice"
 
 
 def is_whole(folder: Path, best_round: int) -> bool:

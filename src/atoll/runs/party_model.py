@@ -16,6 +16,7 @@ from torch import Tensor
 
 from atoll import algorithms, wire
 from atoll.errors import AtollError
+from atoll.federation.adoption import check_form
 from atoll.federation.cohort import PARTY, Cohort, Fields, Schema
 from atoll.federation.fields import pick
 from atoll.federation.messages import Answer, Failure, Message
@@ -57,10 +58,21 @@ def party_backbone(files: ModelFiles, config: Config, party: str | int | None = 
             "is at the parties' sites; export it there, from KIT/runs/NAME" if about.get("memory_at_sites") else "is not in it"
         )
         raise AtollError(f"This model cannot be exported without the parties' `{missing[0]}`, which {place}.")
+    _check_memory(cohort, inputs)
     cohort.restore(inputs.memory)
     models = _checked(cohort, inputs.arguments, about)
     alone = about["parties"] == 1 or (inputs.shared and about.get("party_numbers") is None)
     return one_party(models, inputs.parties.index(number)), None if alone else _name(names, number)
+
+
+def _check_memory(cohort: Cohort, inputs: _Inputs) -> None:
+    """Refuse memory of another form than the cohort's."""
+    here = cohort.trained()
+    try:
+        for name in inputs.memory.keys() & here.keys():
+            check_form(f"the parties' {name}", inputs.memory[name], here[name])
+    except ValueError as error:
+        raise AtollError(f"The model's memory does not fit its description ({error}); restore the folder.") from error
 
 
 def party_names(about: Mapping[str, Any]) -> dict[str, int]:
