@@ -19,7 +19,7 @@ from atoll.data.new_nodes import InputForm, party_sources, read_new
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.graph import Graph
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*encoded as inferred")
+pytestmark = pytest.mark.filterwarnings("ignore:.*encoded as inferred", "ignore:.*unseen or rare in training")
 TOML = (
     '[admitted]\nkind = "date"\nformat = "%d/%m/%Y"\nmissing = ["unknown"]\n[patient]\nkind = "id"\n[outcome]\nkind = "label"\n'
 )
@@ -74,7 +74,9 @@ def test_unknown_categories_are_other(tmp_path: Path) -> None:
     _, form = trained(tmp_path / "clinic")
     assert form.columns is not None
     few = patients(200).iloc[:2].assign(ward=["moon base", "icu"])
-    x = torch.as_tensor(read_new(write(few, tmp_path / "new"), form).graph.x)
+    sentence = r"nodes\.csv: column `ward`: 1 row has a value unseen or rare in training \(moon base\); counted as other"
+    with pytest.warns(AtollWarning, match=sentence):
+        x = torch.as_tensor(read_new(write(few, tmp_path / "new"), form).graph.x)
     wards = [place for place, name in enumerate(form.columns) if name.startswith("ward=")]
     assert form.columns[int(x[1, wards].argmax()) + wards[0]] == "ward=icu"
     assert "ward=other" in form.columns
@@ -251,3 +253,36 @@ def test_weights_of_edges_to_known_nodes_are_those_of_training(edges: str, weigh
     assert found.edge_index.tolist() == whole.edge_index.tolist()
     assert found.edge_weight.tolist() == whole.edge_weight.tolist()
     assert weight in found.edge_weight.tolist()
+
+
+def test_dataframes_and_networkx_are_read_like_folders(tmp_path: Path) -> None:
+    """The same columns, encoding, names and edges, also to known nodes; no features.toml is needed again."""
+    networkx = pytest.importorskip("networkx")
+    graph, form = trained(tmp_path / "clinic", TOML)
+    nodes = pd.read_csv(tmp_path / "clinic/nodes.csv").iloc[[7, 3, 150]]
+    edges = pd.DataFrame({"source": ["p-0007", "p-0003"], "target": ["p-0003", "p-0001"]})
+    folder = tmp_path / "new"
+    folder.mkdir()
+    nodes.to_csv(folder / "nodes.csv", index=False)
+    edges.to_csv(folder / "edges.csv", index=False)
+    drawn = networkx.Graph()
+    for row in nodes.rename(columns={"patient": "id", "outcome": "label"}).to_dict("records"):
+        drawn.add_node(row.pop("id"), **row)
+    expected = read_new(folder, form, lambda names: graph)
+    inner = edges.iloc[:1]
+    drawn.add_edges_from(inner.to_numpy().tolist())
+    for data in ((nodes, edges), (edges, nodes), {"nodes": nodes, "edges": edges}):
+        found = read_new(data, form, lambda names: graph)
+        assert party_sources(data) is None
+        assert (found.count, found.graph.edge_index.tolist()) == (3, expected.graph.edge_index.tolist())
+        assert torch.equal(torch.as_tensor(found.graph.x), torch.as_tensor(expected.graph.x))
+    alone = read_new(drawn, form)
+    assert alone.graph.edge_index.tolist() == [[0, 1], [1, 0]]
+    for each in (alone, read_new(nodes, form)):
+        assert torch.equal(torch.as_tensor(each.graph.x), torch.as_tensor(graph.x)[[7, 3, 150]])
+        assert each.graph.node_names is not None
+        assert each.graph.node_names.tolist() == ["p-0007", "p-0003", "p-0150"]
+    with pytest.raises(AtollError, match="target 'p-0001' in row 1 of DataFrames/edges is not a node of nodes, and"):
+        read_new((nodes, edges), form)
+    with pytest.raises(AtollError, match=r"data is a int; give a folder, .*NetworkX"):
+        read_new(5, form)

@@ -107,9 +107,9 @@ def test_edges_to_nodes_that_nobody_knows(folders: Path, tmp_path: Path) -> None
     """Or that another party has."""
     model = trained(folders, tmp_path / "run", "fedavg")
     data = arrivals(tmp_path / "new", [("new-0", "hospital-3"), ("new-1", "nobody")])
-    with pytest.raises(AtollError, match="names 'nobody', which is neither a new node nor a node of the training data"):
+    with pytest.raises(AtollError, match=r"'nobody' in line 3 of .* is neither a new node nor a node of the training data"):
         model.predict(data)
-    with pytest.raises(AtollError, match="names 'hospital-3', which is neither a new node nor a node of the party bank"):
+    with pytest.raises(AtollError, match=r"'hospital-3' in line 2 of .* is neither a new node nor a node of the party bank"):
         model.predict(arrivals(tmp_path / "other", [("new-0", "hospital-3")]), party="bank")
 
 
@@ -121,7 +121,7 @@ def test_a_known_node_of_several_parties(tmp_path: Path) -> None:
         nodes.to_csv(tmp_path / "parties" / name / "nodes.csv", index=False)
     model = trained(tmp_path / "parties", tmp_path / "run", "fedavg", scenario="horizontal")
     data = arrivals(tmp_path / "new", [("new-0", "n-1")])
-    with pytest.raises(AtollError, match="names 'n-1', a node of several parties; say with --party whose"):
+    with pytest.raises(AtollError, match=r"'n-1' in line 2 of .* is a node of several parties; say with --party whose"):
         model.predict(data)
     assert len(model.predict(data, party="shop")) == 2
 

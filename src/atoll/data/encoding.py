@@ -26,6 +26,7 @@ from atoll.graphs.table import KINDS, Column, Floats, Table
 BUCKETS, PARTS = 4096, 256  # of category names: a name's bucket, the part of the bucket it is in, and the part of that part
 PREFIXES = BUCKETS * PARTS
 CODES = PREFIXES * PARTS
+MAX_NAMED = 3  # unknown values that a sentence lists
 DENSE_SHARE = 0.25  # an encoding whose rows have a smaller share of non-zeros is kept sparse
 
 
@@ -76,6 +77,14 @@ class EncodedColumn:
             clipped = np.clip(values[~absent], self.low, self.high)
             result[~absent, 0] = (clipped - self.mean) / self.std
         return result
+
+    def unknown(self, values: Floats, names: tuple[str, ...]) -> dict[str, int]:
+        """The categories without a column of their own, and in how many rows each is."""
+        if self.column.kind != "category" or not names:
+            return {}
+        counts = np.bincount(values[~np.isnan(values)].astype(np.int64), minlength=len(names))
+        unknown = np.flatnonzero((self._places(names) < 0) & (counts > 0))
+        return {names[place]: int(counts[place]) for place in unknown}
 
     def _places(self, names: tuple[str, ...]) -> NDArray[np.int64]:
         """The index among the kept values of each name; −1 for another one."""
@@ -131,6 +140,20 @@ class Encoding:
                 )
             pieces.append(each.apply(table.values[:, place], table.names[place]))
         return np.concatenate(pieces, 1) if pieces else np.empty((len(table), 0), np.float32)
+
+    def unknown_values(self, table: Table) -> list[str]:
+        """A sentence for each column with categories that have no column of their own."""
+        sentences, places = [], {name: place for place, name in enumerate(table.column_names)}
+        for each in self.columns:
+            place = places[each.column.name]
+            if found := each.unknown(table.values[:, place], table.names[place]):
+                rows, listed = sum(found.values()), ", ".join(list(found)[:MAX_NAMED]) + (", …" if len(found) > MAX_NAMED else "")
+                have = "row has a value" if rows == 1 else "rows have values"
+                sentences.append(
+                    f"column `{each.column.name}`: {rows} {have} unseen or rare in training ({listed}); "
+                    f"counted as {'other' if each.other else 'none of the known ones'}."
+                )
+        return sentences
 
     def encode(self, graph: Graph, *, normalize: bool = False) -> Graph:
         """The graph with features in place of its table."""

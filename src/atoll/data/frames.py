@@ -23,6 +23,7 @@ from atoll.data.tables import GraphTables, role_columns
 from atoll.errors import AtollError, AtollWarning
 
 PARTS = ("nodes", "edges", "features", "classes")
+NO_EDGES = pd.DataFrame({"source": [], "target": []}, dtype=str)
 MASKS = ("train_mask", "val_mask", "test_mask")
 
 
@@ -60,6 +61,22 @@ def tables_of_frames(value: Any, where: Path, encode: str = "auto") -> GraphTabl
         said,
         None if classes is None else tuple(map(str, classes)),
     )
+
+
+def with_roles(value: Any, roles: Mapping[str, str]) -> Any:
+    """The DataFrames with the columns of nodes that stand for id, label or split under these names."""
+
+    def renamed(frame: Any) -> Any:
+        if not isinstance(frame, pd.DataFrame) or _is_edge_list(frame):
+            return frame
+        return frame.rename(columns={name: role for name, role in roles.items() if role not in frame.columns})
+
+    if isinstance(value, pd.DataFrame):
+        return value if _is_edge_list(value) else {"nodes": renamed(value), "edges": NO_EDGES}
+    if isinstance(value, Mapping):
+        features = {name: each for name, each in (value.get("features") or {}).items() if name not in roles}
+        return {name: renamed(part) for name, part in value.items()} | ({"features": features} if features else {})
+    return [renamed(frame) for frame in value]
 
 
 def _is_edge_list(frame: pd.DataFrame) -> bool:

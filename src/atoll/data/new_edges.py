@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from atoll.data.alignment import align
 from atoll.data.builder import Ints, tidy_edges
@@ -18,25 +17,32 @@ from atoll.errors import AtollError
 from atoll.graphs.edges import distinct_edges
 from atoll.graphs.graph import Graph, stack
 
-Context = Callable[[Sequence[str]], Graph]  # ids of known nodes → the graph (P = 1) that holds them
+if TYPE_CHECKING:
+    from atoll.data.table_files import TableFile
+
+Context = Callable[[Mapping[str, str]], Graph]  # ids of known nodes, and where each is named → the graph (P = 1) that holds them
 
 
-def ends_of(edges: Any, ids: Any, nodes: Path, context: Context | None) -> tuple[Ints, tuple[str, ...]]:
-    """(2, E) rows of the new nodes and, counted on from them, of other nodes; and the ids of those."""
+def ends_of(edges: TableFile, ids: Any, nodes: Path, context: Context | None) -> tuple[Ints, dict[str, str]]:
+    """(2, E) rows of the new nodes and, counted on from them, of other nodes; and the ids of those, with where each is named."""
     texts = [edges.texts(column) for column in ("source", "target")]
     rows = [ids.get_indexer(column).astype(np.int64) for column in texts]
-    others: NDArray[np.object_] = np.unique(np.concatenate([t[r < 0] for t, r in zip(texts, rows, strict=True)]).astype(str))
-    if len(others) and context is None:
-        column = 0 if (rows[0] < 0).any() else 1
-        row = int(np.flatnonzero(rows[column] < 0)[0])
+    places: dict[str, str] = {}
+    for role, column, found in zip(("source", "target"), texts, rows, strict=True):
+        unknown = np.flatnonzero(found < 0)
+        for name, first in zip(*np.unique(column[unknown].astype(str), return_index=True), strict=True):
+            row = int(unknown[first])
+            places.setdefault(str(name), f"The {role} '{name}' in {edges.location(row)}")
+    if places and context is None:
         raise AtollError(
-            f"The {('source', 'target')[column]} '{texts[column][row]}' in {edges.location(row)} is not a node of {nodes.name}; "
+            f"{next(iter(places.values()))} is not a node of {nodes.name}, and the training data is not known here; "
             "add the node, with its own edges, or remove the edge."
         )
+    others = np.array(sorted(places), dtype=str)
     for column, found in zip(texts, rows, strict=True):
-        unknown = found < 0
-        found[unknown] = len(ids) + np.searchsorted(others, column[unknown].astype(str))
-    return np.stack(rows), tuple(others.tolist())
+        outside = found < 0
+        found[outside] = len(ids) + np.searchsorted(others, column[outside].astype(str))
+    return np.stack(rows), {name: places[name] for name in others.tolist()}
 
 
 def joined(

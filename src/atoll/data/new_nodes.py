@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -22,9 +22,16 @@ from atoll.data.builder import Ints, build_graph, check, row_normalize
 from atoll.data.encoding import Encoding
 from atoll.data.files import read_archive
 from atoll.data.new_edges import Context, ends_of, joined
+from atoll.data.objects import kind_of
 from atoll.data.pyg import from_pyg
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.graph import Graph
+
+if TYPE_CHECKING:
+    from atoll.data.table_files import TableFile
+
+
+ACCEPTED = "a folder, an .npz, a torch_geometric Data, a NetworkX graph, DataFrames (nodes, edges) or an atoll Graph"
 
 
 @dataclass(frozen=True)
@@ -49,9 +56,20 @@ class NewNodes:
     count: int  # of the new ones
 
 
+class NewTables(NamedTuple):
+    """New nodes as tables: a folder's, or what a script has instead."""
+
+    nodes: TableFile
+    edges: TableFile | None
+    where: Path  # the folder, or what error messages call it
+    said: Mapping[str, Any]  # what is known of columns: by the model, and by a features.toml
+
+
 def read_new(data: Any, form: InputForm, context: Context | None = None) -> NewNodes:
-    """New nodes from a folder, an `.npz`, a PyG `Data` or a `Graph`; `context` finds the known nodes that edges name."""
-    if not isinstance(data, str | Path):
+    """New nodes from a path or an object (`ACCEPTED`); `context` finds the known nodes that edges name."""
+    if (kind := kind_of(data)) in ("frames", "networkx"):
+        return _read_tables(_tables_of(data, kind, form), form, context)
+    if kind != "path":
         graph = _fitted(_of_object(data, form), form, "The graph")
         return NewNodes(graph, graph.num_nodes)
     path = Path(data).expanduser()
@@ -59,7 +77,7 @@ def read_new(data: Any, form: InputForm, context: Context | None = None) -> NewN
         raise AtollError(f"There is no folder or file {path}; check the path.")
     archive = path / "graph.npz" if path.is_dir() else path
     if path.is_dir() and not archive.is_file():
-        return _read_tables(path, form, context)
+        return _read_tables(_tables_in(path, form), form, context)
     if archive.suffix in (".csv", ".parquet", ".txt"):
         raise AtollError(f"{path} is a single table; give the folder that holds the tables `nodes` and `edges`.")
     graph = _fitted(read_archive(archive, form.directed, edge_weights=form.edge_weights, labeled=False), form, str(archive))
@@ -68,6 +86,8 @@ def read_new(data: Any, form: InputForm, context: Context | None = None) -> NewN
 
 def party_sources(data: Any) -> dict[str, Any] | None:
     """One source per party, by name: a mapping, or a folder that holds folders; None where it is a single graph."""
+    if kind_of(data) == "frames":
+        return None
     if isinstance(data, Mapping):
         return {str(name): each for name, each in data.items()}
     if not isinstance(data, str | Path) or not (path := Path(data).expanduser()).is_dir() or _is_graph(path):
@@ -87,7 +107,7 @@ def _of_object(data: Any, form: InputForm) -> Graph:
             raise AtollError(f"The graph has {data.parties} parties; give the graph of one, or a dict with one per party.")
         return data
     if not all(hasattr(data, name) for name in ("x", "edge_index")):
-        raise AtollError(f"data is a {type(data).__name__}; give a folder, an .npz, a torch_geometric Data or an atoll Graph.")
+        raise AtollError(f"data is a {type(data).__name__}; give {ACCEPTED}.")
     if getattr(data, "y", None) is None and data.x is not None:
         data = copy.copy(data)
         data.y = torch.full((len(data.x),), -1)
@@ -150,17 +170,41 @@ def _require_columns(present: Sequence[str], wanted: Sequence[str], where: str, 
         warnings.warn(sentence, AtollWarning, stacklevel=4)
 
 
-def _read_tables(folder: Path, form: InputForm, context: Context | None) -> NewNodes:
-    """The new nodes of a folder's tables, and their context."""
-    from atoll.data.columns import read_features, typed_table
-    from atoll.data.table_files import RESERVED, TableFile, read_table
-    from atoll.data.table_weights import weight_column, weights_of
-    from atoll.data.tables import features_of, index_of, node_ids, read_nodes, splits_of
+def _tables_in(folder: Path, form: InputForm) -> NewTables:
+    """The tables of a folder; those that training had a features.toml for need none."""
+    from atoll.data.columns import read_features
+    from atoll.data.table_files import read_table
+    from atoll.data.tables import read_nodes
 
-    said = read_features(folder)
-    if form.encoding is not None:
-        said = _choices(form.encoding) | (said or {})
-    nodes = read_nodes(folder, said)
+    said = _choices(form.encoding) | (read_features(folder) or {})
+    nodes = read_nodes(folder, said or None)
+    has_edges = any((folder / f"edges.{suffix}").is_file() for suffix in ("csv", "parquet"))
+    return NewTables(nodes, read_table(folder, "edges", ("source", "target")) if has_edges else None, folder, said)
+
+
+def _tables_of(data: Any, kind: str, form: InputForm) -> NewTables:
+    """The tables of DataFrames or of a NetworkX graph."""
+    from atoll.data import frames
+
+    choices = _choices(form.encoding)
+    if kind == "networkx":
+        tables = frames.tables_of_networkx(data, Path("NetworkX"), form.directed)
+        return NewTables(tables.nodes, tables.edges, tables.where, choices)
+    roles = {} if form.encoding is None else dict(form.encoding.roles)
+    tables = frames.tables_of_frames(frames.with_roles(data, roles), Path("DataFrames"))
+    given = data.get("features") or {} if isinstance(data, Mapping) else {}
+    chosen = {name: each for name, each in (tables.said or {}).items() if name in given}
+    return NewTables(tables.nodes, tables.edges, tables.where, choices | chosen)
+
+
+def _read_tables(tables: NewTables, form: InputForm, context: Context | None) -> NewNodes:
+    """The new nodes of tables, and their context."""
+    from atoll.data.columns import typed_table
+    from atoll.data.table_files import RESERVED, TableFile
+    from atoll.data.table_weights import weight_column, weights_of
+    from atoll.data.tables import features_of, index_of, node_ids, splits_of
+
+    nodes, edges, where, said = tables
     if len(nodes.frame) == 0:
         raise AtollError(f"{nodes.path} has no nodes; give at least one row.")
     ids, y = node_ids(nodes), _labels(nodes, form)
@@ -169,27 +213,28 @@ def _read_tables(folder: Path, form: InputForm, context: Context | None) -> NewN
     if form.encoding is not None:
         wanted = [each.column.name for each in form.encoding.columns]
         _require_columns(present, wanted, str(nodes.path), form.encoding.ignored)
-        table, columns = typed_table(nodes, [(said or {})[name] for name in wanted]), None
+        table, columns = typed_table(nodes, [said[name] for name in wanted]), None
+        for sentence in form.encoding.unknown_values(table):
+            warnings.warn(f"{nodes.path}: {sentence}", AtollWarning, stacklevel=3)
     else:
         columns = tuple(present) if form.columns is None else form.columns
         _require_columns(present, columns, str(nodes.path))
         kept = [*(name for name in nodes.frame.columns if name in RESERVED), *columns]
         x = features_of(TableFile(nodes.frame[kept], nodes.path, nodes.separator))[1]
-    ends, known, weights = np.empty((2, 0), np.int64), tuple[str, ...](), None
-    if any((folder / f"edges.{suffix}").is_file() for suffix in ("csv", "parquet")):
-        edges = read_table(folder, "edges", ("source", "target"))
+    ends, known, weights = np.empty((2, 0), np.int64), dict[str, str](), None
+    if edges is None:
+        warnings.warn(f"{where} has no table `edges`: its nodes are predicted by themselves.", AtollWarning, stacklevel=3)
+    else:
         ends, known = ends_of(edges, ids, nodes.path, context)
         if form.edge_weights and (weight := weight_column(edges)) is not None:
             weights = weights_of(edges, weight)
-    else:
-        warnings.warn(f"{folder} has no table `edges`: its nodes are predicted by themselves.", AtollWarning, stacklevel=4)
     inner = (ends < len(ids)).all(0)
     graph = build_graph(
         x.astype(np.float32),
         ends[:, inner],
         y,
         splits_of(nodes, y),
-        where=str(folder),
+        where=str(where),
         directed=form.directed,
         num_classes=form.num_classes,
         class_names=form.class_names,
@@ -201,16 +246,18 @@ def _read_tables(folder: Path, form: InputForm, context: Context | None) -> NewN
     if table is not None:
         graph = replace(graph, x=torch.empty(len(y), 0), table=table)
     graph = _fitted(graph, form, str(nodes.path))
-    if len(known) and context is not None:
+    if known and context is not None:
         between = None if weights is None else weights[~inner]
-        graph = joined(graph, context(known), ends[:, ~inner], known, form.directed, form.edge_weights, between)
+        graph = joined(graph, context(known), ends[:, ~inner], tuple(known), form.directed, form.edge_weights, between)
     return NewNodes(graph, len(ids))
 
 
-def _choices(encoding: Encoding) -> dict[str, Any]:
+def _choices(encoding: Encoding | None) -> dict[str, Any]:
     """What the model's columns are, as if a features.toml said so."""
     from atoll.data.columns import ColumnChoice
 
+    if encoding is None:
+        return {}
     choices = {name: ColumnChoice(name, role) for name, role in encoding.roles}
     for each in encoding.columns:
         column = each.column

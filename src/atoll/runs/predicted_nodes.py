@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -243,20 +243,20 @@ def _padded(graph: Graph, features: int) -> Graph:
 def _context(model: TrainedModel, party: int | None) -> Context:
     """Finds the part of the training data that holds the nodes which new edges name."""
 
-    def find(names: Sequence[str]) -> Graph:
+    def find(names: Mapping[str, str]) -> Graph:
         data = model.training_data
         parts = data.whole if data.scenario in ("node", "whole") else data.parts
         held = parts.ids.numpy().astype(str).astype(object) if parts.node_names is None else parts.node_names
-        rows = np.flatnonzero(np.isin(held.astype(str), np.array(names)))
+        rows = np.flatnonzero(np.isin(held.astype(str), np.array(list(names))))
         owners = parts.party.numpy()[rows]
         if party is not None and parts.parties > 1:
             rows, owners = rows[owners == party], owners[owners == party]
         found = held[rows].astype(str)
         if unknown := sorted(set(names) - set(found)):
             whose = "the training data" if party is None else f"the party {_name(model, party)}"
-            raise AtollError(f"An edge names '{unknown[0]}', which is neither a new node nor a node of {whose}; correct it.")
+            raise AtollError(f"{names[unknown[0]]} is neither a new node nor a node of {whose}; correct it.")
         if twice := _repeated(found):
-            raise AtollError(f"An edge names '{twice}', a node of several parties; say with --party whose the new nodes are.")
+            raise AtollError(f"{names[twice]} is a node of several parties; say with --party whose the new nodes are.")
         graph = replace(parts, node_names=held).select(np.unique(owners))
         assert graph.node_names is not None
         if graph.parties > 1 and (twice := _repeated(graph.node_names.astype(str))):

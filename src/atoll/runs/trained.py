@@ -74,9 +74,9 @@ class TrainedModel:
         """Predict the class of every node, labeled or not.
 
         Parameters:
-            data: Nodes that arrived later: a folder with the tables `nodes` and `edges`, an .npz, a torch_geometric `Data`, an
-                atoll `Graph`, or one of these per party (a dict, or a folder that holds folders). By default the data that the
-                model was trained on, which is loaded again.
+            data: Nodes that arrived later: a folder with the tables `nodes` and `edges`, an .npz, a torch_geometric `Data`, a
+                NetworkX graph, DataFrames (nodes, edges), an atoll `Graph`, or one of these per party (a dict, or a folder that
+                holds folders). By default the data that the model was trained on, which is loaded again.
             party: A party's name or number: whose nodes of the training data, or whose model and graph for new nodes. It is
                 needed for new nodes where every party has a model of its own.
             known: At a site, which keeps no copy of its data: the folder of before, where edges of new nodes name nodes of it.
