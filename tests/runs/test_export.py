@@ -70,7 +70,7 @@ def test_what_the_folder_holds(tmp_path: Path) -> None:
     code = [line for line in (out / "load.py").read_text().split("if __name__")[0].splitlines() if line.strip()]
     assert len(code) <= 24
     done = subprocess.run([sys.executable, str(out / "load.py")], capture_output=True, text=True, check=True)
-    assert "3 classes: healthy, ill, unknown" in done.stdout
+    assert "3 classes: 'healthy', 'ill', 'unknown'" in done.stdout
     assert "0.3" in (out / "README.md").read_text()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from atoll.runs.markdown import cell
+
 MAX_LISTED = 20  # classes and columns in the README; model.json has all
 
 PACKAGES = {  # what the loader needs
@@ -67,9 +69,9 @@ def probabilities(x, edge_index):
 if __name__ == "__main__":
     example = np.load(here / "example.npz")
     for row in probabilities(example["x"], example["edge_index"]):
-        print(f"{{classes[row.argmax()]}}: {{row.max():.3f}}")
+        print(f"{{classes[row.argmax()]!r}}: {{row.max():.3f}}")
     difference = np.abs(logits(example["x"], example["edge_index"]) - example["logits"]).max()
-    print(f"{{len(classes)}} classes: {{', '.join(classes)}}; difference from atoll: {{difference:.1e}}")
+    print(f"{{len(classes)}} classes: {{', '.join(map(repr, classes))}}; difference from atoll: {{difference:.1e}}")
 '''
 
 
@@ -96,11 +98,11 @@ _FILES = {
 
 def readme(target: str, files: list[str], about: Mapping[str, Any]) -> str:
     """README.md of an export."""
-    of = f", the model of party {about['party']}" if about.get("party") is not None else ""
+    of = f", the model of party {cell(about['party'])}" if about.get("party") is not None else ""
     columns = about.get("columns")
     versions = about["versions"]
     lines = [
-        f"# {about['model']} trained by {about.get('algorithm', 'atoll')}{of}",
+        f"# {cell(about['model'])} trained by {cell(about.get('algorithm', 'atoll'))}{of}",
         "",
         "Exported by atoll; atoll is not needed to use it.",
         "",
@@ -142,9 +144,9 @@ def readme(target: str, files: list[str], about: Mapping[str, Any]) -> str:
 
 
 def _in_line(value: Any) -> str:
-    return ", ".join(f"{name} {item}" for name, item in value.items()) if isinstance(value, Mapping) else str(value)
+    return ", ".join(f"{cell(name)} {cell(item)}" for name, item in value.items()) if isinstance(value, Mapping) else cell(value)
 
 
 def _listed(names: list[str]) -> str:
-    shown = ", ".join(f"`{name}`" for name in names[:MAX_LISTED])
+    shown = ", ".join(cell(name) for name in names[:MAX_LISTED])
     return shown + (f" and {len(names) - MAX_LISTED} more (see `model.json`)" if len(names) > MAX_LISTED else "")

@@ -11,6 +11,7 @@ import torch
 from atoll.federation.messages import Schema
 from atoll.runs.config import Config
 from atoll.runs.experiment import Experiment
+from atoll.runs.markdown import cell
 from atoll.runs.metrics import in_order, metric_format
 from atoll.runs.model_files import FORMAT
 from atoll.runs.preparation import preprocessing_document
@@ -113,7 +114,7 @@ def card(about: Mapping[str, Any]) -> str:
     """README.md: the model for people, made of its description alone."""
     config = about["config"]
     sections = [
-        f"# {_cell(about['algorithm'])} on {_cell(config.get('dataset', 'own data'))}",
+        f"# {cell(about['algorithm'])} on {cell(config.get('dataset', 'own data'))}",
         f"A model for {about['task'].replace('-', ' ')}, trained by atoll {about['atoll']} with `{about['algorithm']}` over "
         f"{about['parties']} {'party' if about['parties'] == 1 else 'parties'} ({about['scenario']}). It is the model of round "
         f"{about['best_round']} of {about.get('rounds', about['best_round'])}, the one with the best validation score.",
@@ -177,7 +178,7 @@ def _by_class(about: Mapping[str, Any]) -> str:
     if threshold:
         how = "given" if threshold["by"] == "given" else f"the best {threshold['by']} on validation nodes"
         text = (
-            f"\n\nClass {_cell(threshold['class'])} is predicted from a probability of {threshold['value']:.4g} on ({how}); "
+            f"\n\nClass {cell(threshold['class'])} is predicted from a probability of {threshold['value']:.4g} on ({how}); "
             "the table by class is about these decisions, the metrics above about the likeliest class."
         )
     rows = list(detail.get("by_class", {}).items())
@@ -188,7 +189,7 @@ def _by_class(about: Mapping[str, Any]) -> str:
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for name, row in rows:
         cells = ["" if row[column] is None else f"{100 * row[column]:.2f} %" for column in columns]
-        lines.append(f"| {' | '.join([_cell(name), str(row['items']), *cells])} |")
+        lines.append(f"| {' | '.join([cell(name), str(row['items']), *cells])} |")
     return text + "\n\n" + "\n".join(lines)
 
 
@@ -207,7 +208,7 @@ def _by_party(about: Mapping[str, Any]) -> str:
     for party, name in enumerate(names):
         cells = [str(values[party]) for values in sizes.values()]
         cells += ["" if values[party] is None else _number(metric, values[party]) for metric, values in columns.items()]
-        lines.append(f"| {' | '.join([_cell(name), *cells])} |")
+        lines.append(f"| {' | '.join([cell(name), *cells])} |")
     return "\n\n" + "\n".join(lines)
 
 
@@ -220,7 +221,7 @@ def _privacy(about: Mapping[str, Any]) -> str:
     else:
         lines.append("- Trained without differential privacy.")
     if start := about.get("start_from"):
-        lines.append(f"- Training began with the model of `{_cell(start['path'])}`, whose privacy is not part of this.")
+        lines.append(f"- Training began with the model of `{cell(start['path'])}`, whose privacy is not part of this.")
     lines.append(f"- Secure aggregation was {'on: the server saw sums only' if run.get('secure') else 'off'}.")
     return "\n".join(lines)
 
@@ -232,10 +233,4 @@ def _number(name: str, value: float) -> str:
 def _listed(names: Sequence[Any] | None) -> str:
     if not names:
         return ""
-    return ": " + ", ".join(_cell(name) for name in names[:MAX_LISTED]) + (", …" if len(names) > MAX_LISTED else "")
-
-
-def _cell(text: Any) -> str:
-    """Text that cannot break out of a line, a table or into markup."""
-    plain = " ".join(str(text).split())
-    return "".join(f"\\{letter}" if letter in "\\`*_{}[]<>#|!" else letter for letter in plain)
+    return ": " + ", ".join(cell(name) for name in names[:MAX_LISTED]) + (", …" if len(names) > MAX_LISTED else "")
