@@ -286,3 +286,13 @@ def test_dataframes_and_networkx_are_read_like_folders(tmp_path: Path) -> None:
         read_new((nodes, edges), form)
     with pytest.raises(AtollError, match=r"data is a int; give a folder, .*NetworkX"):
         read_new(5, form)
+
+
+def test_columns_that_only_the_sites_know(tmp_path: Path) -> None:
+    """Numbers are taken in their order; anything else says where the encoding is."""
+    form = InputForm(2, 2, None, ("no", "yes"), at_sites=True)
+    with pytest.warns(AtollWarning, match="does not know the names of its columns"):
+        assert read_new(numbers(tmp_path / "plain"), form).count == 4
+    for name, frame in (("text", NUMBERS.assign(x="icu")), ("more", NUMBERS.assign(z=1.0))):
+        with pytest.raises(AtollError, match=r"the server's folder does not hold how the sites encode theirs; predict at a site"):
+            read_new(numbers(tmp_path / name, frame), form)

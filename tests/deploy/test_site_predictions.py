@@ -142,6 +142,10 @@ def test_what_a_site_cannot_do(deployed: Path, tmp_path: Path) -> None:
         model.predict()
     with pytest.raises(AtollError, match="holds no trained model yet: no run has finished here"):
         open_site_model(make_kit(tmp_path / "bank-c", "bank-c"))
+    server = make_kit(tmp_path / "server", "")
+    (server / KIT_FILE).write_text(tomli_w.dumps({"host": "localhost", "port": 8102, "sites": list(BANKS)}))
+    with pytest.raises(AtollError, match="is the server's kit, which holds no model; give the server's run folder, or a site's"):
+        open_site_model(server)
     assert not is_kit(tmp_path)
 
 

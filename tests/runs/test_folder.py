@@ -430,3 +430,11 @@ def test_a_model_file_that_a_folder_names_is_not_imported(
         else:
             config.from_dict(tomllib.loads(source.read_text()), str(source))
     assert not (tmp_path / "trace").exists()
+
+
+def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
+    """It is left as it is."""
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(AtollError, match="is a file, and a run needs a folder; choose another --out"):
+        Folder.create(tmp_path / "run", small("fedavg"))
+    assert (tmp_path / "run").read_text() == "mine"

@@ -225,3 +225,9 @@ def test_the_card_shows_names_as_text(tmp_path: Path) -> None:
     text = card({**about.description, "names": ["a|b", "<img>\n# x", "c"], "classes": ["`rm`"]})
     assert not {"<img>", "\n# x"} & {part for part in ("<img>", "\n# x") if part in text}
     assert all(part in text for part in ("a\\|b", "\\`rm\\`"))
+
+
+def test_a_folder_that_is_not_a_run(tmp_path: Path) -> None:
+    """Nothing can be resumed there."""
+    with pytest.raises(AtollError, match=r"holds no trained model: it is not a run; give the folder that --out named\.$"):
+        ModelFiles.read(tmp_path)

@@ -78,5 +78,5 @@ def joined(
     weight = torch.cat([torch.ones(size) if one is None else one for one, size in zip(given, sizes, strict=True)])
     edges = np.concatenate([inner, between], 1)
     proper = edges[0] != edges[1]
-    together, weight = distinct_edges(torch.from_numpy(edges[:, proper]), weight[torch.from_numpy(proper)])
-    return replace(both, edge_index=together, edge_weight=weight)
+    together, merged = distinct_edges(torch.from_numpy(edges[:, proper]), weight[torch.from_numpy(proper)])
+    return replace(both, edge_index=together, edge_weight=merged)

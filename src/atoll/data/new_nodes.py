@@ -46,6 +46,7 @@ class InputForm:
     directed: bool = False
     normalize: bool = False  # each row divided by its sum
     edge_weights: bool = False  # whether edges had weights in training
+    at_sites: bool = False  # whether only the sites know the columns and their encoding
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,7 +203,7 @@ def _read_tables(tables: NewTables, form: InputForm, context: Context | None) ->
     from atoll.data.columns import typed_table
     from atoll.data.table_files import RESERVED, TableFile
     from atoll.data.table_weights import weight_column, weights_of
-    from atoll.data.tables import features_of, index_of, node_ids, splits_of
+    from atoll.data.tables import features_of, index_of, is_plain, node_ids, splits_of
 
     nodes, edges, where, said = tables
     if len(nodes.frame) == 0:
@@ -219,6 +220,11 @@ def _read_tables(tables: NewTables, form: InputForm, context: Context | None) ->
     else:
         columns = tuple(present) if form.columns is None else form.columns
         _require_columns(present, columns, str(nodes.path))
+        if form.at_sites and (len(columns) != form.features or not is_plain(nodes)):
+            raise AtollError(
+                f"{nodes.path} has other columns than the {form.features} numbers that the model takes: the server's folder does "
+                "not hold how the sites encode theirs; predict at a site: atoll predict KIT --data FOLDER."
+            )
         kept = [*(name for name in nodes.frame.columns if name in RESERVED), *columns]
         x = features_of(TableFile(nodes.frame[kept], nodes.path, nodes.separator))[1]
     ends, known, weights = np.empty((2, 0), np.int64), dict[str, str](), None

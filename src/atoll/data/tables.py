@@ -73,7 +73,7 @@ def parse(tables: GraphTables, directed: bool, encode: str = "auto", edge_weight
     ids = node_ids(nodes)
     y, num_classes, names = labels_of(nodes, classes, where)
     table, choices, columns, unscaled, x = None, None, None, None, np.zeros((len(y), 1))
-    if encode != "never" and (said is not None or encode == "always" or not _plain(nodes)):
+    if encode != "never" and (said is not None or encode == "always" or not is_plain(nodes)):
         choices = choose(nodes, said)
         table = replace(typed_table(nodes, choices), roles=tuple(_roles(said).items()))
     else:
@@ -125,7 +125,7 @@ def _roles(said: Mapping[str, ColumnChoice] | None) -> dict[str, str]:
     return {name: each.kind for name, each in (said or {}).items() if each.kind in ROLES and name != each.kind}
 
 
-def _plain(nodes: TableFile) -> bool:
+def is_plain(nodes: TableFile) -> bool:
     """Whether every feature is a number at every node, which needs no encoding."""
     columns = [column for column in nodes.frame.columns if column not in RESERVED]
     numbers = nodes.frame[columns].apply(_numbers).to_numpy(np.float64) if columns else np.zeros((0, 0))

@@ -78,6 +78,14 @@ def participants(path: Path) -> tuple[str, ...]:
         raise _not_a_kit(path) from error
 
 
+def is_server(path: Path) -> bool:
+    """Whether a kit is the server's."""
+    try:
+        return _document(path.expanduser()).get("site") is None
+    except (OSError, KeyError, ValueError) as error:
+        raise _not_a_kit(path) from error
+
+
 def _document(folder: Path) -> dict[str, Any]:
     document = tomllib.loads((folder / KIT_FILE).read_text())
     sites = document["sites"]

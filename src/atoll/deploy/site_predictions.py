@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from atoll.deploy.kit import KIT_FILE, Kit
+from atoll.deploy.kit import KIT_FILE, Kit, is_server
 from atoll.errors import AtollError, suggest
 from atoll.runs.model_files import DESCRIPTION, FOLDER
 from atoll.runs.trained import TrainedModel, load_model
@@ -19,6 +19,8 @@ def is_kit(path: Path) -> bool:
 
 def open_site_model(path: Path, name: str | None = None) -> TrainedModel:
     """The model of a run at a site: of the newest finished one unless it is named."""
+    if is_server(path):
+        raise AtollError(f"{path} is the server's kit, which holds no model; give the server's run folder, or a site's kit.")
     kit = Kit.open(path, server=False)
     found = {each.parents[1].name: each for each in (kit.path / RUNS).glob(f"*/{FOLDER}/{DESCRIPTION}")}
     if not found:

@@ -75,6 +75,8 @@ class Folder:
             raise
 
     def _make(self) -> None:
+        if self.path.is_file():
+            raise AtollError(f"{self.path} is a file, and a run needs a folder; choose another --out.")
         try:
             self._check_new()
             self.made = [path for path in (self.path, *self.path.parents) if not path.exists()]

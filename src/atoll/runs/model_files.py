@@ -124,6 +124,9 @@ def read_description(target: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_bytes())
     except FileNotFoundError:
+        if target.name != FOLDER and not (target / "config.toml").is_file():
+            sentence = f"{target} holds no trained model: it is not a run; give the folder that --out named."
+            raise AtollError(sentence) from None
         raise AtollError(f"{target} holds no trained model: there is no {DESCRIPTION}; {ADVICE}.") from None
     except OSError as error:
         raise AtollError(f"{path} cannot be read ({error.strerror}); check the path and the rights to it.") from error

@@ -168,15 +168,21 @@ class TrainedModel:
             "directed": bool(getattr(data, "directed", False)),
             "normalize": bool(getattr(data, "normalize_features", False)),
             "edge_weights": bool(about.get("edge_weights", False)),
+            "at_sites": self._across_sites and about.get("columns") is None,
         }
         return InputForm(**(expected | changes))
+
+    @property
+    def _across_sites(self) -> bool:
+        """Whether this is what a server keeps of a run across real sites."""
+        return self.config.dataset == GIVEN and self.config.engine == "nvflare" and self.own_numbers is None
 
     @cached_property
     def training_data(self) -> FederatedData:
         """The data it was trained on, loaded again, with the columns encoded as they were."""
         if self.own_numbers is not None:
             raise AtollError("A site keeps no copy of its data; give it: --data FOLDER.")
-        if self.config.dataset == GIVEN and self.config.engine == "nvflare":
+        if self._across_sites:
             raise AtollError("The model was trained across sites, and the data is there; give data to predict: --data NEW.")
         if self.config.dataset == GIVEN and self.given is None:
             raise AtollError(
