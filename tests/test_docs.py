@@ -117,6 +117,7 @@ def check(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The data is not the model")
+@pytest.mark.filterwarnings("ignore:.*unseen or rare in training")  # the page on predictions shows one
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(HOME)))
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """In the order of the page, in one folder with the files it shows (and those of the page on data); the rest is run."""

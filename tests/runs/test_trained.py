@@ -235,7 +235,7 @@ def test_a_folder_runs_no_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (5, "data is a int; give a folder, an .npz, a torch_geometric Data or an atoll Graph"),
+        (5, "data is a int; give a folder, an .npz, a torch_geometric Data, a NetworkX graph"),
         ("nowhere", "There is no folder or file nowhere"),
         (replace(tail(), x=torch.ones(25, 3)), "has 3 columns, but the model was trained with 12"),
         (replace(tail(), y=torch.full((25,), 3), num_classes=4), "has the label 3, but the model knows the classes 0 to 2"),
