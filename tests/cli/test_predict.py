@@ -65,6 +65,7 @@ def test_the_summary(run: Path, call: Call) -> None:
     counts = atoll.load_model(run).predict()["class"].value_counts()
     assert all(f"class {label}" in out for label in counts.index)
     assert f"{100 * result.metrics['accuracy']:.2f} %  of test nodes" in out
+    assert "training loss" not in out
     assert not list(Path().iterdir())
 
 
