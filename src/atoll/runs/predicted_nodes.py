@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.data import new_nodes
-from atoll.data.new_edges import Context
 from atoll.data.new_nodes import read_new
 from atoll.data.partition import partition
 from atoll.data.party_graphs import PartyGraph
@@ -24,6 +20,7 @@ from atoll.graphs.graph import Graph
 from atoll.parties import Parties
 from atoll.runs.experiment import extent_of, schema_of
 from atoll.runs.inference import Nodes, infer, require_shared_model
+from atoll.runs.known_nodes import party_name, site_context, training_context
 from atoll.runs.outputs import Outputs, joined
 
 if TYPE_CHECKING:
@@ -46,7 +43,9 @@ def _of_party(found: Outputs, model: TrainedModel, number: int | None) -> Output
     if number is None:
         return found
     if number not in found.parties:
-        raise AtollError(f"The party {_name(model, number)} does not predict: {_listed(found.party_names)} holds the labels.")
+        raise AtollError(
+            f"The party {party_name(model, number)} does not predict: {_listed(found.party_names)} holds the labels."
+        )
     return found.rows(found.graph.party == found.parties.index(number))
 
 
@@ -87,7 +86,7 @@ def of_new_data(model: TrainedModel, data: Any, party: str | int | None, known: 
             return _of_one(model, _only(model, sources, party), model.party_number(party), str(party))
         return joined([_of_one(model, each, _number(model, name), name) for name, each in sources.items()])
     number = None if party is None else model.party_number(party)
-    return _of_one(model, data, number, "" if number is None else _name(model, number))
+    return _of_one(model, data, number, "" if number is None else party_name(model, number))
 
 
 def _of_one(model: TrainedModel, source: Any, number: int | None, name: str) -> Outputs:
@@ -95,7 +94,7 @@ def _of_one(model: TrainedModel, source: Any, number: int | None, name: str) -> 
     count = model.description["parties"]
     if number is None and model.files.memory and count > 1:
         raise _needs_party(model)
-    new = read_new(source, model.form(), _context(model, number))
+    new = read_new(source, model.form(), training_context(model, number))
     parties = Parties([number or 0])
     predicted = infer(model.files, model.config, Nodes(new.graph, parties, model.description["scenario"], model.schema))
     if number is None and predicted.personal and count > 1:
@@ -119,7 +118,7 @@ def _at_site(model: TrainedModel, source: Any, party: str | int | None, known: A
         )
     (number,) = numbers
     if party is not None and model.party_number(party) != number:
-        raise AtollError(f"This is the model of the party {_name(model, number)}, not of {party}; predict at its own site.")
+        raise AtollError(f"This is the model of the party {party_name(model, number)}, not of {party}; predict at its own site.")
     vertical = about["scenario"] == "vertical"
     if vertical and model.files.arguments:
         raise AtollError(
@@ -129,34 +128,14 @@ def _at_site(model: TrainedModel, source: Any, party: str | int | None, known: A
     if vertical and known is not None:
         raise AtollError("Vertical parties give the new nodes and their edges in one folder; leave --known out.")
     width = len(about["columns"]) if vertical and about.get("columns") else about["features"]
-    new = read_new(source, model.form(features=width), None if vertical else _site_context(model, known))
+    new = read_new(source, model.form(features=width), None if vertical else site_context(model, known))
     graph = _padded(new.graph, about["features"]) if vertical else new.graph
     candidate = split(graph, model.config.split, model.config.seed, [number])
     same = bool(about.get("data")) and candidate.digest == about["data"].get("digest")
     graph = candidate if same else graph
     parties = Parties([number])
     predicted = infer(model.files, model.config, Nodes(graph, parties, about["scenario"], model.schema, trained_on=same))
-    return _new_rows(Outputs(graph, predicted.logits, parties, (_name(model, number),) if model.names else ()), new.count)
-
-
-def _site_context(model: TrainedModel, known: Any) -> Context:
-    """At a site, which keeps no copy of its data: the graph that holds the nodes which new edges name, given again."""
-
-    def find(names: Sequence[str]) -> Graph:
-        if known is None:
-            raise AtollError(
-                f"An edge names '{names[0]}', which is not among the new nodes; give the data that holds it: --known FOLDER."
-            )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", AtollWarning)  # it was said when the model was trained
-            graph = read_new(known, model.form()).graph
-        held = set() if graph.node_names is None else set(graph.node_names)
-        if unknown := [name for name in names if name not in held]:
-            where = known if isinstance(known, str | Path) else "the known graph"
-            raise AtollError(f"An edge names '{unknown[0]}', which is neither a new node nor a node of {where}; correct it.")
-        return graph
-
-    return find
+    return _new_rows(Outputs(graph, predicted.logits, parties, (party_name(model, number),) if model.names else ()), new.count)
 
 
 def _one_node_per_party(model: TrainedModel, data: Any, party: str | int | None) -> Outputs:
@@ -164,7 +143,7 @@ def _one_node_per_party(model: TrainedModel, data: Any, party: str | int | None)
     require_shared_model(model.files, model.config)
     if party is not None:
         raise AtollError("Every new node is a party of its own; leave --party out.")
-    new = read_new(data, model.form(), _context(model, None))
+    new = read_new(data, model.form(), training_context(model, None))
     users = partition(new.graph, "node", None, model.config.partition_settings, model.config.seed)
     public = {"edge_index": users.party[new.graph.edge_index], "y_train": torch.full((users.parties,), -1)}
     schema, parties = replace(model.schema, parties=users.parties), Parties(range(users.parties))
@@ -176,7 +155,7 @@ def _vertical(model: TrainedModel, data: Any, sources: dict[str, Any] | None, pa
     """Nodes of which every party has its own columns: one folder per party, or one graph that is cut as in training."""
     about = model.description
     if sources is None and party is not None and model.config.partition != "vertical":
-        sources = {_name(model, model.party_number(party)): data}
+        sources = {party_name(model, model.party_number(party)): data}
     if sources is None:
         if model.config.partition != "vertical":
             raise AtollError(
@@ -192,7 +171,7 @@ def _vertical(model: TrainedModel, data: Any, sources: dict[str, Any] | None, pa
         parts = _matched(model, [numbers[number] for number in parties], parties)
     schema = replace(model.schema, nodes=parts.sizes[0])
     predicted = infer(model.files, model.config, Nodes(_padded(parts, about["features"]), parties, "vertical", schema))
-    names = tuple(_name(model, number) for number in parties) if model.names else ()
+    names = tuple(party_name(model, number) for number in parties) if model.names else ()
     found = Outputs(parts, predicted.logits, parties, names).rows(predicted.asked)
     return _of_party(found, model, None if party is None else model.party_number(party))
 
@@ -212,7 +191,7 @@ def _matched(model: TrainedModel, sources: Sequence[Any], parties: Sequence[int]
         )
         graph = read_new(source, form).graph
         ids = None if graph.node_names is None else tuple(graph.node_names)
-        graphs.append(PartyGraph(_name(model, number), f"the data of {_name(model, number)}", graph, node_ids=ids))
+        graphs.append(PartyGraph(party_name(model, number), f"the data of {party_name(model, number)}", graph, node_ids=ids))
     return vertical_files.match(graphs, about["num_classes"])
 
 
@@ -240,49 +219,14 @@ def _padded(graph: Graph, features: int) -> Graph:
     return replace(graph, x=padded(graph.x, features, sparse=not isinstance(graph.x, Tensor)), widths=widths)
 
 
-def _context(model: TrainedModel, party: int | None) -> Context:
-    """Finds the part of the training data that holds the nodes which new edges name."""
-
-    def find(names: Mapping[str, str]) -> Graph:
-        data = model.training_data
-        parts = data.whole if data.scenario in ("node", "whole") else data.parts
-        held = parts.ids.numpy().astype(str).astype(object) if parts.node_names is None else parts.node_names
-        rows = np.flatnonzero(np.isin(held.astype(str), np.array(list(names))))
-        owners = parts.party.numpy()[rows]
-        if party is not None and parts.parties > 1:
-            rows, owners = rows[owners == party], owners[owners == party]
-        found = held[rows].astype(str)
-        if unknown := sorted(set(names) - set(found)):
-            whose = "the training data" if party is None else f"the party {_name(model, party)}"
-            raise AtollError(f"{names[unknown[0]]} is neither a new node nor a node of {whose}; correct it.")
-        if twice := _repeated(found):
-            raise AtollError(f"{names[twice]} is a node of several parties; say with --party whose the new nodes are.")
-        graph = replace(parts, node_names=held).select(np.unique(owners))
-        assert graph.node_names is not None
-        if graph.parties > 1 and (twice := _repeated(graph.node_names.astype(str))):
-            raise AtollError(
-                f"The edges name nodes of several parties, which share nodes ('{twice}' is one of them); say with --party whose "
-                "the new nodes are."
-            )
-        return replace(graph, ptr=graph.ptr[[0, -1]], widths=None, majority=None)
-
-    return find
-
-
-def _repeated(names: NDArray[np.str_]) -> str:
-    """A name that is there several times; empty where there is none."""
-    different, counts = np.unique(names, return_counts=True)
-    return str(different[counts > 1][0]) if (counts > 1).any() else ""
-
-
 def _only(model: TrainedModel, sources: dict[str, Any], party: str | int | None) -> Any:
     """The source of one party among those of several."""
     numbers = model.own_numbers
     number = model.party_number(party) if party is not None else numbers[0] if numbers else 0
-    for name in (str(party), _name(model, number), str(number)):
+    for name in (str(party), party_name(model, number), str(number)):
         if name in sources:
             return sources[name]
-    raise AtollError(f"The data has no folder for the party {_name(model, number)}; it has {_listed(tuple(sources))}.")
+    raise AtollError(f"The data has no folder for the party {party_name(model, number)}; it has {_listed(tuple(sources))}.")
 
 
 def _number(model: TrainedModel, name: str) -> int | None:
@@ -293,10 +237,6 @@ def _number(model: TrainedModel, name: str) -> int | None:
         if model.files.memory and model.description["parties"] > 1:
             raise
         return None
-
-
-def _name(model: TrainedModel, number: int) -> str:
-    return model.names[number] if number < len(model.names) else str(number)
 
 
 def _listed(names: Sequence[str]) -> str:
