@@ -69,7 +69,7 @@ def test_a_model_for_other_programs(call) -> None:
     code, out, _ = call("export", "runs/a", "--to", "safetensors", "--out", "exported")
     assert (code, "Written to exported: README.md, SHA256SUMS" in out) == (0, True)
     done = subprocess.run([sys.executable, "exported/load.py"], capture_output=True, text=True, check=True)
-    assert "5 classes: 0, 1, 2, 3, 4; difference from atoll" in done.stdout
+    assert "5 classes: '0', '1', '2', '3', '4'; difference from atoll" in done.stdout
     code, _, err = call("export", "runs/a", "--to", "safetensors", "--out", "exported")
     assert (code, err.strip()) == (2, "atoll: exported is already there; choose another --out, or delete it.")
 
