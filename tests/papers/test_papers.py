@@ -7,7 +7,7 @@ import json
 import math
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from atoll.cli.papers import status_table
 from atoll.errors import AtollError
 from atoll.papers import Cell, Exhibit, Line, execute, pages, pictures, record, status
 from atoll.runs import runner
-from atoll.runs.config import Config
+from atoll.runs.config import resolve
 from atoll.runs.folder import Folder
+from atoll.settings import setting
 
 EXHIBITS = [exhibit for paper in papers.papers() for exhibit in papers.exhibits(paper)]
 
@@ -319,20 +320,49 @@ def test_the_list_tells_the_state(width: int, book: Path, monkeypatch: pytest.Mo
     assert "…" not in text
 
 
-def test_every_recorded_line_is_of_a_table() -> None:
-    """The package's own record names lines and metrics that there are."""
-    for paper in papers.papers():
-        cells = {exhibit.name: {cell.row for cell in exhibit.cells} for exhibit in papers.exhibits(paper)}
-        for table, lines in papers.measured(paper).items():
-            assert lines.keys() <= cells[f"{paper}/{table}"]
-            assert all(line.seeds > 0 and line.ours for line in lines.values())
-        names = {execute.folder_of(config, Path()).name for each in _jobs(paper).values() for config in each}
-        assert papers.recorded(paper).keys() <= names
+@pytest.mark.parametrize("paper", papers.papers())
+def test_every_recorded_line_is_of_a_table(paper: str) -> None:
+    """A recorded mean names a line that there is, and the digest of its configuration is that line's."""
+    exhibits = {exhibit.name: exhibit for exhibit in papers.exhibits(paper)}
+    for table, lines in papers.measured(paper).items():
+        cells = {cell.row: cell for cell in exhibits[f"{paper}/{table}"].runnable}
+        for row, line in lines.items():
+            assert line.seeds > 0, row
+            assert line.ours, row
+            assert line.config == record.digest(cells[row].configs(1, {})[0]), f"{LOST}: {table}, {row}"
+
+
+@pytest.mark.parametrize("paper", papers.papers())
+def test_every_recorded_run_is_of_a_line(paper: str) -> None:
+    """A recorded run has the configuration of some line, with any seed."""
+    runs = papers.recorded(paper)
+    lost = sorted(runs.keys() - record.of_lines(papers.exhibits(paper), runs))
+    assert not lost, f"{LOST}: {len(lost)} runs, the first {lost[0]}"
+
+
+LOST = "no configuration has this digest any more; a setting added to existing ones needs since=, see CONTRIBUTING.md"
+
+
+def test_the_record_has_no_other_papers() -> None:
+    """Every file there belongs to a paper."""
     assert {path.stem for path in papers.MEASURED.iterdir()} <= set(papers.papers())
 
 
-def _jobs(paper: str) -> dict[tuple[str, str], list[Config]]:
-    return execute.jobs_of(papers.exhibits(paper), quick=False, seeds=None)
+def test_a_setting_that_is_added_later_loses_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `since`, a run has the same folder as before the setting was there; other values have folders of their own."""
+    from atoll.algorithms import fedavg
+
+    before = execute.folder_of(resolve("fedavg", dataset="csbm"), Path())
+
+    @dataclass(frozen=True)
+    class Added(fedavg.Settings):  # type: ignore[misc]
+        later: bool = setting(False, "Added after results had been recorded.", since="0.2")
+
+    monkeypatch.setattr(fedavg, "Settings", Added)
+    now = resolve("fedavg", dataset="csbm")
+    assert "later" in now.to_dict()["settings"]
+    assert execute.folder_of(now, Path()) == before
+    assert execute.folder_of(resolve("fedavg", dataset="csbm", values={"later": True}), Path()) != before
 
 
 def test_the_list_waits_with_torch() -> None:

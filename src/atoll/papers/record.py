@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,14 @@ def _better(line: Line, kept: Measured | None, configs: Sequence[Config]) -> Lin
     return replace(line, ours=kept.ours, seeds=kept.seeds, recorded=True) if kept.config == digest(first) else line
 
 
+def of_lines(exhibits: Sequence[Exhibit], names: Iterable[str]) -> set[str]:
+    """Those of the folder names that are runs of some line, whichever their seed."""
+    found = set(names)
+    seeds = {int(name.rsplit("-", 2)[1]) for name in found}
+    firsts = {digest(each[0]): each[0] for each in jobs_of(exhibits, False, 1).values()}
+    return found & {folder_of(replace(first, seed=seed), Path()).name for first in firsts.values() for seed in seeds}
+
+
 def ready() -> None:
     """Check, before anything runs, that results can be recorded."""
     try:
@@ -93,8 +101,10 @@ def write(paper: str, shown: Mapping[str, Sequence[Line]], jobs: Jobs, root: Pat
 def _write_runs(paper: str, exhibits: Sequence[Exhibit], configs: Sequence[Config], root: Path) -> list[str]:
     """The runs that some line needs: local ones first, then those recorded before."""
     before = papers.recorded(paper)
+    known = of_lines(exhibits, before)
     names = {metric.partition(".")[0] for exhibit in exhibits for metric in exhibit.metrics}
-    runs = {folder_of(config, root).name: result for config in configs for result in results([config], root, before)}
+    runs = {name: before[name] for name in known}
+    runs |= {folder_of(config, root).name: result for config in configs for result in results([config], root, before)}
     lines = [json.dumps({"run": name, **_pruned(runs[name], names)}, ensure_ascii=False) for name in sorted(runs)]
     if lines:
         storage.write_whole(papers.MEASURED / f"{paper}.jsonl", ("\n".join(lines) + "\n").encode())
