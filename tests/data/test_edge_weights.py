@@ -18,7 +18,8 @@ from atoll import algorithms
 from atoll.data import build_graph, files
 from atoll.data.federated import federate, union
 from atoll.data.given import Given
-from atoll.data.partition import PartitionSettings, partition
+from atoll.data.partition import partition
+from atoll.data.partition_settings import PartitionSettings
 from atoll.data.party_graphs import pooled
 from atoll.data.vertical_files import joined
 from atoll.errors import AtollError, AtollWarning

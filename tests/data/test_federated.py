@@ -7,7 +7,8 @@ import torch
 
 from atoll.data import load
 from atoll.data.federated import federate, union
-from atoll.data.partition import PartitionSettings, partition
+from atoll.data.partition import partition
+from atoll.data.partition_settings import PartitionSettings
 from atoll.errors import AtollError, AtollWarning
 from atoll.runs.config import resolve
 from small import small

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.data import files, load, partition, save
-from atoll.data.partition import PartitionSettings
+from atoll.data.partition_settings import PartitionSettings
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from graphs import dense, edge_set, make_graph, same

@@ -20,7 +20,8 @@ from atoll.data import files, from_pyg, known, leaks, load
 from atoll.data.csbm import csbm
 from atoll.data.leaks import label_leaks
 from atoll.data.lint import losing_digits, row_numbers
-from atoll.data.partition import PartitionSettings, partition
+from atoll.data.partition import partition
+from atoll.data.partition_settings import PartitionSettings
 from atoll.errors import AtollWarning
 from atoll.graphs.graph import Graph
 

@@ -14,7 +14,8 @@ import pytest
 import atoll
 from atoll.data.balanced import FEDGTA, louvain_balanced
 from atoll.data.named import digest, named_partitions
-from atoll.data.partition import PartitionSettings, partition
+from atoll.data.partition import partition
+from atoll.data.partition_settings import PartitionSettings
 from atoll.data.statistics import partition_statistics
 from atoll.errors import AtollError
 from atoll.runs.config import resolve

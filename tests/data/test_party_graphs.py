@@ -12,7 +12,8 @@ import torch
 import atoll
 from atoll.data import build_graph, files, load
 from atoll.data.federated import federate
-from atoll.data.partition import PartitionSettings, partition
+from atoll.data.partition import partition
+from atoll.data.partition_settings import PartitionSettings
 from atoll.data.party_graphs import PartyGraph, parts_of, pooled, read_folders, read_party, scenario_of_parties
 from atoll.data.splits import SplitSettings, split
 from atoll.errors import AtollError, AtollWarning

@@ -8,7 +8,8 @@ import scipy.sparse as sp
 import torch
 
 from atoll.data.csbm import CsbmSettings, generate
-from atoll.data.partition import PartitionSettings, partition
+from atoll.data.partition import partition
+from atoll.data.partition_settings import PartitionSettings
 from atoll.graphs import knn
 from atoll.graphs.graph import Graph
 

@@ -11,7 +11,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "algorithms"))
 
 from users import some_users
 
-from atoll.data.partition import PartitionSettings, partition
+from atoll.data.partition import partition
+from atoll.data.partition_settings import PartitionSettings
 from atoll.graphs.user_rows import Entries, Weights
 from atoll.models import optim
 from atoll.random import Streams

@@ -9,7 +9,8 @@ from atoll.data.catalog import DataSettings
 from atoll.data.csbm import CsbmSettings, csbm
 from atoll.data.datasets import load
 from atoll.data.files import save
-from atoll.data.partition import SCENARIO_OF, PartitionSettings, partition, scenario_of
+from atoll.data.partition import SCENARIO_OF, partition, scenario_of
+from atoll.data.partition_settings import PartitionSettings
 from atoll.data.pyg import from_pyg
 from atoll.data.registry import DATASETS, Dataset, known
 from atoll.data.splits import SplitSettings, split

@@ -12,15 +12,17 @@ import torch
 
 from atoll.data.builder import Ints, row_normalize
 from atoll.data.catalog import DataSettings
+from atoll.data.components import largest_component
 from atoll.data.datasets import read_dataset
 from atoll.data.encoding import Encoding
 from atoll.data.encoding_fit import fit_locally
 from atoll.data.given import Given
 from atoll.data.given_partition import node_lists
-from atoll.data.partition import SCENARIO_OF, PartitionSettings, from_lists, partition, scenario_of
+from atoll.data.partition import SCENARIO_OF, from_lists, partition, scenario_of
+from atoll.data.partition_settings import PartitionSettings
 from atoll.data.party_graphs import PartyGraph, parts_of, pooled, read_folders, scenario_of_parties, with_tables
 from atoll.data.registry import lookup
-from atoll.data.splits import SplitSettings, replaces_split, split
+from atoll.data.splits import SplitSettings, replaces_split, require_party_scope, split, split_before_cut
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.edges import distinct_edges
 from atoll.graphs.graph import Graph, majority_class
@@ -99,8 +101,15 @@ def federate(config: DataConfig, given: Graph | Given | None, scenarios: Sequenc
     if config.partition == "vertical" and graph.table is not None:
         encoding = fit_locally(graph.table)
         graph = encoding.encode(graph, normalize=config.data.normalize_features)
+    source = graph
+    if config.partition_settings.largest_component:
+        _check_by_node(config, given)
+        graph = largest_component(graph)
     parts, lists = _partitioned(config, given, graph)
-    parts = split(parts, config.split, config.seed)
+    if config.split.split_scope == "graph":
+        parts = split_before_cut(parts, graph, config.split, config.seed)
+    else:
+        parts = split(parts, config.split, config.seed)
     scenario = scenario_of(config.partition, parts)
     _check_training(parts, scenario, config.split)
     if scenario == "node":  # the parties' rows are the graph's, whether a node has one or several
@@ -120,7 +129,16 @@ def federate(config: DataConfig, given: Graph | Given | None, scenarios: Sequenc
     if scenario == "node":
         labels = torch.where(whole.train, whole.y, -1)[parts.ptr[:-1]]
         public = {"edge_index": parts.party[whole.edge_index], "y_train": labels}
-    return FederatedData(scenario, parts, whole, graph, public, encoding=encoding, node_lists=lists)
+    return FederatedData(scenario, parts, whole, source, public, encoding=encoding, node_lists=lists)
+
+
+def _check_by_node(config: DataConfig, given: Given) -> None:
+    """Refuse to drop nodes where the partition names them by their rows in the whole graph."""
+    if given.partition is not None or config.partition not in SCENARIO_OF:
+        raise AtollError(
+            "largest_component drops nodes before the graph is cut, but this partition lists the nodes of the whole graph; "
+            "leave largest_component out."
+        )
 
 
 def _whole_graph(config: DataConfig, given: Given) -> Graph:
@@ -162,6 +180,7 @@ def _own_parties(config: DataConfig, given: Given, scenarios: Sequence[str]) -> 
     """Data as its owners have it: one graph per party."""
     from atoll.data import vertical_files  # pandas takes a while to import
 
+    require_party_scope(config.split)
     parties = _party_graphs(config, given)
     scenario = scenario_of_parties(parties, config.algorithm, scenarios, config.partition_settings.scenario)
     if config.parties not in (None, len(parties)):

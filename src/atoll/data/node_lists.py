@@ -45,14 +45,22 @@ def louvain(graph: Graph, parties: int, resolution: float, seed: int) -> list[In
     return [np.flatnonzero(membership == community) for community in largest]
 
 
-def metis(graph: Graph, parties: int, seed: int) -> list[Ints]:
-    """Balanced parts with few edges between them (Karypis and Kumar)."""
+def metis(graph: Graph, parties: int, seed: int, method: str = "auto") -> list[Ints]:
+    """Balanced parts with few edges between them (Karypis and Kumar); METIS's own `seed`, −1 for its default."""
     import pymetis
 
     both = graph.adjacency + graph.adjacency.T
-    options = pymetis.Options(seed=seed % 2**31)
-    _, part = pymetis.part_graph(parties, pymetis.CSRAdjacency(both.indptr, both.indices), options=options)
+    recursive = None if method == "auto" else method == "recursive"
+    adjacency, options = pymetis.CSRAdjacency(both.indptr, both.indices), pymetis.Options(seed=seed)
+    _, part = pymetis.part_graph(parties, adjacency, recursive=recursive, options=options)
     return _by_owner(np.asarray(part, np.int64), parties)
+
+
+def sampled_parts(parts: Sequence[Ints], copies: int, share: float, rng: np.random.Generator) -> list[Ints]:
+    """FED-PUB's overlapping parties: each part gives `copies` of them in a row, each a random ⌊share·n⌋ of its n nodes."""
+    if share <= 0:
+        raise AtollError(f"copy_share must be more than 0, not {share:g}.")
+    return [np.sort(rng.choice(part, int(share * len(part)), replace=False)) for part in parts for _ in range(copies)]
 
 
 def dirichlet(labels: Ints, parties: int, concentration: float, min_nodes: int, rng: np.random.Generator) -> list[Ints]:

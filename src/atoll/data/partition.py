@@ -7,26 +7,28 @@ whole graph, and labels and splits travel with the nodes.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from atoll.data.balanced import PROGRAMS, FillRule, louvain_balanced
+from atoll.data.balanced import FillRule, louvain_balanced
 from atoll.data.builder import Ints
 from atoll.data.named import NamedPartition, named_partitions, with_roles
-from atoll.data.node_lists import dirichlet, louvain, metis, overlap, read_node_lists
+from atoll.data.node_lists import dirichlet, louvain, metis, overlap, read_node_lists, sampled_parts
+from atoll.data.partition_settings import PartitionSettings
+from atoll.data.presets import PRESETS
 from atoll.data.subgraphs import induced_subgraphs, vertical
 from atoll.errors import AtollError, suggest
 from atoll.graphs.graph import Graph
 from atoll.random import seed_of
-from atoll.settings import setting
 
 SCENARIO_OF = {  # of each kind of partition
     "louvain": "horizontal",
     "louvain_balanced": "horizontal",
     "metis": "horizontal",
+    "metis_overlap": "overlapping",
     "dirichlet": "horizontal",
     "random": "horizontal",
     "whole": "horizontal",
@@ -34,35 +36,7 @@ SCENARIO_OF = {  # of each kind of partition
     "vertical": "vertical",
     "node": "node",
 }
-
-
-@dataclass(frozen=True)
-class PartitionSettings:
-    """How the graph is cut."""
-
-    partition_seed: int = setting(-1, "Seed of the partition alone; negative uses the run's seed.")
-    resolution: float = setting(1.0, "Louvain: higher gives more and smaller communities.", low=0)
-    slack: int = setting(20, "Balanced Louvain: how many nodes a party may differ from the mean.", low=0, high=10**9, since="0.2")
-    louvain_program: str = setting(
-        "python-louvain", "Balanced Louvain: the program that finds the communities.", choices=PROGRAMS, since="0.2"
-    )
-    concentration: float = setting(1.0, "Dirichlet: lower gives parties with fewer classes.", low=0)
-    proportions: str = setting(
-        "0.3,0.4,0.5,0.5,0.6,0.7", "Overlap: the share of all nodes that each party holds, or one for all."
-    )
-    overlap: float = setting(
-        -1.0, "Overlap: the exact share of nodes that every party holds; negative draws the parties' nodes independently.", high=1
-    )
-    edge_fraction: float = setting(0.8, "Vertical: the share of the undirected edges that each party keeps.", low=0, high=1)
-    scenario: str = setting(
-        "auto",
-        "Files: how the parties' nodes are related; auto goes by the algorithm and the nodes' ids.",
-        choices=("auto", "horizontal", "overlapping", "vertical"),
-        since="0.2",
-    )
-    min_nodes: int = setting(
-        1, "Minimum number of nodes per party; Dirichlet redraws until every party has them.", low=0, high=10**9
-    )
+SCENARIO_OF |= {name: SCENARIO_OF[preset.kind] for name, preset in PRESETS.items()}
 
 
 def scenario_of(kind: str, graph: Graph | None = None) -> str:
@@ -86,6 +60,7 @@ def partition(graph: Graph, kind: str, parties: int | None, settings: PartitionS
         raise AtollError(f"There must be at least one party, not {parties}.")
     if named := named_partitions().get(kind):
         return _named(graph, named, parties, settings)
+    kind = PRESETS[kind].kind if kind in PRESETS else kind
     if kind not in SCENARIO_OF:
         return _from_file(graph, kind, parties, settings)
     if kind in ("node", "whole"):
@@ -97,19 +72,40 @@ def partition(graph: Graph, kind: str, parties: int | None, settings: PartitionS
         raise AtollError(f"The {kind} partition needs a number of parties; add --parties N.")
     if kind == "vertical":
         return vertical(graph, parties, settings.edge_fraction, seed)
+    return _checked_blocks(graph, _cut(graph, kind, parties, settings, seed), settings, kind)
+
+
+def _cut(graph: Graph, kind: str, parties: int, settings: PartitionSettings, seed: int) -> list[Ints]:
+    """The nodes of each party, of the kinds that cut a graph into as many parties as are wanted."""
     if parties > graph.num_nodes:
         raise AtollError(f"{parties} parties cannot share {graph.num_nodes} nodes; use at most {graph.num_nodes} parties.")
     if kind == "random":
-        lists = [np.sort(part) for part in np.array_split(_rng(seed, kind).permutation(graph.num_nodes), parties)]
-    elif kind == "louvain":
-        lists = louvain(graph, parties, settings.resolution, seed_of(seed, kind))
-    elif kind == "louvain_balanced":
-        lists = louvain_balanced(graph, parties, seed, FillRule(settings.slack, settings.slack), settings.louvain_program)
-    elif kind == "metis":
-        lists = metis(graph, parties, seed_of(seed, kind))
-    else:
-        lists = dirichlet(graph.y.numpy(), parties, settings.concentration, settings.min_nodes, _rng(seed, kind))
-    return _checked_blocks(graph, lists, settings, kind)
+        return [np.sort(part) for part in np.array_split(_rng(seed, kind).permutation(graph.num_nodes), parties)]
+    if kind == "louvain":
+        return louvain(graph, parties, settings.resolution, seed_of(seed, kind))
+    if kind == "louvain_balanced":
+        return louvain_balanced(graph, parties, seed, FillRule(settings.slack, settings.slack), settings.louvain_program)
+    if kind == "metis":
+        return metis(graph, parties, _metis_seed(settings, seed), settings.metis_method)
+    if kind == "metis_overlap":
+        parts = _parts_to_sample(parties, settings.copies)
+        whole_parts = metis(graph, parts, _metis_seed(settings, seed), settings.metis_method)
+        return sampled_parts(whole_parts, settings.copies, settings.copy_share, _rng(seed, kind))
+    return dirichlet(graph.y.numpy(), parties, settings.concentration, settings.min_nodes, _rng(seed, kind))
+
+
+def _metis_seed(settings: PartitionSettings, seed: int) -> int:
+    return seed_of(seed, "metis") % 2**31 if settings.metis_seed is None else settings.metis_seed
+
+
+def _parts_to_sample(parties: int, copies: int) -> int:
+    if parties % copies:
+        above = parties + copies - parties % copies
+        raise AtollError(
+            f"{parties} overlapping METIS parties cannot be {copies} per part; "
+            f"use a multiple, for instance --parties {above}, or other `copies`."
+        )
+    return parties // copies
 
 
 def _named(graph: Graph, named: NamedPartition, parties: int | None, settings: PartitionSettings) -> Graph:

@@ -33,6 +33,20 @@ class SplitSettings:
     per_class: int = setting(20, "Training nodes per class (per_class).", low=1, high=10**9)
     val_count: int = setting(500, "Validation nodes in total (per_class).", low=0, high=10**9)
     test_count: int = setting(1000, "Test nodes in total (per_class).", low=0, high=10**9)
+    split_scope: str = setting(
+        "party",
+        "random, by_class: party splits each party's nodes, graph all nodes before the graph is cut; a node keeps its role.",
+        choices=("party", "graph"),
+        since="0.2",
+    )
+    split_rounding: str = setting(
+        "cumulative",
+        "Numbers of nodes from shares: cumulative cuts at ⌊share·n⌋ of the shares added up; floor and round make each a whole "
+        "number, the last takes the rest (round: test comes before validation).",
+        choices=("cumulative", "floor", "round"),
+        since="0.2",
+    )
+    split_seed: int = setting(-1, "Seed of the split alone; negative uses the run's seed.", since="0.2")
     fold: int = setting(0, "Index of the dataset's own split, if it has several (geom-gcn: 0 to 9).", low=0, high=10**6)
 
 
@@ -41,9 +55,11 @@ def split(graph: Graph, settings: SplitSettings, seed: int, parties: Sequence[in
 
     `random` and `by_class` shuffle within each party, keyed by (seed, party): a party gets the same split wherever it runs
     (`parties` are the blocks' numbers in the federation, by default 0, 1, …). Everything else is drawn over the distinct nodes
-    of all blocks, so that a node of several parties has one role; so are these where parties share nodes or hold one each.
+    of all blocks, so that a node of several parties has one role; so are these where parties share nodes or hold one each, and
+    with split_scope=graph (`split_before_cut` draws that from the whole graph).
     """
     kind = _checked(settings)
+    seed = seed if settings.split_seed < 0 else settings.split_seed
     has_split = bool((graph.train | graph.val | graph.test).any())
     if kind == "auto":
         kind = "public" if has_split else "random"
@@ -51,7 +67,7 @@ def split(graph: Graph, settings: SplitSettings, seed: int, parties: Sequence[in
         if not has_split:
             raise AtollError(f"split='{kind}', but this graph comes without a split; use split='random' or 'per_class'.")
         return graph
-    if kind in ("random", "by_class") and not _shares_nodes(graph):
+    if kind in ("random", "by_class") and settings.split_scope == "party" and not _shares_nodes(graph):
         numbers = range(graph.parties) if parties is None else parties
         roles = torch.full((graph.num_nodes,), -1)
         blocks = zip(torch.split(roles, graph.sizes), torch.split(graph.y, graph.sizes), numbers, strict=True)
@@ -72,6 +88,34 @@ def split(graph: Graph, settings: SplitSettings, seed: int, parties: Sequence[in
     else:
         roles = _per_class(labels, graph.num_classes, settings, source)
     return _with_roles(graph, roles[row])
+
+
+def split_before_cut(parts: Graph, graph: Graph, settings: SplitSettings, seed: int) -> Graph:
+    """The parties' graphs with a split of the whole `graph`: what is drawn does not depend on the parties, masks go by id.
+
+    A split that the parties' graphs already have is used as by `split`.
+    """
+    if not _draws(parts, settings):
+        return split(parts, settings, seed)
+    whole = split(graph, replace(settings, split="random") if settings.split == "auto" else settings, seed)
+    order = whole.ids.argsort(stable=True)
+    rows = order[torch.searchsorted(whole.ids[order], parts.ids)]
+    return replace(parts, train=whole.train[rows], val=whole.val[rows], test=whole.test[rows])
+
+
+def require_party_scope(settings: SplitSettings) -> None:
+    """Refuse a split of the whole graph where every party brings its own graph."""
+    if settings.split_scope == "graph":
+        raise AtollError(
+            "split_scope=graph splits a whole graph before it is cut, but here every party has its own; set split_scope=party."
+        )
+
+
+def _draws(graph: Graph, settings: SplitSettings) -> bool:
+    """Whether `split` draws a split rather than use the one that the graph has."""
+    if settings.split == "auto":
+        return not bool((graph.train | graph.val | graph.test).any())
+    return _checked(settings) not in ("public", "geom")
 
 
 def replaces_split(graph: Graph, settings: SplitSettings) -> bool:
@@ -106,22 +150,36 @@ def _with_roles(graph: Graph, roles: Tensor) -> Graph:
     return replace(graph, train=roles == 0, val=roles == 1, test=roles == 2)
 
 
-def _cuts(count: int, settings: SplitSettings) -> tuple[int, int, int]:
-    """Where train, val and test end among `count` shuffled nodes."""
-    ends = (settings.train, settings.train + settings.val, settings.train + settings.val + settings.test)
-    first, second, third = (math.floor(count * end + 1e-6) for end in ends)
-    return first, second, third
+def _counts(count: int, settings: SplitSettings) -> tuple[int, int, int]:
+    """How many of `count` nodes train, validate and test."""
+    shares = (settings.train, settings.val, settings.test)
+    if settings.split_rounding == "cumulative":
+        first, second, third = (math.floor(count * sum(shares[: end + 1]) + 1e-6) for end in range(3))
+        return first, second - first, third - second
+    whole = round if settings.split_rounding == "round" else _floor
+    most = count if sum(shares) > 1 - 1e-9 else math.floor(count * sum(shares) + 1e-6)
+    train = min(whole(count * settings.train), most)
+    if settings.split_rounding == "round":
+        test = min(whole(count * settings.test), most - train)
+        return train, most - train - test, test
+    val = min(whole(count * settings.val), most - train)
+    return train, val, most - train - val
+
+
+def _floor(value: float) -> int:
+    return math.floor(value + 1e-6)
 
 
 def _fractions(labels: Tensor, settings: SplitSettings, source: torch.Generator) -> Tensor:
-    """Shuffle the labeled nodes; the first share trains, the next validates, the next tests."""
+    """Shuffle the labeled nodes; the first share trains, the next validates, the next tests (rounded: tests, validates)."""
     labeled = (labels >= 0).nonzero()[:, 0]
     shuffled = labeled[torch.randperm(len(labeled), generator=source)]
-    first, second, third = _cuts(len(labeled), settings)
-    roles = torch.full_like(labels, -1)
-    roles[shuffled[:first]] = 0
-    roles[shuffled[first:second]] = 1
-    roles[shuffled[second:third]] = 2
+    train, val, test = _counts(len(labeled), settings)
+    sizes = {0: train, 2: test, 1: val} if settings.split_rounding == "round" else {0: train, 1: val, 2: test}
+    roles, start = torch.full_like(labels, -1), 0
+    for role, size in sizes.items():
+        roles[shuffled[start : start + size]] = role
+        start += size
     return roles
 
 

@@ -20,6 +20,7 @@ from atoll.data import files
 from atoll.data.federated import federate
 from atoll.data.given import Given
 from atoll.data.partition import SCENARIO_OF
+from atoll.data.splits import require_party_scope
 from atoll.deploy.kit import Kit, require_nvflare
 from atoll.deploy.policy import SitePolicy
 from atoll.deploy.signing import Signing
@@ -131,6 +132,7 @@ def deployment_config(document: Mapping[str, Any], where: str, sites: Sequence[s
     config = configuration.from_dict({**document, "dataset": GIVEN}, where)
     if "split" not in document.get("split", {}):
         config = replace(config, split=replace(config.split, split="auto"))  # the data's own, not the paper's
+    require_party_scope(config.split)
     if user.is_user_model(model := getattr(config.settings, "model", "")):
         raise AtollError(
             f"{where} names the model {model}, but sites run no code that the server names; install it as a package with an "

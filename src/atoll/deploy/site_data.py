@@ -16,7 +16,7 @@ from atoll.data.builder import row_normalize
 from atoll.data.encoding import Encoding
 from atoll.data.encoding_fit import FittedEncoding, fit_locally
 from atoll.data.federated import federate
-from atoll.data.splits import replaces_split, split
+from atoll.data.splits import replaces_split, require_party_scope, split
 from atoll.deploy import description, requests
 from atoll.deploy.table_forms import common_table, local_encoding
 from atoll.errors import AtollError
@@ -132,6 +132,7 @@ def as_party(graph: Graph, config: Config, schema: Schema, parties: Parties, not
         )
     if replaces_split(graph, config.split):
         notify(f"the data's own split is replaced: the server's configuration says split={config.split.split!r}")
+    require_party_scope(config.split)
     graph = split(graph, config.split, config.seed, parties)
     if config.partition != "vertical" and int(graph.train.sum()) == 0:
         raise AtollError("it has no training nodes; label some, or choose another split.")

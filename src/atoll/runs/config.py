@@ -13,7 +13,8 @@ from atoll import algorithms
 from atoll.data.catalog import DataSettings
 from atoll.data.datasets import settings_of
 from atoll.data.named import named_partitions
-from atoll.data.partition import PartitionSettings
+from atoll.data.partition_settings import PartitionSettings
+from atoll.data.presets import PRESETS
 from atoll.data.registry import lookup
 from atoll.data.splits import SplitSettings
 from atoll.engines import ENGINES
@@ -118,6 +119,8 @@ def resolve(
         chosen["split"] = "auto"  # the split of a user's own data is not replaced by the paper's
     if (named := named_partitions().get(partition or "")) and named.split and "split" not in asked:
         chosen["split"] = "auto"  # that of the partition
+    if preset := PRESETS.get(partition or ""):
+        chosen |= preset.values
     if partition is not None and partition != chosen.get("partition"):
         chosen.pop("parties", None)  # the paper's number belongs to the paper's partition
     parties = chosen.get("parties") if parties is None else parties
