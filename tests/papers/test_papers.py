@@ -19,8 +19,8 @@ from atoll.cli import main
 from atoll.cli.papers import status_table
 from atoll.errors import AtollError
 from atoll.papers import Cell, Exhibit, Line, execute, pages, pictures, record, status
-from atoll.runs import runner
-from atoll.runs.config import resolve
+from atoll.runs import comparison, runner
+from atoll.runs.config import Config, resolve
 from atoll.runs.folder import Folder
 from atoll.settings import setting
 
@@ -76,13 +76,18 @@ def example(**changes: Any) -> Exhibit:
     return Exhibit("p/t", "A paper", "A table", cells, metrics=("accuracy", "bytes.up"), percent=True, seeds=2, **changes)
 
 
+def run_all(jobs: dict[str, list[Config]], root: Path) -> None:
+    """Run configurations by row."""
+    execute.execute(execute.waiting({("p/t", row): each for row, each in jobs.items()}, root), 1)
+
+
 def test_runs_are_made_once_and_told(tmp_path: Path) -> None:
     """Every seed has a folder; a second time nothing runs; ours stand beside theirs in the paper's unit."""
     exhibit, told = example(), []
     jobs = execute.jobs_of([exhibit], quick=False, seeds=None)
     for _ in range(2):
-        execute.execute([config for each in jobs.values() for config in each], tmp_path, 1, lambda *what: told.append(what))
-    assert [done for _, done, _ in told] == [1, 2]
+        execute.execute(execute.waiting(jobs, tmp_path), 1, lambda trial, folder: told.append(trial.label))
+    assert told == ["ours seed 0", "ours seed 1"]
     lines = execute.lines(exhibit, jobs, tmp_path)
     assert lines[0].seeds == 2
     mean, spread = lines[0].ours["accuracy"]
@@ -134,9 +139,17 @@ def test_several_at_a_time_give_the_same(tmp_path: Path) -> None:
     """Two processes give what one gives."""
     exhibit = example()
     jobs = execute.jobs_of([exhibit], quick=False, seeds=None)
-    configs = [config for each in jobs.values() for config in each]
-    execute.execute(configs, tmp_path / "one", 1, lambda *_: None)
-    execute.execute(configs, tmp_path / "two", 2, lambda *_: None)
+    told: list[Path] = []
+    seen: list[str] = []
+    execute.execute(execute.waiting(jobs, tmp_path / "one"), 1)
+    execute.execute(
+        execute.waiting(jobs, tmp_path / "two"),
+        2,
+        lambda trial, folder: told.append(folder),
+        lambda trial, row, rounds: seen.append(f"{trial.label}: {row['round']} of {rounds}"),
+    )
+    assert sorted(told) == sorted((tmp_path / "two").iterdir())
+    assert set(seen) == {f"ours seed {seed}: {number} of 2" for seed in (0, 1) for number in (1, 2)}
     one, two = (execute.lines(exhibit, jobs, tmp_path / name)[0].ours for name in ("one", "two"))
     assert one == two
 
@@ -221,6 +234,46 @@ def test_seeds_are_recorded_one_by_one(book: Path, monkeypatch: pytest.MonkeyPat
     assert (book / "apart.md").read_text() == (book / "again.md").read_text()
     assert call(monkeypatch, "book/table", "--out", book / "e", "--new") == 0
     assert not (book / "e").exists()
+
+
+def test_a_recording_can_be_stopped_at_any_time(
+    book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What has ended is in the record, with validation scores; a line cut off in the middle does not count; the rest follows."""
+    run = comparison.Trial.run
+
+    def stopped(trial: comparison.Trial, *arguments: Any) -> Any:
+        if trial.config.seed == 1:
+            raise KeyboardInterrupt
+        return run(trial, *arguments)
+
+    monkeypatch.setattr(comparison.Trial, "run", stopped)
+    assert call(monkeypatch, "book/table", "--out", book, "--only", "ours", "--record") != 0
+    ((name, kept),) = papers.recorded("book").items()
+    assert name.startswith("fedavg-csbm-0-")
+    assert {"accuracy", "val_accuracy", "val_loss"} <= kept["metrics"].keys()
+    assert (kept["select_by"], kept["rounds"], kept["best_round"] in (1, 2), kept["bytes"].keys()) == (
+        "loss",
+        2,
+        True,
+        {"up", "down"},
+    )
+    file = papers.MEASURED / "book.jsonl"
+    file.write_text(file.read_text() + '{"run": "fedavg-csbm-1-')
+    assert list(papers.recorded("book")) == [name]
+    monkeypatch.setattr(comparison.Trial, "run", run)
+    assert call(monkeypatch, "book/table", "--out", book / "elsewhere", "--only", "ours", "--new", "--record") == 0
+    assert [each.rpartition("-")[0] for each in papers.recorded("book")] == ["fedavg-csbm-0", "fedavg-csbm-1"]
+    assert papers.recorded("book")[name] == kept
+    assert "1/1 fedavg-csbm-1-" in capsys.readouterr().err
+
+
+def test_means_alone_are_run_again_for_the_record(book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--new --record` runs lines that have a recorded mean without its runs, and the mean goes once they are there."""
+    means_of_old(book, {"ours": (2, 40.0)})
+    assert call(monkeypatch, "book/table", "--out", book, "--only", "ours", "--new", "--record") == 0
+    assert len(papers.recorded("book")) == 2
+    assert papers.measured("book") == {}
 
 
 def test_only_some_lines_are_run_and_shown(
@@ -310,7 +363,7 @@ def test_the_list_tells_the_state(width: int, book: Path, monkeypatch: pytest.Mo
     assert status.state(table, book, {}) == "data missing here: csbm"
     jobs = execute.jobs_of([table], quick=False, seeds=None)
     for config in jobs["book/table", "ours"]:
-        execute.run_one(config, execute.folder_of(config, book))
+        runner.run(config, out=execute.folder_of(config, book))
     assert status.state(table, book, {}) == "partly (1 of 2)"
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(status_table(exhibits, book))
@@ -461,7 +514,7 @@ def test_curves_are_those_of_the_histories(tmp_path: Path) -> None:
     exhibit = figure([cell, Cell("Cora other", run=SMALL | {"lr": 0.5})], curves=["accuracy"], panels=["Cora"], seeds=2)
     jobs = execute.jobs_of([exhibit], quick=False, seeds=None)
     configs = jobs[exhibit.name, "Cora ours"]
-    execute.execute(configs, tmp_path, 1, lambda *_: None)
+    run_all({"": configs}, tmp_path)
     ((drawn,), runs) = pictures.curves(exhibit, jobs, tmp_path)
     assert (drawn.title, drawn.kind, [series.name for series in drawn.series], runs) == ("Cora", "lines", ["ours"], 2)
     histories = [Folder(execute.folder_of(config, tmp_path)).rows() for config in configs]
@@ -476,7 +529,7 @@ def test_curves_are_those_of_the_histories(tmp_path: Path) -> None:
     fewer = execute.jobs_of([exhibit], quick=False, seeds=1)
     assert pictures.save(told, fewer, tmp_path, tmp_path / "img") == {exhibit.name: file}
     assert file.read_bytes() == before
-    execute.execute(jobs[exhibit.name, "Cora other"], tmp_path, 1, lambda *_: None)
+    run_all({"": jobs[exhibit.name, "Cora other"]}, tmp_path)
     pictures.save(told, jobs, tmp_path, tmp_path / "img")
     assert b"atoll: 4 runs" in file.read_bytes()
 
@@ -486,7 +539,7 @@ def test_boxes_are_over_the_seeds(tmp_path: Path) -> None:
     exhibit = Exhibit("p/figure2", "A paper", "Boxes", (Cell("ours", run=SMALL),), kind="boxes", percent=True, seeds=3)
     jobs = execute.jobs_of([exhibit], quick=False, seeds=None)
     assert pictures.draw(exhibit, [], jobs, tmp_path) is None
-    execute.execute(jobs[exhibit.name, "ours"], tmp_path, 1, lambda *_: None)
+    run_all({"": jobs[exhibit.name, "ours"]}, tmp_path)
     ((drawn,), runs) = pictures.boxes(exhibit, jobs, tmp_path)
     found = [100 * result["metrics"]["accuracy"] for result in execute.results(jobs[exhibit.name, "ours"], tmp_path, {})]
     assert (drawn.kind, list(drawn.series[0].y), runs) == ("boxes", found, 3)
@@ -511,7 +564,7 @@ def test_embeddings_are_drawn_from_finished_runs(tmp_path: Path) -> None:
     jobs = execute.jobs_of([exhibit], quick=False, seeds=None)
     assert pictures.draw(exhibit, [], jobs, tmp_path) is None
     assert [line.ours for line in execute.lines(exhibit, jobs, tmp_path)] == [{}, {}]
-    execute.execute(jobs[exhibit.name, "FedGL"], tmp_path, 1, lambda *_: None)
+    run_all({"": jobs[exhibit.name, "FedGL"]}, tmp_path)
     folder = execute.folder_of(jobs[exhibit.name, "FedGL"][0], tmp_path)
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     found, none = execute.lines(exhibit, jobs, tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,8 +13,14 @@ from atoll.cli.options import prepare_torch
 from atoll.errors import AtollError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Group
+
     from atoll.papers import Exhibit, Line
+    from atoll.papers.execute import Finished
     from atoll.papers.record import Jobs
+    from atoll.runs.comparison import Trial
 
 
 def reproduce(
@@ -22,7 +29,10 @@ def reproduce(
     quick: Annotated[bool, typer.Option(help="A small version: fewer seeds and rounds.")] = False,
     only: Annotated[str | None, typer.Option(help="Run only the lines whose label contains this text.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds; as many as the paper's by default.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each where there are several.")] = 1,
+    jobs: Annotated[
+        int,
+        typer.Option(min=1, max=256, help="Runs at the same time, each in a process with one thread where there are several."),
+    ] = 1,
     out: Annotated[Path, typer.Option(help="Folder for the runs; those already there are not run again.")] = Path(
         "runs/reproduce"
     ),
@@ -30,9 +40,11 @@ def reproduce(
         Path | None, typer.Option(help="Write a page of results to this file, with pictures in img beside it.")
     ] = None,
     rerun: Annotated[bool, typer.Option("--run/--no-run", help="Run what is missing, or only show what is there.")] = True,
-    new: Annotated[bool, typer.Option("--new", help="Run only what our record does not have.")] = False,
+    new: Annotated[
+        bool, typer.Option("--new", help="Run only what our record does not have; with --record, also where it has means only.")
+    ] = False,
     keep: Annotated[
-        bool, typer.Option("--record", help="Keep what came out as data of the package (for a source checkout).")
+        bool, typer.Option("--record", help="Keep what comes out, run by run, as data of the package (for a source checkout).")
     ] = False,
 ) -> None:
     """Reproduce the papers' tables and figures: ours beside theirs. Exit code 1 when something is outside the stated range.
@@ -40,10 +52,13 @@ def reproduce(
     Where there are no runs of a line, our recorded result is shown.
     """
     from atoll import papers as library
+    from atoll.cli.console import stage
 
     prepare_torch(None)
     if listed or what is None:
-        _list(library.find(what) if what else [exhibit for paper in library.papers() for exhibit in library.exhibits(paper)], out)
+        with stage("Reading the papers' tables and our records"):
+            table = _list(library.find(what) if what else library.all_exhibits(), out)
+        _print(table)
         return
     from atoll.papers import execute, record
 
@@ -54,28 +69,51 @@ def reproduce(
         record.ready()
     if only is not None and not any(only in cell.row for exhibit in chosen for cell in exhibit.cells):
         raise AtollError(f"No line of {what} has {only!r} in its label; `atoll reproduce {what} --no-run` shows all lines.")
-    work = execute.jobs_of(chosen, quick, seeds)
-    if rerun:
+    paper = what.partition("/")[0]
+    with stage("Looking for runs that are already there"):
+        work = execute.jobs_of(chosen, quick, seeds)
         some = {(name, row): each for (name, row), each in work.items() if only is None or only in row}
-        configs = record.unrecorded(chosen, some) if new else [config for each in some.values() for config in each]
-        execute.execute(configs, out, jobs, lambda name, done, of: print(f"{done}/{of} {name}", file=sys.stderr, flush=True))
-    told = [(exhibit, execute.lines(exhibit, work, out)) for exhibit in chosen]
+        todo = execute.waiting(record.unrecorded(chosen, some, means=not keep) if new else some, out) if rerun else []
+    _run(todo, jobs, partial(record.add, paper) if keep else None)
+    with stage("Collecting results"):
+        told = [(exhibit, execute.lines(exhibit, work, out)) for exhibit in chosen]
     if keep:
-        for word in record.write(what.partition("/")[0], {exhibit.name: lines for exhibit, lines in told}, work, out):
+        for word in record.write(paper, {exhibit.name: lines for exhibit, lines in told}, work, out):
             print(word, file=sys.stderr)
     told = [(exhibit, record.filled(exhibit, lines, work)) for exhibit, lines in told]
     _show(told, only)
     if page is not None:
-        _write(told, work, out, page)
+        with stage("Drawing the figures"):
+            _write(told, work, out, page)
     if any(line.outside() for _, lines in told for line in lines) and not quick:
         raise typer.Exit(1)
 
 
-def _list(exhibits: list[Exhibit], out: Path) -> None:
-    from atoll.cli.console import show
+def _run(todo: Sequence[tuple[Trial, Path]], jobs: int, keep: Finished | None) -> None:
+    """Run the trials, show how far they are, and keep each as it ends."""
+    from atoll.cli.papers import RunBoard
+    from atoll.papers import execute
+
+    with RunBoard(len(todo)) as board:
+
+        def finished(trial: Trial, folder: Path) -> None:
+            if keep is not None:
+                keep(trial, folder)
+            board.finished(trial, folder)
+
+        execute.execute(todo, jobs, finished, board.watch)
+
+
+def _list(exhibits: list[Exhibit], out: Path) -> Group:
     from atoll.cli.papers import status_table
 
-    show(status_table(exhibits, out))
+    return status_table(exhibits, out)
+
+
+def _print(table: Group) -> None:
+    from atoll.cli.console import show
+
+    show(table)
 
 
 def _show(told: list[tuple[Exhibit, list[Line]]], only: str | None) -> None:

@@ -139,6 +139,11 @@ def exhibits(paper: str) -> list[Exhibit]:
     return [_exhibit(f"{paper}/{name}", title, table) for name, table in document.items()]
 
 
+def all_exhibits() -> list[Exhibit]:
+    """Those of all papers."""
+    return [exhibit for paper in papers() for exhibit in exhibits(paper)]
+
+
 def measured(paper: str) -> dict[str, dict[str, Measured]]:
     """The recorded lines, by table and row; `record` checks that their configurations are unchanged."""
     file = MEASURED / f"{paper}.toml"
@@ -149,8 +154,9 @@ def measured(paper: str) -> dict[str, dict[str, Measured]]:
 def recorded(paper: str) -> dict[str, dict[str, Any]]:
     """The recorded runs by folder name: the parts of result.json that the paper's tables show."""
     file = MEASURED / f"{paper}.jsonl"
-    runs = map(json.loads, file.read_text().splitlines()) if file.exists() else ()
-    return {run.pop("run"): run for run in runs}
+    text = file.read_text() if file.exists() else ""
+    whole = text[: text.rfind("\n") + 1]  # a last line without its end was cut off by a crash
+    return {run.pop("run"): run for run in map(json.loads, whole.splitlines())}
 
 
 def _measured(line: dict[str, Any]) -> Measured:

@@ -5,23 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
 from atoll.papers import Cell, Exhibit, Line, recorded, summarize
-from atoll.runs import runner
+from atoll.runs import parallel
+from atoll.runs.comparison import Trial
 from atoll.runs.config import Config, plain
 from atoll.runs.reader import read
 from atoll.settings import first_named
 
 Runs = Mapping[str, Mapping[str, Any]]  # results by folder name
-Progress = Callable[[str, int, int], None]  # name of the run, number done, number in total
+Watch = parallel.Watch  # a trial, a round of its history, its number of rounds
+Finished = Callable[[Trial, Path], None]
 
 
 def folder_of(config: Config, root: Path) -> Path:
@@ -46,29 +45,37 @@ def jobs_of(exhibits: Sequence[Exhibit], quick: bool, seeds: int | None) -> dict
     return jobs
 
 
-def execute(configs: Sequence[Config], root: Path, workers: int, progress: Progress) -> None:
-    """Run every configuration that has no result yet; an interrupted run continues from its checkpoint."""
-    waiting = {folder_of(config, root): config for config in configs}
-    waiting = {folder: config for folder, config in waiting.items() if not (folder / "result.json").exists()}
+def waiting(jobs: Mapping[tuple[str, str], Sequence[Config]], root: Path) -> list[tuple[Trial, Path]]:
+    """The runs without a result, each once, with their folders; a trial has the name of the first line that needs it."""
+    found: dict[Path, Trial] = {}
+    for (_, row), configs in jobs.items():
+        for config in configs:
+            folder = folder_of(config, root)
+            if folder not in found and not (folder / "result.json").exists():
+                found[folder] = Trial(row, config)
+    return [(trial, folder) for folder, trial in found.items()]
+
+
+def execute(
+    todo: Sequence[tuple[Trial, Path]], workers: int, finished: Finished | None = None, watch: Watch | None = None
+) -> None:
+    """Run the trials, in this process or in several with one thread each; an interrupted run continues from its checkpoint.
+
+    `finished` is called as each ends, so that a record grows with them; `watch` with every round.
+    """
+    finished = finished or (lambda trial, folder: None)
     if workers == 1:
-        for done, (folder, config) in enumerate(waiting.items(), 1):
-            run_one(config, folder)
-            progress(folder.name, done, len(waiting))
-        return
-    os.environ["OMP_NUM_THREADS"] = "1"  # for the children: one thread each
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(run_one, config, folder): folder for folder, config in waiting.items()}
-        for done, future in enumerate(as_completed(futures), 1):
-            future.result()
-            progress(futures[future].name, done, len(waiting))
+        for trial, folder in todo:
+            trial.run(folder, None, _watched(trial, watch))
+            finished(trial, folder)
+    elif todo:
+        folders = {id(trial): folder for trial, folder in todo}
+        with parallel.start_workers(min(workers, len(todo))) as pool:
+            pool.run(todo, watch, lambda trial: finished(trial, folders[id(trial)]))
 
 
-def run_one(config: Config, folder: Path) -> None:
-    """Run or resume one configuration."""
-    if (folder / "config.toml").exists():
-        runner.resume(folder)
-    else:
-        runner.run(config, out=folder)
+def _watched(trial: Trial, watch: Watch | None) -> Callable[[Any, int], None] | None:
+    return None if watch is None else lambda row, rounds: watch(trial, row, rounds)
 
 
 def lines(exhibit: Exhibit, jobs: Mapping[tuple[str, str], Sequence[Config]], root: Path) -> list[Line]:

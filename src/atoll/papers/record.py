@@ -1,9 +1,12 @@
 """Our results, shipped with the package so that every user sees them: `measured/PAPER.jsonl` and `.toml`.
 
 The first holds one run per line, under the name of its folder: every table that needs the run finds it, and seeds can be added
-one by one. The second holds lines that are not means over runs (facts about a partition, silhouettes) and means whose runs were
-not kept, each with the digest of its configuration. When settings or defaults change, so does the digest (which also ends a
-folder's name), and what was recorded is no longer shown.
+one by one. A line has the run's metrics of test and validation nodes at the best round, what selected it, rounds and bytes. It is
+appended as the run ends, so that a recording can be stopped at any time; of two lines of a run the later counts.
+
+The second holds lines that are not means over runs (facts about a partition, silhouettes) and means whose runs were not kept,
+each with the digest of its configuration. When settings or defaults change, so does the digest (which also ends a folder's
+name), and what was recorded is no longer shown.
 """
 
 from __future__ import annotations
@@ -18,8 +21,11 @@ from typing import Any
 from atoll import papers, storage
 from atoll.errors import AtollError
 from atoll.papers import Exhibit, Line, Measured
-from atoll.papers.execute import folder_of, jobs_of, results
+from atoll.papers.execute import folder_of, jobs_of
+from atoll.runs.comparison import Trial
 from atoll.runs.config import Config
+from atoll.runs.reader import read
+from atoll.runs.result import Result
 
 Jobs = Mapping[tuple[str, str], Sequence[Config]]
 COMPUTED = ("facts", "embeddings")  # kinds of exhibits whose lines are not means over runs
@@ -75,19 +81,25 @@ def ready() -> None:
         ) from error
 
 
-def unrecorded(selected: Sequence[Exhibit], jobs: Jobs) -> list[Config]:
-    """The runs that are not recorded, neither themselves nor as a line with as many seeds."""
+def unrecorded(selected: Sequence[Exhibit], jobs: Jobs, *, means: bool = True) -> dict[tuple[str, str], list[Config]]:
+    """The runs that are not recorded, by line: neither themselves nor, with `means`, as the mean of as many seeds."""
     runs: dict[str, Any] = {}
     lines: dict[str, dict[str, Measured]] = {}
     for paper in {exhibit.name.partition("/")[0] for exhibit in selected}:
         runs |= papers.recorded(paper)
         lines |= {f"{paper}/{table}": known for table, known in papers.measured(paper).items()}
-    left = []
+    left = {}
     for (name, row), configs in jobs.items():
         line = lines.get(name, {}).get(row)
-        if line is None or line.seeds < len(configs) or line.config != digest(configs[0]):
-            left += [config for config in configs if folder_of(config, Path()).name not in runs]
+        if not means or line is None or line.seeds < len(configs) or line.config != digest(configs[0]):
+            left[name, row] = [config for config in configs if folder_of(config, Path()).name not in runs]
     return left
+
+
+def add(paper: str, trial: Trial, folder: Path) -> None:
+    """Append a finished run to the paper's record."""
+    text = _run_line(folder.name, _kept(read(folder, trial.config, history=False, state=False), _shown(papers.exhibits(paper))))
+    storage.append_line(papers.MEASURED / f"{paper}.jsonl", text)
 
 
 def write(paper: str, shown: Mapping[str, Sequence[Line]], jobs: Jobs, root: Path) -> list[str]:
@@ -99,23 +111,43 @@ def write(paper: str, shown: Mapping[str, Sequence[Line]], jobs: Jobs, root: Pat
 
 
 def _write_runs(paper: str, exhibits: Sequence[Exhibit], configs: Sequence[Config], root: Path) -> list[str]:
-    """The runs that some line needs: local ones first, then those recorded before."""
-    before = papers.recorded(paper)
-    known = of_lines(exhibits, before)
-    names = {metric.partition(".")[0] for exhibit in exhibits for metric in exhibit.metrics}
-    runs = {name: before[name] for name in known}
-    runs |= {folder_of(config, root).name: result for config in configs for result in results([config], root, before)}
-    lines = [json.dumps({"run": name, **_pruned(runs[name], names)}, ensure_ascii=False) for name in sorted(runs)]
+    """The runs that some line needs, sorted by name: local ones first, then those recorded before."""
+    before, shown = papers.recorded(paper), _shown(exhibits)
+    runs = {name: before[name] for name in of_lines(exhibits, before)}
+    for config in configs:
+        folder = folder_of(config, root)
+        if (folder / "result.json").exists():
+            runs[folder.name] = _kept(read(folder, config, history=False, state=False), shown)
+    lines = [_run_line(name, runs[name]) for name in sorted(runs)]
     if lines:
         storage.write_whole(papers.MEASURED / f"{paper}.jsonl", ("\n".join(lines) + "\n").encode())
     dropped = len(before.keys() - runs.keys())
     return [f"{paper}: {dropped} recorded runs dropped: no line needs them any more."] if dropped else []
 
 
-def _pruned(result: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
-    """The parts of a result that tables show."""
-    outside = {name: result[name] for name in sorted(names) if name in result}
-    return {"metrics": {name: _short(result["metrics"][name]) for name in sorted(names) if name in result["metrics"]}, **outside}
+def _shown(exhibits: Sequence[Exhibit]) -> set[str]:
+    """The names of all metrics that the paper's tables show."""
+    return {metric for exhibit in exhibits for metric in exhibit.metrics}
+
+
+def _run_line(name: str, run: Mapping[str, Any]) -> str:
+    return json.dumps({"run": name, **run}, ensure_ascii=False)
+
+
+def _kept(result: Result, shown: set[str]) -> dict[str, Any]:
+    """What a record keeps: every single metric of the best round, lists and other parts of result.json that tables show."""
+    lists = {metric.partition(".")[0] for metric in shown}
+    metrics = {
+        name: _short(value)
+        for name, value in sorted(result.metrics.items())
+        if isinstance(value, (int, float)) or (isinstance(value, list) and name in lists)
+    }
+    kept: dict[str, Any] = {"metrics": metrics, "select_by": result.config.run.select_by}
+    kept |= {"rounds": result.rounds, "best_round": result.best_round}
+    kept["bytes"] = {way: result.bytes[way] for way in ("up", "down") if way in result.bytes}
+    if "seconds.simulated" in shown and "simulated" in result.seconds:
+        kept["seconds"] = {"simulated": _short(result.seconds["simulated"])}
+    return kept
 
 
 def _short(value: Any) -> Any:

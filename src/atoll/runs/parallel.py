@@ -20,6 +20,7 @@ from atoll.runs.comparison import Comparison, Trial
 from atoll.runs.reader import read
 
 Watch = Callable[[Trial, dict[str, Any], int], None]
+Done = Callable[[Trial], None]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 MAX_JOBS = 256
 
@@ -31,7 +32,7 @@ def run(comparison: Comparison, out: Path | None, jobs: int, watch: Watch | None
     with contextlib.ExitStack() as stack:
         base = out if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-compare-")))
         todo = [(trial, folder) for trial, folder in comparison.folders(base) if folder is not None]
-        workers = stack.enter_context(_workers(min(jobs, len(todo)), base))
+        workers = stack.enter_context(start_workers(min(jobs, len(todo))))
         workers.run(todo, watch)
         for trial, folder in todo:
             comparison.add(trial, read(folder))
@@ -49,8 +50,8 @@ class Workers:
     def _reporter(self, number: int) -> Callable[[dict[str, Any]], None]:
         return lambda report: self.reports.put((number, report))
 
-    def run(self, todo: Sequence[tuple[Trial, Path]], watch: Watch | None) -> None:
-        """Hand out the trials, one at a time to each worker; the first failure ends all."""
+    def run(self, todo: Sequence[tuple[Trial, Path]], watch: Watch | None, done: Done | None = None) -> None:
+        """Hand out the trials, one at a time to each worker, and call `done` as each ends; the first failure ends all."""
         waiting, doing = list(reversed(todo)), {}
         for number in range(len(self.children)):
             doing[number] = self._next(number, waiting)
@@ -63,6 +64,8 @@ class Workers:
             elif "done" in report:
                 for text in report.get("warnings", []):
                     warnings.warn(text, AtollWarning, stacklevel=2)
+                if done is not None:
+                    done(doing[number])
                 if waiting:
                     doing[number] = self._next(number, waiting)
                 else:
@@ -90,7 +93,8 @@ class Workers:
 
 
 @contextlib.contextmanager
-def _workers(count: int, base: Path) -> Iterator[Workers]:
+def start_workers(count: int) -> Iterator[Workers]:
+    """Worker processes that end with the block."""
     with tempfile.TemporaryDirectory(prefix="atoll-workers-") as scratch:
         workers = Workers(count, Path(scratch) / "output")
         try:
