@@ -43,6 +43,7 @@ class Line:
     public: bool
     phases: tuple[str, ...]
     settings: Settings
+    unless: Settings  # it is not for a run with these
     channel: str
     secure: str  # the channel with --secure
     down: frozenset[str]
@@ -80,7 +81,8 @@ def line(cells: list[str]) -> Line:
     (name,) = named(verb)
     found = tuple(phase.strip() for phase in phases.split(","))
     chosen = tuple(sorted((name, value) for name, value in pairs))
-    return Line(name, "(public)" in verb, found, chosen, channels[0], channels[-1], named(down), named(up))
+    only, unless = ((), chosen) if settings.strip().startswith("not ") else (chosen, ())
+    return Line(name, "(public)" in verb, found, only, unless, channels[0], channels[-1], named(down), named(up))
 
 
 @cache
@@ -106,7 +108,7 @@ def glance() -> dict[str, list[str]]:
 def applying(algorithm: str, settings: Settings) -> list[Line]:
     """The lines for a run with these settings: theirs stand in the place of the usual ones of the same verb and phase."""
     own = [each for each in details()[algorithm] if each.settings and each.settings == settings]
-    usual = [each for each in details()[algorithm] if not each.settings]
+    usual = [each for each in details()[algorithm] if not each.settings and not (each.unless and each.unless == settings)]
     taken = {(phase, each.verb) for each in own for phase in each.phases}
     return own + [each for each in usual if not {(phase, each.verb) for phase in each.phases} & taken]
 

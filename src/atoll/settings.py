@@ -71,7 +71,7 @@ class Training:
     bias: bool = setting(True, "Whether the layers have biases.")
     lr: float = setting(0.003, "Learning rate.", low=0)
     weight_decay: float = setting(0.0, "L2 penalty on the weights.", low=0)
-    optimizer: str = setting("adam", "Optimizer of the parties.", choices=("adam", "sgd"))
+    optimizer: str = setting("adam", "Optimizer of the parties.", choices=("adam", "adamw", "sgd"))
     epochs: int = setting(5, "Local epochs per round.", low=0, high=10**5)
     architecture: Any = dataclasses.field(default=None, kw_only=True, metadata={"internal": True})  # the model's own settings
 

@@ -17,12 +17,19 @@ GCN = {"hidden": 8}
 GAT = {"model": "gat", "hidden": 4, "heads": 3, "dropout": 0.0, "lr": 0.01}
 
 
-@pytest.mark.parametrize("values", [GCN, GAT], ids=["gcn", "gat"])
+AFTER = GCN | {"average": "after"}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [GCN, GAT, AFTER, GCN | {"optimizer": "adamw", "weight_decay": 0.05}, AFTER | {"model": "sage", "layers": 3, "loss": "sum"}],
+    ids=["gcn", "gat", "after", "adamw", "after, three layers of sage, sum"],
+)
 def test_twenty_rounds_equal_one_object_a_user(values: dict[str, Any]) -> None:
     """One state for all rows of zero features gives what whole matrices at every user give."""
     graph = some_users()
     experiment = prepared(graph, "cnfgnn", **values)
-    plain = Plain(graph, experiment.config.settings, 5, average=True)
+    plain = Plain(graph, experiment.config.settings, 5)
     for number in range(1, 21):
         plain.round(number)
     federation, state = go(experiment, 20)
@@ -36,11 +43,21 @@ def test_twenty_rounds_equal_one_object_a_user(values: dict[str, Any]) -> None:
     assert wire.rows_are_shared(cohort.rest)  # kept once for all users
 
 
-def test_partial_participation_equals_one_object_a_user() -> None:
+def test_after_the_mean_all_users_have_the_same_weights() -> None:
+    """`average=after` sends x̄ of shared weights, as FedAvg would; `average=before` those of each user's own step."""
+    graph = some_users()
+    for values, same in ((AFTER, True), (GCN, False)):
+        federation, _ = go(prepared(graph, "cnfgnn", **values), 3)
+        weights = federation.engine.cohorts[0].upload()["weight"].dense()
+        assert bool((weights == weights[:1]).all()) == same
+
+
+@pytest.mark.parametrize("values", [GCN, AFTER], ids=["before", "after"])
+def test_partial_participation_equals_one_object_a_user(values: dict[str, Any]) -> None:
     """Users who took other steps no longer share the rows of their zero features."""
     graph = some_users()
-    experiment = prepared(graph, "cnfgnn", participation=0.5, **GCN)
-    plain = Plain(graph, experiment.config.settings, 5, average=True)
+    experiment = prepared(graph, "cnfgnn", participation=0.5, **values)
+    plain = Plain(graph, experiment.config.settings, 5)
     federation = experiment.federation
     for number in range(1, 21):
         federation.begin(number)
@@ -51,10 +68,11 @@ def test_partial_participation_equals_one_object_a_user() -> None:
     torch.testing.assert_close(federation.engine.cohorts[0].upload()["weight"].dense(), whole, atol=1e-5, rtol=1e-5)
 
 
-def test_the_bill_counts_whole_weights() -> None:
+@pytest.mark.parametrize("values", [GCN, AFTER], ids=["before", "after"])
+def test_the_bill_counts_whole_weights(values: dict[str, Any]) -> None:
     """4·(h + d·h) bytes each way, a round and user, though nobody in this process makes them."""
     graph = some_users()
-    federation, _ = go(prepared(graph, "cnfgnn", **GCN), 3)
+    federation, _ = go(prepared(graph, "cnfgnn", **values), 3)
     total = federation.ledger.total()
     assert total["up"] == total["down"] == 3 * graph.num_nodes * 4 * (8 + 40 * 8)
 

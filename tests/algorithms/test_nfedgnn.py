@@ -20,6 +20,18 @@ from atoll.runs import config, runner
 
 GCN = {"hidden": 8, "regularization": 10.0}
 GAT = {"model": "gat", "hidden": 4, "heads": 3, "dropout": 0.0, "lr": 0.01, "regularization": 10.0}
+KINDS = {
+    "gcn": GCN,
+    "own first weights": GCN | {"initial_weights": "own"},
+    "no dropout, λ = 0": GCN | {"dropout": 0.0, "regularization": 0.0},
+    "gat": GAT,
+    "gat, mean of the heads": GAT | {"regularized": "mean"},
+    "adamw": GCN | {"optimizer": "adamw", "weight_decay": 0.05},
+    "sum": GCN | {"loss": "sum"},
+    "four layers": GCN | {"layers": 4, "lr": 0.02},
+    "sage": GCN | {"model": "sage", "lr": 0.02},
+    "three layers of gin": GCN | {"model": "gin", "layers": 3, "lr": 0.005},
+}
 
 
 def prepared(graph: Graph, algorithm: str = "nfedgnn", **values: Any) -> runner.Experiment:
@@ -38,15 +50,10 @@ def go(experiment: runner.Experiment, rounds: int) -> tuple[Federation, dict[str
     return federation, state
 
 
-@pytest.mark.parametrize(
-    "values",
-    [GCN, GCN | {"initial_weights": "own"}, GCN | {"dropout": 0.0, "regularization": 0.0}, GAT],
-    ids=["gcn", "own first weights", "no dropout, λ = 0", "gat"],
-)
-@pytest.mark.parametrize("directed", [False, True])
-def test_twenty_rounds_equal_one_object_a_user(values: dict[str, Any], directed: bool) -> None:
+@pytest.mark.parametrize(("kind", "directed"), [*((kind, False) for kind in KINDS), ("gcn", True), ("gat", True), ("sage", True)])
+def test_twenty_rounds_equal_one_object_a_user(kind: str, directed: bool) -> None:
     """Without rows of zero features: latent vectors, server weights and kept rows as with whole matrices, decay included."""
-    graph = some_users(directed=directed)
+    graph, values = some_users(directed=directed), KINDS[kind]
     experiment = prepared(graph, **values)
     plain = Plain(graph, experiment.config.settings, 5)
     for number in range(1, 21):
@@ -61,7 +68,7 @@ def test_twenty_rounds_equal_one_object_a_user(values: dict[str, Any], directed:
     torch.testing.assert_close(cohort.weights.rows.detach(), kept, atol=1e-5, rtol=1e-5)
     moved = (whole - Plain(graph, experiment.config.settings, 5).users[0].weight.detach()).abs()
     idle = torch.from_numpy(graph.nonzero_features.toarray() == 0)
-    assert values.get("first") == "own" or float(moved[idle].max()) > 0  # they do decay, and it does not matter
+    assert values.get("initial_weights") == "own" or float(moved[idle].max()) > 0  # they do decay, and it does not matter
 
 
 def test_partial_participation_equals_one_object_a_user() -> None:
@@ -79,9 +86,9 @@ def test_partial_participation_equals_one_object_a_user() -> None:
 
 
 def test_the_bill_is_one_latent_vector_each_way() -> None:
-    """4·h bytes up and down, a round and user; gat's vector has a part for every head."""
+    """4·h bytes up and down, a round and user; gat's vector has a part for every head, sage's two parts."""
     graph = some_users()
-    for values, width in ((GCN, 8), (GAT, 12)):
+    for values, width in ((GCN, 8), (GAT, 12), (GCN | {"model": "sage"}, 16), (GCN | {"model": "gin"}, 8)):
         federation, _ = go(prepared(graph, **values), 3)
         total = federation.ledger.total()
         assert total["up"] == total["down"] == 3 * graph.num_nodes * width * 4

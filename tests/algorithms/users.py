@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import scipy.sparse as sp
@@ -30,13 +31,19 @@ def some_users(nodes: int = 24, features: int = 40, classes: int = 3, directed: 
     return build_graph(sp.csr_array(x), edges, y, masks, where="test", directed=directed, num_classes=classes)
 
 
+def torch_optimizer(parameters: Iterable[Tensor], settings: Split) -> torch.optim.Optimizer:
+    """torch's own Adam or AdamW."""
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.optimizer]
+    return kind(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
+
+
 class User:
-    """One user: a feature vector, all of W_i, and torch's Adam."""
+    """One user: a feature vector, all of W_i, and torch's optimizer."""
 
     def __init__(self, x: Tensor, weight: Tensor, settings: Split) -> None:
         self.x = x
         self.weight = weight.clone().requires_grad_()
-        self.adam = torch.optim.Adam([self.weight], lr=settings.lr, weight_decay=settings.weight_decay)
+        self.adam = torch_optimizer([self.weight], settings)
 
     def embed(self) -> Tensor:
         """x_i·W_i."""
@@ -52,8 +59,9 @@ class User:
 class Plain:
     """A server and its users, who take part round by round as they are told."""
 
-    def __init__(self, graph: Graph, settings: Split, seed: int, *, average: bool = False) -> None:
-        self.graph, self.settings, self.seed, self.average = graph, settings, seed, average
+    def __init__(self, graph: Graph, settings: Split, seed: int) -> None:
+        self.graph, self.settings, self.seed = graph, settings, seed
+        self.average = getattr(settings, "average", "")  # CNFGNN's
         nodes, schema = graph.num_nodes, Schema(graph.num_features, graph.num_classes, graph.num_nodes)
         limit = math.sqrt(6 / (schema.features + settings.width))
         own = Streams(seed, range(nodes), "weights").uniform(schema.features, settings.width, low=-limit, high=limit)
@@ -66,7 +74,7 @@ class Plain:
         self.users = [User(x[i], weights[i], settings) for i in range(nodes)]
         first = Server(settings, graph.num_classes, Draws(seed, [SERVER], "model"))
         self.parameters = {name: p.detach().clone().requires_grad_() for name, p in first.named_parameters()}
-        self.adam = torch.optim.Adam(self.parameters.values(), lr=settings.lr, weight_decay=settings.weight_decay)
+        self.adam = torch_optimizer(self.parameters.values(), settings)
         self.latent = torch.zeros(nodes, settings.width)
         source, target = graph.edge_index
         self.edges = torch.zeros(nodes, nodes)
@@ -77,15 +85,40 @@ class Plain:
         """The server's part, dense."""
         if self.settings.model == "gat":
             hidden = F.elu(self._attend("first", latent, self.settings.heads, draws))
-            if draws is not None and self.settings.dropout:
-                hidden = hidden * draws.keep(1 - self.settings.dropout, [len(hidden)], hidden.shape[1])
+            hidden = self._dropped(hidden, draws)
             return self._attend("second", hidden @ self.parameters["second.weight"][0], 1, draws)
+        if self.settings.model in ("sage", "gin"):
+            return self._two_kinds(latent, draws)
         degree = self.looped.sum(1)
         hat = self.looped / (degree[:, None] * degree[None]).sqrt()
-        hidden = (hat @ latent).relu()
-        if draws is not None and self.settings.dropout:
-            hidden = hidden * draws.keep(1 - self.settings.dropout, [len(hidden)], hidden.shape[1])
+        hidden = self._dropped((hat @ latent).relu(), draws)
+        for index in range(self.settings.layers - 2):
+            hidden = self._dropped((hat @ (hidden @ self.parameters[f"middle.{index}.weight"][0])).relu(), draws)
         return hat @ (hidden @ self.parameters["second.weight"][0])
+
+    def _two_kinds(self, latent: Tensor, draws: Draws | None) -> Tensor:
+        """GraphSAGE (mean of the neighbors) and GIN (sum with the node itself)."""
+        p = {name: value[0] for name, value in self.parameters.items()}
+        names = [*(f"middle.{index}" for index in range(self.settings.layers - 2)), "second"]
+        if self.settings.model == "sage":
+            mean = self.edges / self.edges.sum(1, keepdim=True).clamp(min=1)
+            own, near = latent.chunk(2, 1)
+            hidden = own + mean @ near + p["first.bias"]
+            for name in names:
+                hidden = self._dropped(hidden.relu(), draws)
+                hidden = hidden @ p[f"{name}.own.weight"] + mean @ hidden @ p[f"{name}.near.weight"] + p[f"{name}.near.bias"]
+            return hidden
+        hidden = (self.looped @ latent + p["first.inner.bias"]).relu() @ p["first.outer.weight"] + p["first.outer.bias"]
+        for name in names:
+            hidden = self.looped @ self._dropped(hidden.relu(), draws)
+            hidden = (hidden @ p[f"{name}.inner.weight"] + p[f"{name}.inner.bias"]).relu()
+            hidden = hidden @ p[f"{name}.outer.weight"] + p[f"{name}.outer.bias"]
+        return hidden
+
+    def _dropped(self, hidden: Tensor, draws: Draws | None) -> Tensor:
+        if draws is None or not self.settings.dropout:
+            return hidden
+        return hidden * draws.keep(1 - self.settings.dropout, [len(hidden)], hidden.shape[1])
 
     def _attend(self, layer: str, rows: Tensor, heads: int, draws: Draws | None) -> Tensor:
         assert not self.settings.dropout  # the order in which attention is dropped is the fast version's own
@@ -103,16 +136,24 @@ class Plain:
             self.latent[i] = self.users[i].embed().detach()
         latent = self.latent.clone().requires_grad_()
         logits = self.logits(latent, Draws(self.seed, [SERVER], "dropout", number))
-        loss = F.cross_entropy(logits[self.graph.train], self.graph.y[self.graph.train])
+        loss = F.cross_entropy(logits[self.graph.train], self.graph.y[self.graph.train], reduction=self.settings.loss)
         strength = getattr(self.settings, "regularization", 0.0)  # λ
-        apart = sum(((latent[i] - latent[j]) ** 2).sum() for j, i in self.graph.edge_index.t().tolist())
+        pulled = latent
+        if getattr(self.settings, "regularized", "") == "mean":
+            pulled = torch.stack(latent.chunk(self.settings.heads, 1)).mean(0)
+        apart = sum(((pulled[i] - pulled[j]) ** 2).sum() for j, i in self.graph.edge_index.t().tolist())
         loss = loss + strength * apart / self.looped.sum()
         self.adam.zero_grad()
         loss.backward()
         self.adam.step()
-        if self.average:
-            mean = torch.stack([self.users[i].weight.detach() for i in present]).double().mean(0).float()
-            for i in present:
-                self.users[i].weight.data.copy_(mean)
+        if self.average == "before":
+            self._take_mean(present)
         for i in present:
             self.users[i].update(latent.grad[i])
+        if self.average == "after":
+            self._take_mean(present)
+
+    def _take_mean(self, present: list[int]) -> None:
+        mean = torch.stack([self.users[i].weight.detach() for i in present]).double().mean(0).float()
+        for i in present:
+            self.users[i].weight.data.copy_(mean)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "algorithms"))
@@ -54,16 +55,18 @@ def test_some_users_are_taken_as_if_there_were_no_others() -> None:
     torch.testing.assert_close(part.product(rows[kept.of(users)]), kept.product(rows)[users])
 
 
-def test_adam_steps_many_parties_out_of_step_at_once() -> None:
+@pytest.mark.parametrize("kind", ["Adam", "AdamW"])
+def test_adam_steps_many_parties_out_of_step_at_once(kind: str) -> None:
     """Each of 150 parties by its own count, as torch's Adam does one after the other."""
     source = torch.Generator().manual_seed(4)
     start, gradients = torch.randn(150, 5, generator=source), torch.randn(6, 150, 5, generator=source)
-    mine = optim.Adam({"w": start.clone()}, 0.1, 0.01)
+    ours, torchs = getattr(optim, kind), getattr(torch.optim, kind)
+    mine = ours({"w": start.clone()}, 0.1, 0.01)
     plain = [start[i].clone().requires_grad_() for i in range(150)]
-    theirs = [torch.optim.Adam([p], lr=0.1, weight_decay=0.01) for p in plain]
+    theirs = [torchs([p], lr=0.1, weight_decay=0.01) for p in plain]
     for turn, gradient in enumerate(gradients):
         chosen = torch.arange(150)[torch.arange(150) % (turn + 1) == 0]
-        part = optim.Adam({"w": mine.params["w"][chosen].clone()}, 0.1, 0.01)
+        part = ours({"w": mine.params["w"][chosen].clone()}, 0.1, 0.01)
         part.restore({name: value[chosen] for name, value in mine.state().items()})
         part.step([gradient[chosen]])
         mine.params["w"][chosen] = part.params["w"]

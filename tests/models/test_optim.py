@@ -28,6 +28,7 @@ BETAS = (0.8, 0.99)
 KINDS = {
     "adam": (lambda p: optim.Adam(p, 0.05), lambda p: torch.optim.Adam(p, 0.05)),
     "adam decay": (lambda p: optim.Adam(p, 0.05, 0.1, BETAS), lambda p: torch.optim.Adam(p, 0.05, BETAS, weight_decay=0.1)),
+    "adamw": (lambda p: optim.AdamW(p, 0.05, 0.1), lambda p: torch.optim.AdamW(p, 0.05, weight_decay=0.1)),
     "sgd": (lambda p: optim.SGD(p, 0.05), lambda p: torch.optim.SGD(p, 0.05)),
     "sgd momentum": (lambda p: optim.SGD(p, 0.05, 0.1, 0.9), lambda p: torch.optim.SGD(p, 0.05, 0.9, weight_decay=0.1)),
 }
@@ -130,7 +131,8 @@ def test_make_by_name() -> None:
     made = optim.make("sgd", make_params(), 0.1, 0.2, momentum=0.3)
     assert isinstance(made, optim.SGD)
     assert (made.lr, made.weight_decay, made.momentum) == (0.1, 0.2, 0.3)
-    assert isinstance(optim.make("adam", make_params(), 0.1), optim.Adam)
+    assert type(optim.make("adam", make_params(), 0.1)) is optim.Adam
+    assert type(optim.make("adamw", make_params(), 0.1)) is optim.AdamW
     with pytest.raises(AtollError, match="did you mean 'adam'"):
         optim.make("adm", make_params(), 0.1)
 

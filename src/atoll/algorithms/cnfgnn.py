@@ -1,9 +1,12 @@
 """CNFGNN (Meng et al., KDD 2021) as nFedGNN's paper adapts it for comparison, Section 4.1: users upload their weights as well.
 
-As nFedGNN, but with x̄_i a user sends W_i; the server returns the mean of all W_i with ∂L/∂x̄_i, and the user takes its step from
-there. There is no Laplacian term.
+As nFedGNN, but with x̄_i a user sends W_i, and the server returns the mean W̄ of all W_i. There is no Laplacian term. The paper
+does not say when in a round the mean is taken; both readings are here:
 
-Payload bytes per round and user, d features, h = hidden (gat: heads·hidden): up 4·(h + d·h), down 4·(h + d·h).
+    average=before   send x̄_i and W_i together; W_i ← W̄, then the step with ∂L/∂x̄_i: x̄_i is of the user's own step from W̄
+    average=after    send x̄_i; the step; send W_i; W_i ← W̄: x̄_i = x_i·W̄ is of weights that all share, as in FedAvg
+
+Payload bytes per round and user, d features, h = hidden (gat: heads·hidden, sage: 2·hidden): up 4·(h + d·h), down 4·(h + d·h).
 The server sees every user's x̄_i and W_i in every round: from two successive W_i it can read off the user's features.
 Users see the mean of all W_i and the gradient of their own x̄_i.
 """
@@ -23,6 +26,7 @@ from atoll.federation.declarations import real
 from atoll.federation.federation import Federation
 from atoll.graphs.user_rows import Patched
 from atoll.models import optim
+from atoll.settings import setting
 
 __all__ = ["SCENARIOS", "STATE_AXES", "TASKS", "Cohort", "Settings", "evaluate", "start", "step"]
 
@@ -32,7 +36,14 @@ WEIGHTS = real("features", "width")  # W_i
 
 @dataclass(frozen=True)
 class Settings(nfedgnn.Split):
-    """The split network's, nothing more."""
+    """The split network's, and when the mean is taken."""
+
+    average: str = setting(
+        "before",
+        "Whether the mean of all weights is taken before or after the users' step.",
+        choices=("before", "after"),
+        since="0.2",
+    )
 
 
 class Cohort(nfedgnn.Cohort):
@@ -69,18 +80,31 @@ class Cohort(nfedgnn.Cohort):
 
     @verb(takes={"weight": WEIGHTS, "gradient": LATENT}, gives={})
     def update(self, weight: Tensor, gradient: Tensor) -> None:  # type: ignore[override]
-        """W_i ← W̄, then one step of Adam with ∂L/∂W_i = x_iᵀ·∂L/∂x̄_i."""
-        self.weights.share(weight)
-        self.optimizer.step([self.weights.backward(gradient)])
-        self._decay(weight)
+        """W_i ← W̄, then one step of the optimizer with ∂L/∂W_i = x_iᵀ·∂L/∂x̄_i."""
+        self.adopt(weight)
+        self._descend(gradient)
 
-    def _decay(self, weight: Tensor) -> None:
-        """The same step for the rows of zero features, whose gradient is their weight decay alone."""
+    @verb(takes={"gradient": LATENT}, gives={"weight": WEIGHTS})
+    def fit(self, gradient: Tensor) -> Fields:
+        """One step from the weights it has; the new W_i."""
+        self._descend(gradient)
+        return {"weight": Patched(self.features, self.weights.rows.clone(), self.rest)}
+
+    @verb(takes={"weight": WEIGHTS}, gives={})
+    def adopt(self, weight: Tensor) -> None:
+        """W_i ← W̄."""
+        self.weights.share(weight)
+        self.rest = weight.expand_as(self.rest)
+
+    def _descend(self, gradient: Tensor) -> None:
+        """One step: for the rows of zero features, whose gradient is zero, their weight decay alone."""
+        self.optimizer.step([self.weights.backward(gradient)])
         users, s = len(self.steps), self.settings
-        same = bool((self.steps == self.steps[0]).all()) and not self.rest_first.stride(0)
+        same = bool((self.steps == self.steps[0]).all()) and not self.rest_first.stride(0) and not self.rest.stride(0)
         kept = slice(0, 1 if same else users)
-        rest = weight.repeat(kept.stop, 1, 1)
-        adam = optim.Adam({"rest": rest}, s.lr, s.weight_decay)
+        rest = self.rest[kept].clone(memory_format=torch.contiguous_format)
+        adam = optim.make(s.optimizer, {"rest": rest}, s.lr, s.weight_decay)
+        assert isinstance(adam, optim.Adam)
         adam.restore({"steps": self.steps[kept], "first.rest": self.rest_first[kept], "second.rest": self.rest_second[kept]})
         adam.step([torch.zeros_like(rest)])
         self.rest, self.rest_first, self.rest_second = (
@@ -90,10 +114,16 @@ class Cohort(nfedgnn.Cohort):
 
 
 def step(federation: Federation, state: State, settings: Settings) -> State:
-    """One round: the server averages the weights, and takes its step as in nFedGNN."""
+    """One round: the server takes its step as in nFedGNN and averages the users' weights, before or after theirs."""
+    if settings.average == "after":
+        replies = federation.ask("embed")
+        state, gradient = descend(federation, with_latent(state, replies), settings)
+        replies = federation.ask("fit", to=replies.parties, each={"gradient": gradient[replies.index]})
+        federation.tell("adopt", to=replies.parties, weight=average(replies.stack("weight")))  # W̄
+        return state
     replies = federation.ask("upload")
-    mean = average(replies.stack("weight"))  # W̄
     state, gradient = descend(federation, with_latent(state, replies), settings)
+    mean = average(replies.stack("weight"))  # W̄
     federation.tell("update", to=replies.parties, each={"gradient": gradient[replies.index]}, weight=mean)
     return state
 

@@ -23,6 +23,6 @@ class Settings(fedavg.Settings):
 
     model: str = setting("mlp", "Model of the parties; an MLP does not use the edges.", choices=("mlp",))
     bias: bool = setting(False, "Whether the layers have biases.")
-    optimizer: str = setting("sgd", "Optimizer of the parties.", choices=("adam", "sgd"))
+    optimizer: str = setting("sgd", "Optimizer of the parties.", choices=("adam", "adamw", "sgd"))
     local_steps: int = setting(10, "Steps between two rounds, I; `epochs` has no effect here.", low=1, high=10**5)
     batch_size: int = setting(0, "Training vectors per step, redrawn at every step; 0 uses all of a party's.", low=0, high=10**9)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ class Adam:
 
     m ← β₁m + (1−β₁)g;  v ← β₂v + (1−β₂)g²;  w ← w − η·m̂ / (√v̂ + ε), bias-corrected by each party's own step count.
     """
+
+    kernel: ClassVar[Callable[..., None]] = staticmethod(torch._fused_adam_)
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class Adam:
             params, grads, first, second = (_pieces(group) for group in groups)
             each = list(distinct.unbind()) * len(self.params)
             counts = [count for run, count in zip(groups[0], each, strict=True) for _ in _pieces([run])]
-        torch._fused_adam_(
+        self.kernel(
             params,
             grads,
             first,
@@ -78,12 +81,16 @@ class Adam:
         for (name, param), gradient in zip(self.params.items(), gradients, strict=True):
             first, second = self.first[name], self.second[name]
             shape = (-1, *[1] * (param.ndim - 1))
-            gradient = gradient.add(param, alpha=self.weight_decay)
+            gradient = self._decayed(param, gradient)
             first.lerp_(gradient, 1 - decay[0])
             second.mul_(decay[1]).addcmul_(gradient, gradient, value=1 - decay[1])
             rate = (self.lr / (1 - decay[0] ** lead)).float().view(shape)
             scale = (1 - decay[1] ** lead).rsqrt().float().view(shape)
             param.sub_(rate * first / (second.sqrt() * scale + self.eps))
+
+    def _decayed(self, param: Tensor, gradient: Tensor) -> Tensor:
+        """The gradient with that of the L2 penalty."""
+        return gradient.add(param, alpha=self.weight_decay)
 
     def state(self) -> dict[str, Tensor]:
         """The live state by name, every tensor (P, …)."""
@@ -100,6 +107,21 @@ class Adam:
         for tensor in self.state().values():
             tensor.zero_()
         self._in_step = True
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay: Loshchilov & Hutter, ICLR 2019, as in torch.optim.AdamW.
+
+    w ← (1 − ηλ)·w, then Adam's step down the gradient alone: the decay is not divided by √v̂, so that a parameter whose gradient
+    is zero or tiny is not driven to zero at the full learning rate.
+    """
+
+    kernel = staticmethod(torch._fused_adamw_)
+
+    def _decayed(self, param: Tensor, gradient: Tensor) -> Tensor:
+        """The gradient as it is; the parameter decays."""
+        param.mul_(1 - self.lr * self.weight_decay)
+        return gradient
 
 
 class SGD:
@@ -140,16 +162,17 @@ class SGD:
             tensor.zero_()
 
 
-Optimizer = Adam | SGD
+Optimizer = Adam | SGD  # AdamW is an Adam
+OPTIMIZERS = ("adam", "adamw", "sgd")
 
 
 def make(name: str, params: Parameters, lr: float, weight_decay: float = 0.0, momentum: float = 0.0) -> Optimizer:
-    """The optimizer of that name: adam or sgd."""
-    if name == "adam":
-        return Adam(params, lr, weight_decay)
+    """The optimizer of that name: adam, adamw or sgd."""
+    if name in ("adam", "adamw"):
+        return (Adam if name == "adam" else AdamW)(params, lr, weight_decay)
     if name == "sgd":
         return SGD(params, lr, weight_decay, momentum)
-    raise AtollError(f"There is no optimizer {name!r}{suggest(name.lower(), ('adam', 'sgd'))}")
+    raise AtollError(f"There is no optimizer {name!r}{suggest(name.lower(), OPTIMIZERS)}")
 
 
 def descend(optimizer: Optimizer | Sequence[Optimizer], loss: Tensor) -> None:

@@ -23,7 +23,7 @@ class SplitTraining:
     lr_decay: float = setting(1.0, "Factor by which the learning rate is multiplied every `lr_every` rounds.", low=0, high=1)
     lr_every: int = setting(0, "Rounds between two decays of the learning rate; 0 never decays.", low=0, high=10**9)
     weight_decay: float = setting(0.0, "L2 penalty on the weights.", low=0)
-    optimizer: str = setting("sgd", "Optimizer of the parties.", choices=("adam", "sgd"))
+    optimizer: str = setting("sgd", "Optimizer of the parties.", choices=("adam", "adamw", "sgd"))
     momentum: float = setting(0.0, "Momentum of SGD.", low=0, high=1)
     batch_size: int = setting(16, "Training nodes per batch, S; 0 trains on the whole graph without sampling.", low=0, high=10**9)
     fan_out: int = setting(3, "Average number of neighbors sampled per node and layer; 0 takes all.", low=0, high=10**6)
