@@ -163,7 +163,7 @@ def same_as_missing(algorithm: str, path: str, value: Any, **values: Any) -> Non
     assert all(torch.equal(value, tensors(silent)[name]) for name, value in tensors(lied).items())
 
 
-WEIGHTS = {"fedavg": "n", "fedspray": "n", "fedgl": "n", "fedper": "n", "fedstar": "n", "gcfl": "nodes", "fedlit": "nodes"}
+WEIGHTS = {"fedavg": "n", "fedspray": "n", "fedgl": "n", "fedper": "n", "fedstar": "n", "gcfl": "nodes", "fedlit_deep": "nodes"}
 
 
 @pytest.mark.parametrize("number", [10**12, -5])

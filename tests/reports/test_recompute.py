@@ -236,7 +236,7 @@ def test_a_damaged_model_is_a_sentence(name: str, runs: Path, tmp_path: Path) ->
     assert "damaged" in found
 
 
-@pytest.mark.parametrize("algorithm", ["glasu", "fedlit"])
+@pytest.mark.parametrize("algorithm", ["glasu", "fedlit_deep"])
 def test_parties_of_evaluated_nodes_are_the_same_wherever_they_live(algorithm: str, tmp_path: Path) -> None:
     """One cohort or three sites: the same scores, classes and parties."""
     found = []

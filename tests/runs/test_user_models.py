@@ -33,7 +33,7 @@ with warnings.catch_warnings():  # torch deprecates what PyG still uses
     warnings.simplefilter("ignore")
     from torch_geometric.nn import GCNConv, GraphSAGE
 
-BACKBONES = ["apfl", "centralized", "fedavg", "fedgl", "fedlit", "fedper", "fedprox", "fedspray", "gcfl", "local"]
+BACKBONES = ["apfl", "centralized", "fedavg", "fedgl", "fedlit_deep", "fedper", "fedprox", "fedspray", "gcfl", "local"]
 NEEDED = {"fedgl": {"pseudo_graph_weight": 0}}  # a plain module does not use edge weights
 SMALL = {"dataset": "csbm", "partition": "random", "parties": 2, "rounds": 2, "nodes": 40, "split": "random"}
 
@@ -167,7 +167,7 @@ def test_functions_and_models_of_pyg_run(model: Any) -> None:
     ("algorithm", "values", "sentence"),
     [
         ("fedstar", {}, "fedstar joins structure to the features in every layer, which linear has no place for; choose gcn"),
-        ("fedlit", {}, r"linear has no method embed\(x, edge_index\), which this needs"),
+        ("fedlit_deep", {}, r"linear has no method embed\(x, edge_index\), which this needs"),
         ("fedgl", {"pseudo_graph_weight": 0.5}, "A pseudo graph has weights that linear does not use"),
         ("glasu", {}, "glasu settings: model is .* but must be one of gcnii, gcn, gat, residual, mlp"),
         ("nfedgnn", {}, "nfedgnn settings: model is .* but must be one of gcn, gat"),

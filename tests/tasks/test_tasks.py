@@ -78,7 +78,9 @@ def registered() -> Iterator[str]:
     atoll.TASKS.unregister(FirstClass.name)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "local", "fedper", "apfl", "fedstar", "gcfl", "fedlit"])
+@pytest.mark.parametrize(
+    "algorithm", ["fedavg", "fedprox", "local", "fedper", "apfl", "fedstar", "gcfl", "fedlit", "fedlit_deep"]
+)
 def test_a_task_from_outside_is_run(registered: str, algorithm: str, tmp_path: Path) -> None:
     """Its outputs have one column, its loss falls, its metric is in the result; together and apart alike."""
     chosen = {**SMALL, "rounds": 8, "task": registered}

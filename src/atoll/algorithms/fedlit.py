@@ -1,13 +1,14 @@
-"""FedLit: Xie et al., WWW 2023. Link types are latent: cluster the links, and give each type its own channel.
+"""FedLit: Xie et al., WWW 2023. Link types are latent: cluster the links, and give each type a branch of one network.
 
-A channel is a backbone that sees the links of its type only; the channels' outputs are added. Links are clustered by the
-representations of their ends; parties' types, and with them the channels, are aligned on the server.
+The authors' network: a shared input layer, per type a projection and convolutions without self loops over the links of the type,
+the branches' sum, a shared classifier. A link is what the input layer makes of its two ends. `fedlit_deep` is another network.
 
-Payload bytes per round and party, K types, w parameters per channel, r numbers per center (2·hidden; SGC 2·classes):
-down 4·K·(w + r), up 4·K·(w + r) + 8·K (links of each type) + 8 (training nodes). Once, before the first round: down 4·K·w,
-up 4·K·r + 8·K.
-The server sees *each party's* channels, centers of its link types, number of links of each type and number of training nodes:
-it cannot align sums, which is why its verbs cannot be asked under secure aggregation.
+Payload bytes per round and party, K types, hidden width h, w_S parameters in the shared layers, w_B per branch, r = 2·h numbers
+per center: down 4·w_S + 4·K·(w_B + r), up 4·w_S + 4·K·(w_B + r) + 16·K (links of each type, and training nodes that they touch)
++ 8 (training nodes). Once, before the first round: down 4·w_S, up 4·K·r + 8·K.
+The server sees *each party's* shared layers, branches, centers of its link types, the number of links of each type, of training
+nodes that they touch, and of training nodes: it cannot match sums, which is why its verbs cannot be asked under secure
+aggregation.
 """
 
 from __future__ import annotations
@@ -20,17 +21,16 @@ from torch import Tensor
 
 from atoll.algorithms import State
 from atoll.federation import metrics
-from atoll.federation.cohort import MODEL, Fields, backbone, first_model, verb
-from atoll.federation.declarations import COUNTS, WEIGHT, Case, real, whole
+from atoll.federation.cohort import Fields, Schema, verb
+from atoll.federation.declarations import COUNTS, WEIGHT, real, whole
+from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.federation import Federation
 from atoll.federation.local_training import LocalTraining
 from atoll.graphs.graph import Graph
-from atoll.graphs.links import best_matching
+from atoll.graphs.links import LinkEnds, greedy_matching
 from atoll.models import optim
-from atoll.models.backbone import ModelShape
-from atoll.models.parameters import Parameters, get_parameters
-from atoll.models.registry import find_model
-from atoll.models.relational import RelationalModel
+from atoll.models.parameters import Parameters, get_parameters, scale, weighted
+from atoll.models.relational import Branch, BranchedModel, SharedLayers
 from atoll.random import SERVER, Draws
 from atoll.settings import Training, setting
 
@@ -39,148 +39,151 @@ SCENARIOS = ("horizontal", "overlapping")
 
 @dataclass(frozen=True)
 class Settings(Training):
-    """The shared training settings and the link types."""
+    """The shared training settings and the link types; `model` names the convolutions of the branches."""
 
-    link_types: int = setting(
-        2, "Number of latent link types, each with its own channel (K); 1 is FedAvg.", low=1, high=1000, was="types"
-    )
-    em_steps: int = setting(1, "E and M steps on the link types per round.", low=1, high=10**5, was="iterations")
+    link_types: int = setting(2, "Number of latent link types, each with its own branch (K).", low=1, high=1000)
+    em_steps: int = setting(1, "E and M steps on the link types per epoch.", low=1, high=10**5)
     initial_em_steps: int = setting(
-        10, "E and M steps with which each party finds its initial link types.", low=0, high=10**5, was="first_iterations"
+        10, "E and M steps, after k-means++, with which each party finds its initial link types.", low=0, high=10**5
     )
     keep_optimizer: bool = setting(True, "Keep the parties' optimizer state from round to round instead of resetting it.")
 
 
-def numbers(case: Case) -> int:
-    """r: twice the width of a node's representation."""
-    settings: Settings = case.settings
-    shape = ModelShape(1, case.schema.features, case.schema.outputs or case.schema.classes, settings.hidden, settings.layers)
-    return 2 * find_model(settings.model).embedding_width(shape)
+def shared_layers(settings: Settings, schema: Schema, parties: int, draws: Draws | None) -> SharedLayers:
+    """Input layer and classifier."""
+    return SharedLayers(parties, schema.features, settings.hidden, schema.outputs or schema.classes, draws)
 
 
-CHANNELS = MODEL.stacked("link_types")
-CENTERS = real("link_types", numbers)
-LINKS = whole("link_types")
+def branch(settings: Settings, parties: int, draws: Draws | None) -> Branch:
+    """A projection and convolutions."""
+    return Branch(settings.model, parties, settings.hidden, settings.layers, draws, bias=settings.bias)
+
+
+SHARED = ModelForm(lambda settings, schema: shared_layers(settings, schema, 1, None))
+BRANCHES = ModelForm(lambda settings, schema: branch(settings, 1, None)).stacked("link_types")
+CENTERS = real("link_types", lambda case: 2 * case.settings.hidden)
+PER_TYPE = whole("link_types")
 
 
 class Cohort(LocalTraining):
-    """Parties that cluster their links and train one channel per type."""
+    """Parties that cluster their links and train a branch per type between layers that all types share."""
 
-    no_backbone = "its network has one channel per type of links, and the types are clusters that it finds in each graph"
+    no_backbone = "its network has one branch per type of links, and the types are clusters that it finds in each graph"
     settings: Settings
 
     def setup(self) -> None:
-        """The channels and their optimizer; the links."""
-        s, parties = self.settings, self.graph.parties
-        self.channels = RelationalModel(backbone(s, self.schema, parties * s.link_types, None), self.graph, s.link_types)
-        self.optimizer = optim.make(s.optimizer, self.channels.channels, s.lr, s.weight_decay)
-        self.links = self.channels.nodes.links
+        """The network and its optimizer; the links."""
+        s, parties, types = self.settings, self.graph.parties, self.settings.link_types
+        shared = shared_layers(s, self.schema, parties, None)
+        self.network = BranchedModel(shared, branch(s, parties * types, None), self.graph, types, s.dropout)
+        self.optimizer = optim.make(s.optimizer, self.network.trainable, s.lr, s.weight_decay)
+        self.links = LinkEnds(self.graph)
 
-    @verb(takes={"model": CHANNELS}, gives={"centres": CENTERS, "links": LINKS})
-    def cluster(self, model: Fields) -> Fields:
-        """The party's first link types: K random links as centers, then E and M steps."""
+    @verb(takes={"shared": SHARED}, gives={"centres": CENTERS, "links": PER_TYPE})
+    def cluster(self, shared: Fields) -> Fields:
+        """The party's first link types: k-means++, then E and M steps."""
         s = self.settings
-        self.channels.load(model)
-        links = self.represent()
-        centers = self.links.sample(links, self.draws().uniform(s.link_types))  # (P, K, r)
+        self.network.load(shared, self.network.branches)
+        nodes = self.network.embed(self.graph).detach()
+        centers = self.links.spread(nodes, self.draws().uniform(s.link_types))  # (P, K, r)
         for _ in range(s.initial_em_steps):
-            centers = self.links.means(links, self.links.nearest(links, centers), centers)
-        return {"centres": centers, "links": self.links.count(self.links.nearest(links, centers), s.link_types)}
+            centers = self.links.means(nodes, self.links.nearest(nodes, centers), centers)
+        return {"centres": centers, "links": self.links.count(self.links.nearest(nodes, centers), s.link_types)}
 
     @verb(
-        takes={"model": CHANNELS, "centres": CENTERS},
-        gives={"model": CHANNELS, "centres": CENTERS, "links": LINKS, "nodes": WEIGHT},
+        takes={"shared": SHARED, "branches": BRANCHES, "centres": CENTERS},
+        gives={
+            "shared": SHARED,
+            "branches": BRANCHES,
+            "centres": CENTERS,
+            "links": PER_TYPE,
+            "trained": PER_TYPE,
+            "nodes": WEIGHT,
+        },
     )
-    def fit(self, model: Fields, centres: Tensor) -> Fields:  # type: ignore[override]  # more arrives than a model
-        """E step: every link to its nearest center; M step: centers to their links' mean; then E epochs of all channels."""
-        s = self.settings
-        self.channels.load(model)
-        links = self.represent()
-        centers = centres.expand(self.graph.parties, -1, -1)  # (P, K, r)
-        for _ in range(s.em_steps):
-            types = self.links.nearest(links, centers)
-            centers = self.links.means(links, types, centers)
-        self.train(types=types)
-        counts = self.links.count(types, s.link_types)
-        return {"model": self.channels.parameters(), "centres": centers, "links": counts, "nodes": self.weights}
+    def fit(self, shared: Fields, branches: Fields, centres: Tensor) -> Fields:  # type: ignore[override]  # more than a model
+        """E epochs, in each of which links first find their types again."""
+        types = self.settings.link_types
+        self.network.load(shared, branches)
+        self.centers = centres.expand(self.graph.parties, -1, -1)  # (P, K, r)
+        self.types = self.links.nearest(self.network.embed(self.graph).detach(), self.centers)
+        self.train()
+        return {
+            "shared": get_parameters(self.network.shared, copy=True),
+            "branches": {name: value.detach().clone() for name, value in self.network.branches.items()},
+            "centres": self.centers,
+            "links": self.links.count(self.types, types),
+            "trained": self.network.trained_nodes(self.types),
+            "nodes": self.weights,
+        }
 
-    def objective(self, batch: Graph, draws: Draws, types: Tensor) -> Tensor:
-        """The loss of all channels together."""
-        return self.task.loss(self.channels(types, draws), batch)
+    def objective(self, batch: Graph, draws: Draws) -> Tensor:
+        """E step: every link to its nearest center; M step: centers to their links' mean; then the loss with these types."""
+        embedded = self.network.embed(batch, draws, self.settings.input_dropout)
+        for _ in range(self.settings.em_steps):
+            self.types = self.links.nearest(embedded.detach(), self.centers)
+            self.centers = self.links.means(embedded.detach(), self.types, self.centers)
+        summed = self.network.sum_branches(embedded, self.types, draws)
+        return self.task.loss(self.network.classify(summed, batch), batch)
 
-    @verb(takes={"model": CHANNELS, "centres": CENTERS}, gives=COUNTS)
-    def evaluate(self, model: Fields, centres: Tensor) -> Fields:  # type: ignore[override]
-        """Counts of the server's channels, every link with its nearest of the server's centers."""
-        return self.task.counts(self.predict(model, centres), self.graph)
+    @verb(takes={"shared": SHARED, "branches": BRANCHES, "centres": CENTERS}, gives=COUNTS)
+    def evaluate(self, shared: Fields, branches: Fields, centres: Tensor) -> Fields:  # type: ignore[override]
+        """Counts of the server's network, every link with its nearest of the server's centers."""
+        return self.task.counts(self.predict(shared, branches, centres), self.graph)
 
-    def predict(self, model: Fields, centres: Tensor) -> Tensor:
-        """(N, C) the output of the server's channels."""
-        self.channels.load(model)
-        return self.channels(self.links.nearest(self.represent(), centres.expand(self.graph.parties, -1, -1)))
+    def predict(self, shared: Fields, branches: Fields, centres: Tensor) -> Tensor:
+        """(N, C) the output of the server's network."""
+        return self.network.classify(self.embeddings(shared, branches, centres), self.graph)
 
-    def embeddings(self, model: Fields, centres: Tensor) -> None:
-        """No single hidden layer: there are several channels."""
-
-    def represent(self) -> Tensor:
-        """(L, r): a link is the sum and the absolute difference of its ends' hidden representations, as a unit vector.
-
-        An end's representation is what the channels' hidden layers make of the node alone, without any links.
-        """
-        return self.links.represent(self.channels.embed_alone())
+    def embeddings(self, shared: Fields, branches: Fields, centres: Tensor) -> Tensor:
+        """(N, h) the sum of the branches."""
+        self.network.load(shared, branches)
+        embedded = self.network.embed(self.graph)
+        types = self.links.nearest(embedded, centres.expand(self.graph.parties, -1, -1))
+        return self.network.sum_branches(embedded, types)
 
 
 def start(federation: Federation, settings: Settings) -> State:
-    """First channels, and centers from the parties' own first types, aligned with those of the first party."""
+    """First layers and branches, and centers from the parties' own first types, matched with those of the first party."""
     schema, seed = federation.schema, federation.seed
-    channels = [first_model(settings, schema, seed)]
-    for channel in range(1, settings.link_types):
-        drawn = backbone(settings, schema, 1, Draws(seed, [SERVER], "model", channel))
-        channels.append({name: value[0] for name, value in get_parameters(drawn).items()})
-    model = {name: torch.stack([channel[name] for channel in channels]) for name in channels[0]}  # (K, …)
-    replies = federation.ask("cluster", model=model)
+    layers = shared_layers(settings, schema, 1, Draws(seed, [SERVER], "shared"))
+    drawn = [branch(settings, 1, Draws(seed, [SERVER], "branch", k)) for k in range(settings.link_types)]
+    shared = {name: value[0] for name, value in get_parameters(layers).items()}
+    names = get_parameters(drawn[0])
+    branches = {name: torch.cat([get_parameters(one)[name] for one in drawn]) for name in names}  # (K, …)
+    replies = federation.ask("cluster", shared=shared)
     centers, links = replies.stack("centres"), replies.stack("links")
-    return {"model": model, "centres": merge(centers, links, align(centers, centers[0]), centers[0])}
+    order = match(centers, centers[0])
+    return {"shared": shared, "branches": branches, "centres": mean_of_types(centers, links > 0, order, centers[0])}
 
 
 def step(federation: Federation, state: State, settings: Settings) -> State:
-    """Align every party's types with the server's; then the mean of each type's channels and centers."""
-    replies = federation.ask("fit", model=state["model"], centres=state["centres"])
-    centers, links, n = replies.stack("centres"), replies.stack("links"), replies.stack("nodes")
-    order = align(centers, state["centres"])
-    model = average(replies.stack("model"), links, n, order)
-    return {"model": model, "centres": merge(centers, links, order, state["centres"])}
+    """Match every party's types with the server's; shared layers by training nodes; branches and centers by their plain mean."""
+    replies = federation.ask("fit", **state)
+    centers, trained, n = replies.stack("centres"), replies.stack("trained"), replies.stack("nodes")
+    order = match(centers, state["centres"])
+    layers: Parameters = {name: value.sum(0) for name, value in weighted(replies.stack("shared"), n).items()}
+    branches = replies.stack("branches")
+    return {
+        "shared": scale(layers, 1 / n.sum()),
+        "branches": {name: mean_of_types(branches[name], trained > 0, order, value) for name, value in state["branches"].items()},
+        "centres": mean_of_types(centers, replies.stack("links") > 0, order, state["centres"]),
+    }
 
 
 def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, object]:
     """Pooled over the parties' nodes."""
-    return metrics.evaluate(federation, model=state["model"], centres=state["centres"])
+    return metrics.evaluate(federation, **state)
 
 
-def align(centers: Tensor, reference: Tensor) -> Tensor:
-    """(P, K): which of a party's types matches each of the server's: the matching with the greatest sum of cosines."""
-    cosines = F.normalize(reference, dim=1) @ F.normalize(centers, dim=2).transpose(1, 2)  # (P, K server, K party)
-    return best_matching(cosines)
+def match(centers: Tensor, reference: Tensor) -> Tensor:
+    """(P, K): which of a party's types matches each of the server's: greedily, by the cosine of their centers."""
+    return greedy_matching(F.normalize(reference, dim=1) @ F.normalize(centers, dim=2).transpose(1, 2))
 
 
-def reorder(values: Tensor, order: Tensor) -> Tensor:
-    """(P, K, …) with every party's types in the server's order."""
-    return values[torch.arange(len(values))[:, None], order]
-
-
-def average(channels: Parameters, links: Tensor, n: Tensor, order: Tensor) -> Parameters:
-    """(P, K, …) → (K, …): each type's channel, weighted by training nodes, over the parties that have links of the type."""
-    present = reorder(links, order) > 0  # (P, K)
-    weight = n[:, None] * (present | ~present.any(0))  # where nobody has any, everybody counts
-    total = 1 / weight.sum(0)
-    mean = {}
-    for name, value in channels.items():
-        extra = [1] * (value.ndim - 2)
-        mean[name] = (reorder(value, order) * weight.view(*weight.shape, *extra)).sum(0) * total.view(-1, *extra)
-    return mean
-
-
-def merge(centers: Tensor, links: Tensor, order: Tensor, before: Tensor) -> Tensor:
-    """(K, r): the mean of the parties' centers by their links; a type that nobody has keeps its center."""
-    links = reorder(links, order)[:, :, None]
-    sums = (reorder(centers, order) * links).sum(0)
-    return torch.where(links.sum(0) > 0, sums / links.sum(0).clamp(min=1), before)
+def mean_of_types(values: Tensor, present: Tensor, order: Tensor, before: Tensor) -> Tensor:
+    """(P, K, …) → (K, …): each type's plain mean over the parties that have it, in the server's order; `before` where none."""
+    rows = torch.arange(len(values))[:, None]
+    counts = present[rows, order].view(*order.shape, *[1] * (values.ndim - 2))  # (P, K, 1, …)
+    sums = torch.where(counts, values[rows, order], 0).sum(0)
+    return torch.where(counts.any(0), sums / counts.sum(0).clamp(min=1), before)

@@ -26,6 +26,12 @@ def normalized_matrix(adjacency: sp.csr_array) -> sp.csr_array:
     return sp.csr_array(scale @ looped @ scale)
 
 
+def unlooped_matrix(adjacency: sp.csr_array) -> sp.csr_array:
+    """D_in^(-1/2)·A·D_out^(-1/2), without self loops; a node without edges has a row and a column of zeros."""
+    into, out_of = (np.where(degree > 0, degree, np.inf) ** -0.5 for degree in (adjacency.sum(1), adjacency.sum(0)))
+    return sp.csr_array(sp.diags_array(into) @ adjacency @ sp.diags_array(out_of))
+
+
 def mean_matrix(adjacency: sp.csr_array) -> sp.csr_array:
     """D⁻¹·A, D the row sums: a weighted mean; a row of zeros stays zero."""
     degree = adjacency.sum(1)

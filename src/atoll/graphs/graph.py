@@ -15,7 +15,7 @@ from torch import Tensor
 
 from atoll.graphs.attention import Attention
 from atoll.graphs.blocks import Blocks
-from atoll.graphs.edges import adjacency_matrix, mean_matrix, normalized_matrix, stacked_weights
+from atoll.graphs.edges import adjacency_matrix, mean_matrix, normalized_matrix, stacked_weights, unlooped_matrix
 from atoll.graphs.features import Features
 from atoll.graphs.sparse import SparseMatrix
 from atoll.graphs.table import Table, stack_tables
@@ -142,6 +142,11 @@ class Graph:
     def normalized_adjacency(self) -> SparseMatrix:
         """The normalized adjacency as an operator."""
         return SparseMatrix(self.normalized, symmetric=self.symmetric)
+
+    @cached_property
+    def unlooped_adjacency(self) -> SparseMatrix:
+        """D_in^(-1/2)·A·D_out^(-1/2): normalized without self loops."""
+        return SparseMatrix(unlooped_matrix(self.weighted_adjacency), symmetric=self.symmetric)
 
     @cached_property
     def laplacian(self) -> SparseMatrix:

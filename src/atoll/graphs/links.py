@@ -69,6 +69,49 @@ class Links:
         return torch.bincount(self.party * count + types, minlength=parties * count).view(parties, count)
 
 
+class LinkEnds(Links):
+    """Links represented by [a ‖ b], the representations of the end with the lower and the end with the higher row.
+
+    The representations (L, 2·h) are never formed: cosines, distances and means follow from those of the nodes.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(graph)
+        self.nodes = graph.blocks
+
+    def spread(self, nodes: Tensor, uniform: Tensor) -> Tensor:
+        """(P, K, 2·h): K links of each party by k-means++, chosen by uniform numbers (P, K); zeros for a party without links.
+
+        The first is any link; each further one has a probability proportional to its squared distance from the nearest before.
+        """
+        ends, nearest = self.ends.t(), torch.full((self.ends.shape[1],), torch.inf, dtype=torch.float64)
+        centers = nodes.new_zeros(*uniform.shape, 2, nodes.shape[1])
+        for k in range(uniform.shape[1]):
+            chance = torch.ones_like(nearest) if k == 0 else nearest
+            for p, (start, end) in enumerate(self.blocks.ranges):
+                if start < end:
+                    heights = chance[start:end].cumsum(0)
+                    index = int(torch.searchsorted(heights, uniform[p, k].double() * heights[-1], right=True))
+                    centers[p, k] = nodes[ends[start + min(index, end - start - 1)]]
+            both = [(nodes - self.nodes.broadcast(centers[:, k, side])).square().sum(1)[self.ends[side]] for side in (0, 1)]
+            nearest = torch.minimum(nearest, (both[0] + both[1]).double())
+        return centers.flatten(2)
+
+    def nearest(self, nodes: Tensor, centers: Tensor) -> Tensor:
+        """(L,): of each link the type whose center, among its party's (P, K, 2·h), has the greatest cosine."""
+        low, high = F.normalize(centers, dim=2).transpose(1, 2).chunk(2, 1)  # (P, h, K) each
+        scores = self.nodes.product(nodes, low)[self.ends[0]] + self.nodes.product(nodes, high)[self.ends[1]]
+        return scores.argmax(1)
+
+    def means(self, nodes: Tensor, types: Tensor, centers: Tensor) -> Tensor:
+        """(P, K, 2·h): the mean of every party's links of each type; the center stays where a type has none."""
+        count = centers.shape[1]
+        cells = [torch.bincount(end * count + types, minlength=len(nodes) * count) for end in self.ends]
+        sums = [self.nodes.gram(ends.view(-1, count).to(nodes.dtype), nodes) for ends in cells]
+        sizes = self.count(types, count)[:, :, None]
+        return torch.where(sizes > 0, torch.cat(sums, 2) / sizes.clamp(min=1), centers)
+
+
 class TypedCopies:
     """The nodes of a graph once for every type of link: P·K blocks, a party's types one after the other."""
 
@@ -79,7 +122,9 @@ class TypedCopies:
         start, size = graph.ptr[graph.party], graph.ptr.diff()[graph.party]
         offsets = torch.arange(types)[:, None] * size + torch.arange(graph.num_nodes) - start
         self.copy_of = types * start + offsets  # (K, N): the row of each node's copy for each type
-        self.total = _summing(self.copy_of)  # (N, N·K): adds up a node's copies
+        summing = _summing(self.copy_of)
+        self.total = SparseMatrix(summing)  # (N, N·K): adds up a node's copies
+        self.each = SparseMatrix(sp.csr_array(summing.T))  # (N·K, N): gives every copy what the node has
         self.last: tuple[Tensor, Graph] | None = None  # types seldom change
 
     def linked(self, types: Tensor) -> Graph:
@@ -95,11 +140,33 @@ def best_matching(scores: Tensor) -> Tensor:
     return torch.stack([torch.from_numpy(linear_sum_assignment(one.numpy(), maximize=True)[1]) for one in scores])
 
 
-def _summing(copy_of: Tensor) -> SparseMatrix:
+def greedy_matching(scores: Tensor) -> Tensor:
+    """(P, K, K) → (P, K): for each row its column: the greatest score first, then the greatest of the other rows and columns."""
+    left, parties = scores.clone(), torch.arange(len(scores))
+    matched = torch.zeros(scores.shape[:2], dtype=torch.int64)
+    for _ in range(scores.shape[1]):
+        best = left.flatten(1).argmax(1)
+        row, column = best // scores.shape[1], best % scores.shape[1]
+        matched[parties, row] = column
+        left[parties, row] = -torch.inf
+        left[parties, :, column] = -torch.inf
+    return matched
+
+
+def touched(graph: Graph) -> Tensor:
+    """(N,) whether a node has an edge; kept with the graph."""
+    if "touched" not in graph.derived:
+        found = torch.zeros(graph.num_nodes, dtype=torch.bool)
+        found[graph.edge_index.flatten()] = True
+        graph.derived["touched"] = found
+    return graph.derived["touched"]
+
+
+def _summing(copy_of: Tensor) -> sp.csr_array:
     types, nodes = copy_of.shape
     starts = np.arange(0, types * nodes + 1, types)
     ones = np.ones(types * nodes)
-    return SparseMatrix(sp.csr_array((ones, copy_of.t().flatten().numpy(), starts), shape=(nodes, types * nodes)))
+    return sp.csr_array((ones, copy_of.t().flatten().numpy(), starts), shape=(nodes, types * nodes))
 
 
 def _rewired(graph: Graph, edge_index: Tensor, edge_weight: Tensor | None, *, symmetric: bool = True) -> Graph:

@@ -1,4 +1,4 @@
-"""Models for links of several types: a channel per type, each a backbone that sees the links of its type only."""
+"""Models for links of several types: per type a channel (a whole backbone) or a branch (a part of one network)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
-from atoll.graphs.links import TypedCopies
+from atoll.graphs.links import TypedCopies, touched
 from atoll.models.backbone import Backbone
+from atoll.models.layers import Dense, SAGELayer
 from atoll.models.parameters import Parameters, set_parameters
 from atoll.random import Draws
 
@@ -50,3 +52,99 @@ class RelationalModel:
     def _stacked(self) -> Parameters:
         """(P, K, …) → (P·K, …)."""
         return {name: value.flatten(0, 1) for name, value in self.channels.items()}
+
+
+class SharedLayers(nn.Module):
+    """H = X·W + b before the branches and Y = Z·W + b after them."""
+
+    def __init__(self, parties: int, features: int, hidden: int, outputs: int, draws: Draws | None) -> None:
+        super().__init__()
+        self.input = Dense(parties, features, hidden, draws)
+        self.output = Dense(parties, hidden, outputs, draws)
+
+
+class Branch(nn.Module):
+    """What one type of links makes of H: Z⁰ = H·W + b, then convolutions over the links of the type, without self loops.
+
+    gcn: Z⁺ = relu(Â·Z·W + b) with Â = D^(-1/2)·A·D^(-1/2); sage: Z⁺ = relu(D⁻¹A·Z·W + Z·V + b); sgc: one of them, Â²·Z·W + b.
+    """
+
+    def __init__(self, model: str, parties: int, hidden: int, layers: int, draws: Draws | None, *, bias: bool = True) -> None:
+        super().__init__()
+        if model not in CONVOLUTIONS:
+            raise AtollError(
+                f"fedlit's branches are convolutions without self loops, of {', '.join(CONVOLUTIONS)}, not {model}; "
+                "choose one of these, or fedlit_deep, whose channels are whole backbones."
+            )
+        self.linear = model == "sgc"
+        self.projection = Dense(parties, hidden, hidden, draws)
+        self.layers = nn.ModuleList()
+        for _ in range(1 if self.linear else layers):
+            self.layers.append(
+                SAGELayer(parties, hidden, hidden, draws, bias=bias)
+                if model == "sage"
+                else Dense(parties, hidden, hidden, draws, bias=bias, glorot=model == "gcn")
+            )
+
+    def forward(self, x: Tensor, graph: Graph, draws: Draws | None, dropout: float) -> Tensor:
+        """(N·K, h) → (N·K, h); zero for a node that no link of the type touches."""
+        x = self.projection(x, graph.blocks)
+        for layer in self.layers:
+            if isinstance(layer, SAGELayer):
+                x = layer(x, graph).relu()
+            else:
+                x = layer(x, graph.blocks, graph.unlooped_adjacency, hops=2 if self.linear else 1, relu=not self.linear)
+            if draws is not None and dropout:
+                x = x * draws.keep(1 - dropout, graph.sizes, x.shape[1])
+        return x * touched(graph)[:, None]
+
+
+CONVOLUTIONS = ("gcn", "sgc", "sage")
+
+
+class BranchedModel:
+    """Shared layers with K branches per party between them, which are added; a branch's parameters have the axes (P, K, …)."""
+
+    def __init__(self, shared: SharedLayers, branch: Branch, graph: Graph, types: int, dropout: float) -> None:
+        """`branch` is for P·K parties: a party's branches one after the other."""
+        self.shared, self.branch, self.types, self.dropout = shared, branch, types, dropout
+        self.nodes = TypedCopies(graph, types)
+        shapes = {name: value.shape[1:] for name, value in branch.named_parameters()}
+        self.branches = {name: nn.Parameter(torch.zeros(graph.parties, types, *shape)) for name, shape in shapes.items()}
+
+    @property
+    def trainable(self) -> dict[str, Tensor]:
+        """All parameters, each (P, …)."""
+        return {**dict(self.shared.named_parameters(prefix="shared")), **{f"branches.{k}": v for k, v in self.branches.items()}}
+
+    def embed(self, graph: Graph, draws: Draws | None = None, input_dropout: float = 0.0) -> Tensor:
+        """H (N, h)."""
+        dropped = draws is not None and input_dropout > 0
+        features = graph.features.dropped(input_dropout, draws) if dropped and draws is not None else graph.features
+        embedded: Tensor = self.shared.input(features, graph.blocks)
+        return embedded
+
+    def sum_branches(self, embedded: Tensor, types: Tensor, draws: Draws | None = None) -> Tensor:
+        """(N, h) → (N, h): the sum of the branches, for links (L,) of these types; a party's branches share its draws."""
+        repeated = None if draws is None else draws.repeated(self.types)
+        stacked = {name: value.flatten(0, 1) for name, value in self.branches.items()}
+        arguments = (self.nodes.each @ embedded, self.nodes.linked(types), repeated, self.dropout)
+        out: Tensor = functional_call(self.branch, stacked, arguments)  # (N·K, h)
+        return self.nodes.total @ out
+
+    def classify(self, summed: Tensor, graph: Graph) -> Tensor:
+        """(N, h) → (N, C)."""
+        out: Tensor = self.shared.output(summed, graph.blocks)
+        return out
+
+    def trained_nodes(self, types: Tensor) -> Tensor:
+        """(P, K) training nodes that links of each type touch."""
+        graph = self.nodes.linked(types)
+        return graph.blocks.sum((touched(graph) & graph.train).long()).view(-1, self.types)
+
+    @torch.no_grad()
+    def load(self, shared: Mapping[str, Tensor], branches: Mapping[str, Tensor]) -> None:
+        """The same parameters for every party: of the shared layers, and (K, …) of the branches."""
+        set_parameters(self.shared, shared)
+        for name, value in self.branches.items():
+            value.copy_(branches[name])
