@@ -19,6 +19,7 @@ from atoll.cli import main
 from atoll.cli.papers import status_table
 from atoll.errors import AtollError
 from atoll.papers import Cell, Exhibit, Line, execute, pages, pictures, record, status
+from atoll.papers.ranges import Range
 from atoll.runs import comparison, runner
 from atoll.runs.config import Config, resolve
 from atoll.runs.folder import Folder
@@ -70,7 +71,7 @@ SMALL: dict[str, Any] = {
 def example(**changes: Any) -> Exhibit:
     """An exhibit of two cells on a small graph; one cannot be run."""
     cells = (
-        Cell("ours", run=SMALL, paper={"accuracy": [50.0, 1.0]}, range={"accuracy": [0.0, 100.0]}, note="as expected"),
+        Cell("ours", run=SMALL, paper={"accuracy": [50.0, 1.0]}, note="as expected"),
         Cell("theirs", paper={"accuracy": [60.0]}, missing="no data"),
     )
     return Exhibit("p/t", "A paper", "A table", cells, metrics=("accuracy", "bytes.up"), percent=True, seeds=2, **changes)
@@ -106,12 +107,15 @@ def test_runs_are_made_once_and_told(tmp_path: Path) -> None:
             execute.lines(exhibit, jobs, tmp_path)
 
 
-def test_what_is_outside_the_stated_range_is_marked() -> None:
+def test_what_is_outside_the_range_is_marked() -> None:
     """A mean outside its range is named, one inside or without a range is not."""
-    cell = Cell("x", range={"accuracy": [80.0, 90.0]})
-    assert Line(cell, {"accuracy": (85.0, 1.0)}, 5).outside() == []
-    outside = Line(cell, {"accuracy": (79.9, 1.0), "macro_f1": (1.0, 1.0)}, 5)
+    cell, ranges = Cell("x"), {"accuracy": Range(80.0, 90.0, "paper")}
+    assert Line(cell, {"accuracy": (85.0, 1.0)}, 5, ranges=ranges).outside() == []
+    outside = Line(cell, {"accuracy": (79.9, 1.0), "macro_f1": (1.0, 1.0)}, 5, ranges=ranges)
     assert outside.outside() == ["accuracy"]
+    assert outside.deviates() == ["accuracy"]
+    assert replace(outside, expected={"accuracy": Range(79.0, 80.0, "record")}).deviates() == []
+    assert replace(outside, recorded=True).deviates() == []
     assert "‼" in pages.row(example(), outside)[2]
 
 
@@ -172,7 +176,7 @@ percent = true
 seeds = 2
 run = { algorithm = "fedavg", dataset = "csbm", partition = "random", parties = 2, nodes = 60, rounds = 2 }
 cells = [
-    { row = "ours", paper = { accuracy = [50.0, 1.0] } },
+    { row = "ours", paper = { accuracy = [94.0, 1.0] } },
     { row = "other, λ = 0.1", run = { lr = 0.1 } },
     { row = "theirs", missing = "the graph is not here" },
 ]
@@ -295,7 +299,7 @@ def test_a_mean_without_its_runs_stays_until_runs_make_up_for_it(
 ) -> None:
     """A recorded line is shown where there are fewer runs, spares them under `--new`, and goes once as many are recorded."""
     means_of_old(book, {"ours": (2, 40.0)})
-    assert call(monkeypatch, "book/table", "--out", book, "--only", "ours", "--seeds", "1", "--record") == 0
+    assert call(monkeypatch, "book/table", "--out", book, "--only", "ours", "--seeds", "1", "--record") == 1  # not as recorded
     assert "40" not in capsys.readouterr().out.split("ours")[-1]  # a run of one's own that was asked for comes first
     assert call(monkeypatch, "book/table", "--out", book, "--no-run") == 0
     assert "40.00 ± 1.00" in capsys.readouterr().out

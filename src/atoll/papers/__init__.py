@@ -14,6 +14,7 @@ from atoll.errors import AtollError, suggest
 from atoll.runs.metrics import mean_std
 
 if TYPE_CHECKING:
+    from atoll.papers.ranges import Range
     from atoll.runs.config import Config
 
 HOME = Path(__file__).parent
@@ -28,7 +29,8 @@ class Cell:
     row: str
     run: Mapping[str, Any] = field(default_factory=dict)  # arguments of atoll.run
     paper: Mapping[str, Any] = field(default_factory=dict)  # metric → value or [mean, standard deviation]
-    range: Mapping[str, Sequence[float]] = field(default_factory=dict)  # metric → the range we claim
+    range: Mapping[str, Sequence[float]] = field(default_factory=dict)  # metric → another range than the rule's (`ranges`)
+    range_reason: str = ""  # why it is another
     note: str = ""
     missing: str = ""  # why there is no result
     party: int | None = None  # for a table of facts
@@ -67,6 +69,9 @@ class Exhibit:
     quick: Mapping[str, Any] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)  # what all cells have in common
     scale: Mapping[str, float] = field(default_factory=dict)  # metric → factor from ours to the paper's unit
+    repetitions: int = 5  # of the paper's results
+    plus_minus: str = "std"  # what stands after the paper's ±: std, or ci95 (half a 95 % confidence interval of the mean)
+    incomparable: Sequence[str] = ()  # metrics whose printed values are another quantity; the note says which
     note: str = ""
     missing: str = ""
 
@@ -108,12 +113,19 @@ class Line:
     ours: Mapping[str, tuple[float, float]]
     seeds: int
     recorded: bool = False  # from `measured/`, not from local runs
+    ranges: Mapping[str, Range] = field(default_factory=dict)  # around the paper's values
+    expected: Mapping[str, Range] = field(default_factory=dict)  # around our recorded ones
 
     def outside(self) -> list[str]:
-        """The metrics outside the range we claim."""
-        return [
-            name for name, (low, high) in self.cell.range.items() if name in self.ours and not low <= self.ours[name][0] <= high
-        ]
+        """The metrics outside the range around the paper's value."""
+        return self._out_of(self.ranges)
+
+    def deviates(self) -> list[str]:
+        """The metrics of runs at hand that do not come out as recorded or, where nothing is recorded, as in the paper."""
+        return [] if self.recorded else self._out_of({**self.ranges, **self.expected})
+
+    def _out_of(self, ranges: Mapping[str, Range]) -> list[str]:
+        return [name for name, range_ in ranges.items() if name in self.ours and not range_.holds(self.ours[name][0])]
 
 
 @dataclass(frozen=True)
@@ -135,8 +147,8 @@ def exhibits(paper: str) -> list[Exhibit]:
     if paper not in papers():
         raise AtollError(f"There is no paper {paper!r} to reproduce{suggest(paper, papers())}")
     document = tomllib.loads((HOME / f"{paper}.toml").read_text())
-    title = document.pop("paper")
-    return [_exhibit(f"{paper}/{name}", title, table) for name, table in document.items()]
+    title, about = document.pop("paper"), document.pop("about", {})
+    return [_exhibit(f"{paper}/{name}", title, about | table) for name, table in document.items()]
 
 
 def all_exhibits() -> list[Exhibit]:

@@ -19,7 +19,7 @@ def header(exhibit: Exhibit) -> list[str]:
 
 
 def row(exhibit: Exhibit, line: Line) -> list[str]:
-    """One line of a table; ‼ marks values outside the range we claim."""
+    """One line of a table; ‼ marks values outside the range around the paper's."""
     cells = [line.cell.row, str(line.seeds) if line.ours else "–"]
     for metric in exhibit.metrics:
         paper = line.cell.paper.get(metric)

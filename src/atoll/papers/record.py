@@ -20,7 +20,7 @@ from typing import Any
 
 from atoll import papers, storage
 from atoll.errors import AtollError
-from atoll.papers import Exhibit, Line, Measured
+from atoll.papers import Exhibit, Line, Measured, execute, ranges
 from atoll.papers.execute import folder_of, jobs_of
 from atoll.runs.comparison import Trial
 from atoll.runs.config import Config
@@ -51,6 +51,19 @@ def filled(exhibit: Exhibit, lines: Sequence[Line], jobs: Jobs) -> list[Line]:
         else _better(line, known.get(line.cell.row), jobs.get((exhibit.name, line.cell.row), ()))
         for line in lines
     ]
+
+
+def alone(exhibit: Exhibit) -> list[Line]:
+    """What the record shows of an exhibit where there are no runs at hand."""
+    jobs = jobs_of([exhibit], False, None)
+    nowhere = papers.MEASURED / "none"
+    empty = [Line(cell, {}, 0) for cell in exhibit.cells]
+    return filled(exhibit, empty if exhibit.kind in COMPUTED else execute.lines(exhibit, jobs, nowhere), jobs)
+
+
+def judged(exhibit: Exhibit, lines: Sequence[Line]) -> list[Line]:
+    """The lines with the ranges that they are expected in."""
+    return ranges.with_ranges(exhibit, lines, {line.cell.row: line for line in alone(exhibit) if line.ours})
 
 
 def _better(line: Line, kept: Measured | None, configs: Sequence[Config]) -> Line:
