@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 
@@ -11,18 +10,11 @@ import pytest
 
 import atoll
 from atoll.data.balanced import FEDGTA, FillRule, communities, fill, louvain_balanced
+from atoll.data.named import digest
 from atoll.errors import AtollError
 
 ROOT = Path(os.environ.get("ATOLL_DATA", ""))
 needs_data = pytest.mark.skipif(not (ROOT / "CiteSeer" / "raw").is_dir(), reason="no Planetoid files under ATOLL_DATA")
-
-
-def digest(lists: list[np.ndarray]) -> str:
-    """SHA-256 over parties of their sorted ids (int64, little-endian) and a bar."""
-    total = hashlib.sha256()
-    for nodes in lists:
-        total.update(np.sort(nodes).astype("<i8").tobytes() + b"|")
-    return total.hexdigest()[:16]
 
 
 @needs_data
@@ -41,7 +33,7 @@ def test_fedtad(dataset: str, parties: int, sizes: list[int] | None, expected: s
     """The parties that FedTAD's rule gives with its seed; Cora-10 is the released one."""
     lists = louvain_balanced(atoll.load(dataset), parties, seed=2024)
     assert sizes is None or [len(nodes) for nodes in lists] == sizes
-    assert digest(lists) == expected
+    assert digest(lists)[:16] == expected
 
 
 @needs_data
@@ -49,7 +41,7 @@ def test_fedtad(dataset: str, parties: int, sizes: list[int] | None, expected: s
 def test_fedgta(dataset: str, expected: str) -> None:
     """FedGTA's released lists, whose repeats within a party are dropped."""
     graph = atoll.load(dataset)
-    assert digest(louvain_balanced(graph, 10, seed=2023, rule=FEDGTA)) == expected
+    assert digest(louvain_balanced(graph, 10, seed=2023, rule=FEDGTA))[:16] == expected
     rows = fill(communities(graph, 2023), graph.num_nodes, 10, FEDGTA)
     assert sum(map(len, rows)) == (2712 if dataset == "cora" else graph.num_nodes)
 
@@ -58,8 +50,9 @@ def test_fedgta(dataset: str, expected: str) -> None:
 def test_openfgl() -> None:
     """OpenFGL's committed Cora-20."""
     lists = louvain_balanced(atoll.load("cora"), 20, seed=0, program="scikit-network")
-    assert [len(nodes) for nodes in lists][:4] == [153, 144, 142, 141]
-    assert digest(lists) == "1c367e2250208b04"
+    sizes = [153, 144, 142, 141, 139, 136, 136, 141, 137, 139, 137, 135, 135, 135, 134, 82, 145, 130, 122, 145]
+    assert [len(nodes) for nodes in lists] == sizes
+    assert digest(lists)[:16] == "1c367e2250208b04"
 
 
 @pytest.mark.parametrize("parties", [1, 2, 3, 7])

@@ -23,6 +23,9 @@ KINDS = [
     ("louvain_balanced", 2),
     ("metis", 4),
     ("metis_overlap", 10),
+    ("louvain_plus", 2),
+    ("metis_plus", 4),
+    ("label_skew", 4),
     ("dirichlet", 4),
     ("random", 4),
     ("overlap", 6),
@@ -97,7 +100,7 @@ def test_a_seed_names_the_partition(kind: str, parties: int | None) -> None:
         assert not all(same(cut(graph, kind, parties, seed=7), other) for other in others)
 
 
-@pytest.mark.parametrize("kind", ["metis", "dirichlet", "random"])
+@pytest.mark.parametrize("kind", ["metis", "dirichlet", "random", "label_skew", "metis_plus", "louvain_plus"])
 def test_every_node_is_dealt_once(graph: Graph, kind: str) -> None:
     """These kinds lose no node."""
     assert sorted(cut(graph, kind, 5).ids.tolist()) == list(range(60))

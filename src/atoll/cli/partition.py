@@ -56,17 +56,20 @@ def partition(
 
 
 def named_table() -> Table:
-    """The named partitions."""
+    """The named partitions: lists of published work, and kinds of partition with a paper's settings."""
     from rich import box
     from rich.table import Table
 
     from atoll.data.named import named_partitions
+    from atoll.data.presets import PRESETS
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     for heading in ("--partition", "--dataset", "parties", "SHA-256", "split", "source"):
         table.add_column(heading, justify="right" if heading == "parties" else "left", no_wrap=heading != "source")
     for one in named_partitions().values():
         table.add_row(one.name, one.dataset, str(one.parties), one.sha256[:16], "its own" if one.split else "", one.source)
+    for name, preset in PRESETS.items():
+        table.add_row(name, "any", "any", "", str(preset.values["split"]), preset.source)
     return table
 
 

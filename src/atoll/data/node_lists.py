@@ -45,15 +45,19 @@ def louvain(graph: Graph, parties: int, resolution: float, seed: int) -> list[In
     return [np.flatnonzero(membership == community) for community in largest]
 
 
-def metis(graph: Graph, parties: int, seed: int, method: str = "auto") -> list[Ints]:
-    """Balanced parts with few edges between them (Karypis and Kumar); METIS's own `seed`, −1 for its default."""
+def metis(graph: Graph, parties: int, seed: int, method: str = "auto", shares: NDArray[np.float64] | None = None) -> list[Ints]:
+    """Parts with few edges between them (Karypis and Kumar), of equal size or of `shares` of it.
+
+    `seed` is METIS's own, −1 for its default.
+    """
     import pymetis
 
     both = graph.adjacency + graph.adjacency.T
     recursive = None if method == "auto" else method == "recursive"
     adjacency, options = pymetis.CSRAdjacency(both.indptr, both.indices), pymetis.Options(seed=seed)
-    _, part = pymetis.part_graph(parties, adjacency, recursive=recursive, options=options)
-    return _by_owner(np.asarray(part, np.int64), parties)
+    weights = None if shares is None else shares.tolist()
+    _, part = pymetis.part_graph(parties, adjacency, tpwgts=weights, recursive=recursive, options=options)
+    return by_owner(np.asarray(part, np.int64), parties)
 
 
 def sampled_parts(parts: Sequence[Ints], copies: int, share: float, rng: np.random.Generator) -> list[Ints]:
@@ -65,8 +69,7 @@ def sampled_parts(parts: Sequence[Ints], copies: int, share: float, rng: np.rand
 
 def dirichlet(labels: Ints, parties: int, concentration: float, min_nodes: int, rng: np.random.Generator) -> list[Ints]:
     """Each class is dealt in proportions drawn from a Dirichlet distribution; unlabeled nodes count as one more class."""
-    if concentration <= 0:
-        raise AtollError(f"The Dirichlet concentration must be more than 0, not {concentration:g}.")
+    check_concentration(concentration)
     for _ in range(MAX_DIRICHLET_DRAWS):
         owner = np.empty(len(labels), np.int64)
         for label in np.unique(labels):
@@ -75,7 +78,13 @@ def dirichlet(labels: Ints, parties: int, concentration: float, min_nodes: int, 
             owner[nodes] = np.searchsorted(shares.cumsum()[:-1] * len(nodes), np.arange(len(nodes)), side="right")
         if np.bincount(owner, minlength=parties).min() >= min_nodes:
             break
-    return _by_owner(owner, parties)
+    return by_owner(owner, parties)
+
+
+def check_concentration(concentration: float) -> None:
+    """Refuse a Dirichlet distribution that does not exist."""
+    if concentration <= 0:
+        raise AtollError(f"The Dirichlet concentration must be more than 0, not {concentration:g}.")
 
 
 def overlap(nodes: int, parties: int | None, proportions: str, common_share: float, rng: np.random.Generator) -> list[Ints]:
@@ -136,7 +145,8 @@ def write_node_lists(path: Path, lists: Sequence[Ints]) -> None:
         np.savez(file, allow_pickle=False, **{f"party_{number}": nodes for number, nodes in enumerate(lists)})
 
 
-def _by_owner(owner: Ints, parties: int) -> list[Ints]:
+def by_owner(owner: Ints, parties: int) -> list[Ints]:
+    """Each party's nodes in ascending order, from each node's party."""
     order = np.argsort(owner, kind="stable")
     return np.split(order, np.searchsorted(owner[order], np.arange(1, parties)))
 

@@ -1,4 +1,4 @@
-"""How a whole graph is partitioned: Louvain, METIS, Dirichlet, random, overlapping, vertical, node level, or by a file.
+"""How a whole graph is partitioned: by communities, classes, at random, overlapping, vertical, node level, or by a file.
 
 Every partition gives one block-diagonal `Graph`: party p's nodes are the rows ptr[p]:ptr[p + 1], `ids` are their numbers in the
 whole graph, and labels and splits travel with the nodes.
@@ -12,13 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from atoll.data.balanced import FillRule, louvain_balanced
+from atoll.data.balanced import FillRule, communities, louvain_balanced
 from atoll.data.builder import Ints
 from atoll.data.named import NamedPartition, named_partitions, with_roles
 from atoll.data.node_lists import dirichlet, louvain, metis, overlap, read_node_lists, sampled_parts
 from atoll.data.partition_settings import PartitionSettings
 from atoll.data.presets import PRESETS
+from atoll.data.skewed import by_label_histogram, label_skew, power_law_shares, power_law_sizes
 from atoll.data.subgraphs import induced_subgraphs, vertical
 from atoll.errors import AtollError, suggest
 from atoll.graphs.graph import Graph
@@ -29,7 +31,10 @@ SCENARIO_OF = {  # of each kind of partition
     "louvain_balanced": "horizontal",
     "metis": "horizontal",
     "metis_overlap": "overlapping",
+    "louvain_plus": "horizontal",
+    "metis_plus": "horizontal",
     "dirichlet": "horizontal",
+    "label_skew": "horizontal",
     "random": "horizontal",
     "whole": "horizontal",
     "overlap": "overlapping",
@@ -79,23 +84,43 @@ def _cut(graph: Graph, kind: str, parties: int, settings: PartitionSettings, see
     """The nodes of each party, of the kinds that cut a graph into as many parties as are wanted."""
     if parties > graph.num_nodes:
         raise AtollError(f"{parties} parties cannot share {graph.num_nodes} nodes; use at most {graph.num_nodes} parties.")
+    if settings.size_exponent and kind not in ("random", "metis"):
+        raise AtollError(f"size_exponent is for the partitions random and metis, not for {kind}; leave it out.")
     if kind == "random":
-        return [np.sort(part) for part in np.array_split(_rng(seed, kind).permutation(graph.num_nodes), parties)]
+        return _random(graph.num_nodes, parties, settings.size_exponent, _rng(seed, kind))
     if kind == "louvain":
         return louvain(graph, parties, settings.resolution, seed_of(seed, kind))
     if kind == "louvain_balanced":
         return louvain_balanced(graph, parties, seed, FillRule(settings.slack, settings.slack), settings.louvain_program)
     if kind == "metis":
-        return metis(graph, parties, _metis_seed(settings, seed), settings.metis_method)
+        shares = power_law_shares(parties, settings.size_exponent) if settings.size_exponent else None
+        return _metis(graph, parties, settings, seed, shares)
     if kind == "metis_overlap":
-        parts = _parts_to_sample(parties, settings.copies)
-        whole_parts = metis(graph, parts, _metis_seed(settings, seed), settings.metis_method)
+        whole_parts = _metis(graph, _parts_to_sample(parties, settings.copies), settings, seed)
         return sampled_parts(whole_parts, settings.copies, settings.copy_share, _rng(seed, kind))
-    return dirichlet(graph.y.numpy(), parties, settings.concentration, settings.min_nodes, _rng(seed, kind))
+    labels = graph.y.numpy()
+    if kind in ("louvain_plus", "metis_plus"):
+        pieces = (
+            communities(graph, seed, settings.louvain_program)
+            if kind == "louvain_plus"
+            else _metis(graph, min(settings.metis_parts, graph.num_nodes), settings, seed)
+        )
+        return by_label_histogram(pieces, labels, graph.num_classes, parties, seed_of(seed, kind))
+    deal = label_skew if kind == "label_skew" else dirichlet
+    return deal(labels, parties, settings.concentration, settings.min_nodes, _rng(seed, kind))
 
 
-def _metis_seed(settings: PartitionSettings, seed: int) -> int:
-    return seed_of(seed, "metis") % 2**31 if settings.metis_seed is None else settings.metis_seed
+def _random(nodes: int, parties: int, exponent: float, rng: np.random.Generator) -> list[Ints]:
+    shuffled = rng.permutation(nodes)
+    cuts = power_law_sizes(nodes, parties, exponent).cumsum()[:-1] if exponent else parties
+    return [np.sort(part) for part in np.array_split(shuffled, cuts)]
+
+
+def _metis(
+    graph: Graph, parts: int, settings: PartitionSettings, seed: int, shares: NDArray[np.float64] | None = None
+) -> list[Ints]:
+    own_seed = seed_of(seed, "metis") % 2**31 if settings.metis_seed is None else settings.metis_seed
+    return metis(graph, parts, own_seed, settings.metis_method, shares)
 
 
 def _parts_to_sample(parties: int, copies: int) -> int:

@@ -34,11 +34,17 @@ class PartitionSettings:
         high=2**31 - 1,
         since="0.2",
     )
+    metis_parts: int = setting(
+        100, "metis_plus: the number of METIS parts that are clustered to parties.", low=1, high=10**6, since="0.2"
+    )
     copies: int = setting(5, "Overlapping METIS: the number of parties that each part gives.", low=1, high=10**6, since="0.2")
     copy_share: float = setting(
         0.5, "Overlapping METIS: the share of its part's nodes that each party holds.", low=0, high=1, since="0.2"
     )
-    concentration: float = setting(1.0, "Dirichlet: lower gives parties with fewer classes.", low=0)
+    concentration: float = setting(1.0, "Dirichlet and label skew: lower gives parties with fewer classes.", low=0)
+    size_exponent: float = setting(
+        0.0, "Random and METIS: sizes of parties in proportion to 1, 2^-a, 3^-a, …; 0 is even.", low=0, high=100, since="0.2"
+    )
     proportions: str = setting(
         "0.3,0.4,0.5,0.5,0.6,0.7", "Overlap: the share of all nodes that each party holds, or one for all."
     )
@@ -53,5 +59,5 @@ class PartitionSettings:
         since="0.2",
     )
     min_nodes: int = setting(
-        1, "Minimum number of nodes per party; Dirichlet redraws until every party has them.", low=0, high=10**9
+        1, "Minimum number of nodes per party; Dirichlet and label skew redraw until every party has them.", low=0, high=10**9
     )

@@ -120,7 +120,7 @@ def resolve(
     if (named := named_partitions().get(partition or "")) and named.split and "split" not in asked:
         chosen["split"] = "auto"  # that of the partition
     if preset := PRESETS.get(partition or ""):
-        chosen |= preset.values
+        chosen |= preset.defaults(dataset)
     if partition is not None and partition != chosen.get("partition"):
         chosen.pop("parties", None)  # the paper's number belongs to the paper's partition
     parties = chosen.get("parties") if parties is None else parties
