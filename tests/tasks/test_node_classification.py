@@ -13,7 +13,8 @@ from torch import Tensor
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph, majority_class
 from atoll.runs import runner
-from atoll.tasks.node_classification import TASK, evaluated_rows, training_counts
+from atoll.tasks.counting import evaluated_rows, training_counts
+from atoll.tasks.node_classification import TASK
 from labeled import blocks, labeled_graph, random_logits
 from small import small
 

@@ -10,7 +10,8 @@ import atoll
 from atoll.errors import AtollError
 from atoll.runs import runner
 from atoll.tasks import TaskOptions
-from atoll.tasks.node_classification import TASK, evaluated_rows
+from atoll.tasks.counting import evaluated_rows
+from atoll.tasks.node_classification import TASK
 from atoll.tasks.ranking import auc, average_precision, bin_edges, bins_of
 from labeled import labeled_graph, random_logits
 from small import ALGORITHMS, small

@@ -40,7 +40,8 @@ def node_weights(graph: Graph, mask: Mask | None = None) -> Tensor:
     key = f"weights.{name}"
     if key not in graph.derived:
         graph.derived[key] = party_shares(graph, resolve(graph, mask))
-    return graph.derived[key]
+    weights: Tensor = graph.derived[key]
+    return weights
 
 
 def party_shares(graph: Graph, selected: Tensor) -> Tensor:
@@ -67,8 +68,7 @@ def party_sums(values: Tensor, graph: Graph, mask: Mask | None = None) -> Tensor
 
 def random_batch(graph: Graph, size: int, draws: Draws) -> Mask:
     """`size` training nodes per party, each party drawing its own; all of a party that has fewer, and everybody's for 0."""
-    most = int(graph.num_train.max())
-    if not 0 < size < most:
+    if size <= 0 or size >= (most := int(graph.num_train.max())):
         return "train"
     rows = graph.train.nonzero()[:, 0]
     starts = graph.num_train.cumsum(0) - graph.num_train

@@ -22,7 +22,7 @@ from atoll.runs.folder import Folder
 from atoll.runs.model_files import FOLDER, TENSORS, ModelFiles
 from atoll.runs.predictions import observe
 from atoll.tasks import DEFAULT_TASK, confusion, details
-from atoll.tasks.node_classification import evaluated_rows
+from atoll.tasks.counting import evaluated_rows
 
 MAX_BYTES = 300_000_000  # of a saved model that is still read
 MAX_PARTIES = 100  # whose metrics are computed one by one

@@ -19,6 +19,7 @@ from atoll.graphs.softmax import softmax_loss
 from atoll.random import Draws
 from atoll.tasks import class_weights, decisions, details
 from atoll.tasks.confusion import macro_f1 as macro_f1
+from atoll.tasks.counting import counting_plan, training_counts
 from atoll.tasks.options import CLASS_METRICS, TaskOptions, class_index, selecting_metric, split_class_metric
 from atoll.tasks.task import CountField, Metric
 
@@ -146,30 +147,31 @@ class NodeClassification:
         `confusion` (P, C, C): test nodes by class and prediction. `training` (P, 2), where it is declared: labeled training
         nodes and their summed loss. Whatever else `fields` declares, as `details.count` does.
         """
-        rows, group, minority = _evaluation_plan(graph)
-        parties, classes = graph.parties, graph.num_classes
-        logits = out.index_select(0, rows)  # validation nodes, then test nodes
-        y = graph.y.index_select(0, rows)
-        losses = F.cross_entropy(logits, y, reduction="none")
+        plan, parties, classes = counting_plan(graph, training=self.training), graph.parties, graph.num_classes
+        logits = out.index_select(0, plan.rows)  # validation nodes, test nodes, training nodes
+        losses = F.cross_entropy(logits, plan.y, reduction="none")
         predicted = logits.argmax(1)
-        correct = predicted == y
-        columns = torch.stack([torch.ones_like(losses), correct, losses, minority, minority * correct], 1)
-        sums = torch.zeros(2 * parties, 5, dtype=torch.float64).index_add_(0, group, columns.double())
-        cells = torch.bincount((group * classes + y) * classes + predicted, minlength=2 * parties * classes**2)
+        correct = predicted == plan.y
+        columns = torch.stack([plan.ones, correct, losses, plan.minority, plan.minority * correct], 1)
+        sums = torch.zeros(plan.groups, 5, dtype=torch.float64).index_add_(0, plan.group, columns.double())
+        cells = torch.bincount(plan.cells + predicted[: plan.evaluated], minlength=2 * parties * classes**2)
         usual = {
             "validation": sums[:parties, :3],
-            "test": sums[parties:],
+            "test": sums[parties : 2 * parties],
             "confusion": cells.view(2, parties, classes, classes)[1],
         }
         if self._extra or self._decided:
-            usual |= self._extra_counts(logits, y, graph)
-        return usual | {"training": training_counts(out, graph)} if self.training else usual
+            usual |= self._extra_counts(logits[: plan.evaluated], plan.y[: plan.evaluated], graph)
+        if not self.training:
+            return usual
+        trained = sums[2 * parties :, 0:3:2]  # nodes and their losses
+        return usual | {"training": training_counts(out, graph) if bool(trained.isnan().any()) else trained}
 
     def _extra_counts(self, logits: Tensor, y: Tensor, graph: Graph) -> dict[str, Any]:
         """The fields beside the usual ones, of validation nodes and of test nodes."""
-        rows, group, _ = _evaluation_plan(graph)
-        first = int((group < graph.parties).sum())  # the rows of test nodes begin here
-        minority, parties = (graph.y != majority_class(graph))[rows[:first]].float(), graph.parties
+        plan, parties = counting_plan(graph, training=self.training), graph.parties
+        first, group = plan.validated, plan.group[: plan.evaluated]  # `first`: where the rows of test nodes begin
+        minority = (graph.y != majority_class(graph))[plan.rows[:first]].float()
         counted = details.count(self._extra, logits[:first], y[:first], group[:first], minority, parties)
         value = None if self.decision is None or self.chooses else self.threshold({})
         tested = logits[first:], y[first:], group[first:] - parties, minority, parties
@@ -229,25 +231,6 @@ class NodeClassification:
         }
 
 
-def training_counts(out: Tensor, graph: Graph) -> Tensor:
-    """(P, 2) each party's labeled training nodes and the sum of their losses; nodes that are not predicted (NaN) do not count."""
-    if "training.rows" not in graph.derived:
-        graph.derived["training.rows"] = (graph.train & (graph.y >= 0)).nonzero().squeeze(1)
-    rows = graph.derived["training.rows"]
-    logits = out.index_select(0, rows)
-    losses = F.cross_entropy(logits, graph.y.index_select(0, rows), reduction="none")
-    if bool(losses.isnan().any()):
-        predicted = ~logits.isnan().all(1)
-        rows, losses = rows[predicted], losses[predicted]
-    columns = torch.stack([torch.ones_like(losses), losses], 1).double()
-    return torch.zeros(graph.parties, 2, dtype=torch.float64).index_add_(0, graph.party[rows], columns)
-
-
-def evaluated_rows(graph: Graph) -> Tensor:
-    """The rows that are counted: labeled validation nodes, then labeled test nodes."""
-    return _evaluation_plan(graph)[0]
-
-
 def _targets(graph: Graph, mask: Mask, balance: bool, of_classes: tuple[float, ...] = ()) -> tuple[Tensor, Tensor]:
     """Weighted one-hot targets (N, C) and weights (N,) of the labeled nodes in the mask, 0 elsewhere; kept with the graph."""
     name = cache_key(graph, mask)
@@ -262,18 +245,6 @@ def _targets(graph: Graph, mask: Mask, balance: bool, of_classes: tuple[float, .
     if name is not None:
         graph.derived[keys[0]], graph.derived[keys[1]] = targets, weights
     return targets, weights
-
-
-def _evaluation_plan(graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
-    """Validation rows then test rows; the row of the counts each adds to; 1 where it is a minority node of the test set."""
-    if "evaluation.rows" not in graph.derived:
-        val, test = (((mask & (graph.y >= 0)).nonzero().squeeze(1)) for mask in (graph.val, graph.test))
-        rows = torch.cat([val, test])
-        tested = torch.cat([torch.zeros_like(val), torch.ones_like(test)])
-        graph.derived["evaluation.rows"] = rows
-        graph.derived["evaluation.group"] = graph.party[rows] + tested * graph.parties
-        graph.derived["evaluation.minority"] = (tested * (graph.y != majority_class(graph))[rows]).float()
-    return tuple(graph.derived[f"evaluation.{name}"] for name in ("rows", "group", "minority"))  # type: ignore[return-value]
 
 
 def _share(part: float, whole: float) -> float:

@@ -39,7 +39,8 @@ from atoll.parties import Parties
 from atoll.privacy.noise import Noise
 from atoll.privacy.noise_settings import NoiseSettings
 from atoll.random import SERVER, Draws, seed_of
-from atoll.tasks.node_classification import NodeClassification, training_counts
+from atoll.tasks.counting import training_counts
+from atoll.tasks.node_classification import NodeClassification
 
 SCENARIOS = ("node",)
 TASKS = ("node-classification",)

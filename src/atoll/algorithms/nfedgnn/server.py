@@ -120,4 +120,5 @@ def _degrees(graph: Graph) -> Tensor:
     """(N, 1) the number of each node's neighbors: what a mean over them is multiplied by for a sum."""
     if "degrees" not in graph.derived:
         graph.derived["degrees"] = torch.bincount(graph.edge_index[1], minlength=graph.num_nodes).float()[:, None]
-    return graph.derived["degrees"]
+    degrees: Tensor = graph.derived["degrees"]
+    return degrees

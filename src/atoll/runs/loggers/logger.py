@@ -86,6 +86,8 @@ class RunLoggers:
 
     def __call__(self, line: Mapping[str, Any], rounds: int) -> bool:
         """Call every logger with a round; False where one of them wants the run to stop."""
+        if not self.opened:
+            return True
         row = self._row(line)
         answers = [each(row, rounds) for each in self.opened]
         return not any(isinstance(answer, bool | np.bool_) and not answer for answer in answers)

@@ -1,0 +1,68 @@
+"""Which nodes of a graph are counted where, and the counts of training nodes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atoll.graphs.graph import Graph, majority_class
+
+
+class CountingPlan(NamedTuple):
+    """What counting needs of a graph and its splits; made once per graph."""
+
+    rows: Tensor  # labeled validation nodes, then test nodes, then, where they are counted, training nodes
+    y: Tensor  # their labels
+    group: Tensor  # the row of the counts that each adds to: parties 0 … P − 1 for validation, then for test, then for training
+    groups: int  # such rows
+    ones: Tensor  # 1 for every node
+    minority: Tensor  # 1 where it is a minority node of the test set
+    validated: int  # validation nodes
+    evaluated: int  # validation and test nodes
+    cells: Tensor  # where each of the latter stands in the confusion matrices, were class 0 predicted
+
+
+def counting_plan(graph: Graph, *, training: bool) -> CountingPlan:
+    """The plan of a graph, with or without its training nodes."""
+    name = f"counting.{training}"
+    if name not in graph.derived:
+        masks = (graph.val, graph.test, graph.train)[: 2 + training]
+        parts = [(mask & (graph.y >= 0)).nonzero().squeeze(1) for mask in masks]
+        rows = torch.cat(parts)
+        split = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part) for part in parts]))
+        group, y, evaluated = graph.party[rows] + split * graph.parties, graph.y[rows], len(parts[0]) + len(parts[1])
+        minority = ((split == 1) & (graph.y != majority_class(graph))[rows]).float()
+        graph.derived[name] = CountingPlan(  # type: ignore[assignment]  # a tuple of tensors
+            rows=rows,
+            y=y,
+            group=group,
+            groups=len(parts) * graph.parties,
+            ones=torch.ones_like(minority),
+            minority=minority,
+            validated=len(parts[0]),
+            evaluated=evaluated,
+            cells=(group[:evaluated] * graph.num_classes + y[:evaluated]) * graph.num_classes,
+        )
+    return graph.derived[name]  # type: ignore[return-value]
+
+
+def training_counts(out: Tensor, graph: Graph) -> Tensor:
+    """(P, 2) each party's labeled training nodes and the sum of their losses; nodes that are not predicted (NaN) do not count."""
+    if "training.rows" not in graph.derived:
+        graph.derived["training.rows"] = (graph.train & (graph.y >= 0)).nonzero().squeeze(1)
+    rows = graph.derived["training.rows"]
+    logits = out.index_select(0, rows)
+    losses = F.cross_entropy(logits, graph.y.index_select(0, rows), reduction="none")
+    if bool(losses.isnan().any()):
+        predicted = ~logits.isnan().all(1)
+        rows, losses = rows[predicted], losses[predicted]
+    columns = torch.stack([torch.ones_like(losses), losses], 1).double()
+    return torch.zeros(graph.parties, 2, dtype=torch.float64).index_add_(0, graph.party[rows], columns)
+
+
+def evaluated_rows(graph: Graph) -> Tensor:
+    """The rows that are counted: labeled validation nodes, then labeled test nodes."""
+    return counting_plan(graph, training=False).rows
