@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 import plain
+from atoll.errors import AtollError
 from atoll.federation.cohort import first_model
 from atoll.runs import runner
 from small import small
@@ -74,6 +77,44 @@ def mixture_gradient(
     mixed = plain.leaves({name: share * personal[name] + (1 - share) * shared[name] for name in personal})
     gradients = torch.autograd.grad(party.loss(plain.forward(model, mixed, party)), list(mixed.values()))
     return dict(zip(mixed, gradients, strict=True))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_mixed_outputs_equal_a_loop_over_parties(model: str) -> None:
+    """`mix=logits`: α·v(x) + (1−α)·w(x), the slope of α from these outputs, plus the decay times α."""
+    values = {"mixture": 0.4, "mixture_lr": 0.5, "mixture_decay": 0.02, "mix": "logits"}
+    config = small("apfl", model=model, rounds=2, optimizer="sgd", lr=0.2, epochs=3, **values)
+    experiment, parties = plain.prepare(config)
+    first = experiment.engine.state()["0"]["personal"]
+    personal = [plain.leaves({name: value[p] for name, value in first.items()}) for p in range(3)]
+    mixture = [0.4] * 3
+    server = first_model(config.settings, experiment.federation.schema, config.seed)
+    for _ in range(2):
+        models = []
+        for p, party in enumerate(parties):
+            own, share = plain.leaves(server), torch.tensor(mixture[p], requires_grad=True)
+            outputs = [plain.forward(model, weights, party).detach() for weights in (personal[p], own)]
+            (slope,) = torch.autograd.grad(party.loss(share * outputs[0] + (1 - share) * outputs[1]), share)
+            mixture[p] = min(max(mixture[p] - 0.5 * (float(slope) + 0.02 * mixture[p]), 0.0), 1.0)
+            for _ in range(3):
+                shared = plain.forward(model, own, party).detach()
+                mixed = mixture[p] * plain.forward(model, personal[p], party) + (1 - mixture[p]) * shared
+                plain.descend(personal[p], party.loss(mixed), 0.2)
+                plain.descend(own, party.loss(plain.forward(model, own, party)), 0.2)
+            models.append(own)
+        server = plain.average(models, [party.n for party in parties])
+    result = runner.rounds(experiment)
+    plain.close(result.state["model"], server)
+    torch.testing.assert_close(result.memory["0"]["mixture"], torch.tensor(mixture), atol=1e-5, rtol=1e-5)
+    for p in range(3):
+        plain.close({name: value[p] for name, value in result.memory["0"]["personal"].items()}, personal[p])
+
+
+def test_mixed_outputs_are_not_one_model(tmp_path: Path) -> None:
+    """There is nothing to export, in a sentence."""
+    result = runner.run(small("apfl", mix="logits", rounds=1))
+    with pytest.raises(AtollError, match="a party predicts with two models"):
+        result.model().export("torchscript", tmp_path / "model", party=0)
 
 
 def test_bytes() -> None:

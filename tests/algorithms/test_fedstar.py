@@ -16,10 +16,11 @@ from small import small
 MODELS = ["gcn", "sgc", "sage"]
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_two_rounds_equal_a_loop_over_parties(model: str) -> None:
+@pytest.mark.parametrize("head", ["linear", "authors"])
+@pytest.mark.parametrize("model", [*MODELS, "gin"])
+def test_two_rounds_equal_a_loop_over_parties(model: str, head: str) -> None:
     """Both encoders train at every party; the structure encoder is averaged, the feature encoder stays."""
-    config = small("fedstar", model=model, rounds=2, optimizer="sgd", lr=0.2, epochs=3, walk_steps=4, max_degree=3)
+    config = small("fedstar", model=model, rounds=2, optimizer="sgd", lr=0.05, epochs=3, walk_steps=4, max_degree=3, head=head)
     experiment, parties = plain.prepare(config)
     memory = experiment.engine.state()["0"]
     embeddings = memory["embedding"].split(experiment.party_data.parts.sizes)
@@ -30,7 +31,7 @@ def test_two_rounds_equal_a_loop_over_parties(model: str) -> None:
         for p, party in enumerate(parties):
             own = plain.leaves({**personal[p], **{f"s.{name}": value for name, value in server.items()}})
             for _ in range(3):
-                plain.descend(own, party.loss(forward(model, own, party, embeddings[p])), 0.2)
+                plain.descend(own, party.loss(forward(model, own, party, embeddings[p])), 0.05)
             personal[p] = {name: own[name].detach() for name in personal[p]}
             trained.append({name.removeprefix("s."): value for name, value in own.items() if name.startswith("s.")})
         server = plain.average(trained, [party.n for party in parties])
@@ -51,10 +52,17 @@ def forward(model: str, w: plain.Weights, party: plain.Party, embedding: Tensor)
             h = (party.normalized_adjacency @ both @ w[f"{at}.weight"] + w[f"{at}.bias"]).relu()
         elif model == "sgc":
             h = party.normalized_adjacency @ party.normalized_adjacency @ both @ w[f"{at}.weight"] + w[f"{at}.bias"]
+        elif model == "gin":
+            summed = (party.adjacency @ both + both) @ w[f"{at}.first.weight"] + w[f"{at}.first.bias"]
+            h = (summed.relu() @ w[f"{at}.second.weight"] + w[f"{at}.second.bias"]).relu()
         else:
             h = (party.mean @ both @ w[f"{at}.near.weight"] + w[f"{at}.near.bias"] + both @ w[f"{at}.own.weight"]).relu()
         s = torch.tanh(party.normalized_adjacency @ s @ w[f"s.layers.{layer}.weight"] + w[f"s.layers.{layer}.bias"])
-    return torch.cat([h, s], 1) @ w["output.weight"] + w["output.bias"]
+    both = torch.cat([h, s], 1)
+    if "inner.0.weight" in w:
+        both = both @ w["inner.0.weight"] + w["inner.0.bias"]  # W_hp
+        both = (both @ w["inner.1.weight"] + w["inner.1.bias"]).relu()  # post
+    return both @ w["output.weight"] + w["output.bias"]
 
 
 @pytest.mark.parametrize("model", [*MODELS, "gat", "appnp", "mlp"])

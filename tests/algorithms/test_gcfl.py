@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import plain
+from atoll.algorithms import gcfl
 from atoll.algorithms.gcfl import min_cut, time_warping
 from atoll.errors import AtollError
 from atoll.federation.cohort import first_model
@@ -189,3 +190,58 @@ def test_bytes() -> None:
     parameters = sum(value[0].numel() for value in result.state["model"].values())
     assert result.bytes["down"] == 2 * 3 * 4 * parameters
     assert result.bytes["up"] == 2 * 3 * (4 * parameters + 8)
+
+
+def test_convolutions_alone_are_shared() -> None:
+    """`share=convolutions`: one cluster, by a loop: the server averages the convolutions, dense layers stay with their party."""
+    values = {"mean_update_threshold": 0.0, "share": "convolutions", "optimizer": "sgd", "lr": 0.2, "epochs": 3}
+    config = small("gcfl", rounds=2, **values)
+    experiment, parties = plain.prepare(config)
+    memory = experiment.engine.state()["0"]["personal"]
+    personal = [{name: value[p].clone() for name, value in memory.items()} for p in range(3)]
+    state = gcfl.start(experiment.federation, config.settings)
+    server = {name: value[0] for name, value in state["model"].items()}
+    assert all(name.startswith("convolutions.") for name in server)
+    for _ in range(2):
+        trained = []
+        for p, party in enumerate(parties):
+            own = plain.leaves({**personal[p], **server})
+            for _ in range(3):
+                plain.descend(own, party.loss(framed(own, party)), 0.2)
+            personal[p] = {name: own[name].detach() for name in personal[p]}
+            trained.append({name: own[name] for name in server})
+        server = plain.average(trained, [party.n for party in parties])
+    result = runner.rounds(experiment)
+    plain.close({name: value[0] for name, value in result.state["model"].items()}, server)
+    for p in range(3):
+        plain.close({name: value[p] for name, value in result.memory["0"]["personal"].items()}, personal[p])
+    parameters = 2 * (64 * 64 + 64)
+    assert result.bytes["down"] == 2 * 3 * 4 * parameters
+    assert result.bytes["up"] == 2 * 3 * (4 * parameters + 8)
+
+
+def framed(w: plain.Weights, party: plain.Party) -> Tensor:
+    """A linear layer, two convolutions, a linear layer with relu, a linear layer."""
+    x = party.x @ w["input.weight"] + w["input.bias"]
+    for layer in (0, 1):
+        at = f"convolutions.{layer}.layers.0"
+        x = (party.normalized_adjacency @ x @ w[f"{at}.weight"] + w[f"{at}.bias"]).relu()
+    return (x @ w["post.weight"] + w["post.bias"]).relu() @ w["output.weight"] + w["output.bias"]
+
+
+def test_the_mean_update_may_be_plain() -> None:
+    """Two long opposite updates and a short one: the plain mean is short enough to cut, the weighted one is not."""
+    updates = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.1]])
+    state = {
+        "cluster": torch.zeros(3, dtype=torch.int64),
+        "update": updates,
+        "n": torch.tensor([98, 1, 1]),
+        "unit": torch.ones(()),
+        "heard": torch.ones(3, dtype=torch.int64),
+        "model": {"w": torch.zeros(1, 2)},
+    }
+    cuts = {}
+    for mean in ("weighted", "plain"):
+        settings = gcfl.Settings(mean_update_threshold=0.3, longest_update_threshold=0.5, mean_update=mean)
+        cuts[mean] = len(gcfl.cut(state, 0, settings)["model"]["w"])
+    assert cuts == {"weighted": 1, "plain": 2}

@@ -24,7 +24,7 @@ from atoll.tasks.node_classification import TASK
 
 with warnings.catch_warnings():  # torch deprecates what PyG still uses
     warnings.simplefilter("ignore")
-    from torch_geometric.nn import APPNP, GATConv, GCN2Conv, GCNConv, SAGEConv, SGConv
+    from torch_geometric.nn import APPNP, GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv, SGConv
 
 FEATURES, CLASSES, HIDDEN = 12, 4, 16
 CASES = [
@@ -32,6 +32,8 @@ CASES = [
     ("gcn", 1),
     ("gcn", 3),
     ("sgc", 2),
+    ("gin", 2),
+    ("gin", 3),
     ("sage", 2),
     ("sage", 3),
     ("gat", 2),
@@ -116,6 +118,12 @@ class Reference(nn.Module):
             conv = SGConv(FEATURES, CLASSES, K=2)
             self.tie(f"{key}.weight", conv.lin.weight, values)
             self.tie(f"{key}.bias", conv.lin.bias, values)
+            return conv
+        elif name == "gin":
+            conv = GINConv(nn.Sequential(nn.Linear(fan_in, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, fan_out)))
+            for part, layer in (("first", conv.nn[0]), ("second", conv.nn[2])):
+                self.tie(f"{key}.{part}.weight", layer.weight, values)
+                self.tie(f"{key}.{part}.bias", layer.bias, values)
             return conv
         elif name == "sage":
             conv = SAGEConv(fan_in, fan_out)
@@ -316,6 +324,7 @@ FIRST = {
     "gcn": {"layers.0.weight": (6 / (12 + 256)) ** 0.5, "layers.0.bias": 0},
     "sgc": {"layers.0.weight": 12**-0.5, "layers.0.bias": 12**-0.5},
     "sage": {"layers.0.near.weight": 12**-0.5, "layers.1.near.bias": 256**-0.5, "layers.1.own.weight": 256**-0.5},
+    "gin": {"layers.0.first.weight": 12**-0.5, "layers.1.second.bias": 256**-0.5},
     "gat": {"layers.0.weight": (6 / (12 + 256)) ** 0.5, "layers.0.source": (6 / (4 + 64)) ** 0.5, "layers.0.bias": 0},
     "gcnii": {"input.weight": 12**-0.5, "layers.1.weight": (6 / 512) ** 0.5, "output.bias": 256**-0.5},
     "appnp": {"layers.0.weight": 12**-0.5, "layers.1.weight": 256**-0.5},

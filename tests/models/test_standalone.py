@@ -32,6 +32,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("gcn", {"layers": 3, "bias": False}),
     ("sgc", {}),
     ("sgc", {"bias": False}),
+    ("gin", {"layers": 3, "bias": False}),
+    ("gin", {}),
     ("sage", {}),
     ("sage", {"layers": 3, "bias": False}),
     ("gat", {"settings": {"heads": 4}}),
@@ -91,7 +93,7 @@ def test_the_same_outputs_for_every_option(name: str, options: dict[str, Any], f
 
 def test_every_registered_backbone_can_be_exported() -> None:
     """Nobody adds one and forgets this."""
-    names = ("appnp", "gat", "gcn", "gcnii", "mlp", "sage", "sgc")
+    names = ("appnp", "gat", "gcn", "gcnii", "gin", "mlp", "sage", "sgc")
     assert {MODELS.find(name) for name in names} == set(STANDALONE)
     assert {name for name, _ in CASES} == set(names)
 
@@ -123,7 +125,7 @@ def assert_no_paths(data: bytes, *more: str) -> None:
         assert part.encode() not in everything, part
 
 
-@pytest.mark.parametrize("name", ["gcn", "sgc", "sage", "gat", "gcnii", "appnp", "mlp"])
+@pytest.mark.parametrize("name", ["gcn", "gin", "sgc", "sage", "gat", "gcnii", "appnp", "mlp"])
 def test_other_runtimes_take_graphs_of_any_size(name: str) -> None:
     """TorchScript, torch.export and ONNX: also without edges, and with one node; no path of this machine is in the files."""
     pytest.importorskip("onnxruntime")

@@ -23,7 +23,7 @@ from atoll.runs import export
 from atoll.runs.export import TARGETS, write_export
 from elsewhere import elsewhere, save_case
 
-MODELS = ("gcn", "sgc", "sage", "gat", "gcnii", "appnp", "mlp")
+MODELS = ("gcn", "gin", "sgc", "sage", "gat", "gcnii", "appnp", "mlp")
 CLASSES = ["healthy", "ill", "unknown"]
 
 

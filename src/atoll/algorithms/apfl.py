@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 from atoll.algorithms import State
 from atoll.algorithms.fedavg import SCENARIOS, start, step
+from atoll.errors import AtollError
 from atoll.federation import metrics
 from atoll.federation.cohort import PARTY, Fields, backbone
 from atoll.federation.federation import Federation
@@ -37,6 +38,15 @@ class Settings(Training):
     mixture: float = setting(0.5, "Initial share α of the personal model; 0 is FedAvg, 1 is Local.", low=0, high=1)
     mixture_lr: float = setting(0.003, "Learning rate of the mixture α; 0 keeps it fixed.", low=0)
     keep_optimizer: bool = setting(True, "Keep the parties' optimizer state from round to round instead of resetting it.")
+    mix: str = setting(
+        "parameters",
+        "What is mixed: the models' parameters (the paper), or their outputs (the authors' code).",
+        choices=("parameters", "logits"),
+        since="0.2",
+    )
+    mixture_decay: float = setting(
+        0.0, "Decay of the mixture: this times α is added to α's slope; the authors' code has 0.02.", low=0, since="0.2"
+    )
 
 
 class Cohort(LocalTraining):
@@ -74,18 +84,21 @@ class Cohort(LocalTraining):
             return
         mixture = self.mixture.clone().requires_grad_()
         (slope,) = torch.autograd.grad(self.task.loss(self.mixed(mixture, self.graph), self.graph), mixture)
+        slope = slope + self.settings.mixture_decay * self.mixture
         self.mixture = (self.mixture - self.settings.mixture_lr * slope).clamp(0, 1)
 
     def output(self, graph: Graph, draws: Draws | None = None) -> Tensor:
         """Each party's mixture with the server's model: what is evaluated."""
         return self.mixed(self.mixture, graph, draws)
 
-    def hidden(self, graph: Graph) -> Tensor:
-        """The hidden representation of v̄_k."""
-        return self.mixed_models().embed(graph)
+    def hidden(self, graph: Graph) -> Tensor | None:
+        """The hidden representation of v̄_k; none where outputs are mixed."""
+        return self.mixed_models().embed(graph) if self.settings.mix == "parameters" else None
 
     def party_models(self, model: Fields) -> Backbone:
         """v̄_k."""
+        if self.settings.mix == "logits":
+            raise AtollError("With mix=logits a party predicts with two models, not with one; train with mix=parameters.")
         self.load(model)
         return self.mixed_models()
 
@@ -97,6 +110,10 @@ class Cohort(LocalTraining):
 
     def mixed(self, mixture: Tensor, graph: Graph, draws: Draws | None = None) -> Tensor:
         """The output of v̄_k, differentiable in v_k and α_k."""
+        if self.settings.mix == "logits":
+            share = mixture[graph.party][:, None]
+            both: Tensor = share * self.personal(graph, draws) + (1 - share) * self.model(graph).detach()
+            return both
         personal, shared = dict(self.personal.named_parameters()), dict(self.model.named_parameters())
         out: Tensor = functional_call(self.model, mix(mixture, personal, shared), (graph, draws))
         return out

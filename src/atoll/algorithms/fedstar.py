@@ -27,10 +27,10 @@ from atoll.federation.local_training import LocalTraining
 from atoll.graphs.graph import Graph
 from atoll.graphs.structure import structure_embedding
 from atoll.models import optim
-from atoll.models.backbone import Chain
+from atoll.models.backbone import Chain, ModelShape
 from atoll.models.layers import Dense
 from atoll.models.parameters import Parameters, get_parameters, scale, set_parameters, weighted
-from atoll.models.registry import build
+from atoll.models.registry import find_model
 from atoll.models.user import short_name
 from atoll.random import SERVER, Draws
 from atoll.settings import Training, setting
@@ -47,6 +47,12 @@ class Settings(Training):
     )
     max_degree: int = setting(16, "Degree embedding: one-hot degrees 1, 2, …, N or more (k₂).", low=0, high=10**5, was="degrees")
     keep_optimizer: bool = setting(True, "Keep the parties' optimizer state from round to round instead of resetting it.")
+    head: str = setting(
+        "linear",
+        "From the last representations to the classes: one linear layer, or the authors' three.",
+        choices=("linear", "authors"),
+        since="0.2",
+    )
 
 
 class StructureEncoder(nn.Module):
@@ -66,7 +72,10 @@ class StructureEncoder(nn.Module):
 
 
 class FeatureEncoder(nn.Module):
-    """h⁰ = x·W + b; h⁺ = relu(conv([h ‖ s])), conv a layer of the backbone; logits = [h^L ‖ s^L]·W + b: the personal part."""
+    """h⁰ = x·W + b; h⁺ = relu(conv([h ‖ s])), conv a layer of the backbone; logits = [h^L ‖ s^L]·W + b: the personal part.
+
+    With `head=authors` the logits are relu((z·W_hp + b)·W_post + b)·W + b with z = [h^L ‖ s^L].
+    """
 
     def __init__(self, settings: Settings, schema: Schema, parties: int, draws: Draws | None) -> None:
         super().__init__()
@@ -74,11 +83,20 @@ class FeatureEncoder(nn.Module):
         self.input = Dense(parties, schema.features, settings.hidden, draws)
         count = 1 if self.linear else settings.layers
         self.layers = nn.ModuleList(one_layer(settings, parties, draws) for _ in range(count))
-        self.output = Dense(parties, 2 * settings.hidden, schema.outputs or schema.classes, draws)
+        hidden, self.dropout, outputs = settings.hidden, settings.dropout, schema.outputs or schema.classes
+        self.inner = nn.ModuleList()  # W_hp and W_post
+        if settings.head == "authors":
+            self.inner.extend(Dense(parties, width, hidden, draws) for width in (2 * hidden, hidden))
+        self.output = Dense(parties, hidden if self.inner else 2 * hidden, outputs, draws)
 
     def forward(self, encoded: list[Tensor], graph: Graph, draws: Draws | None = None) -> Tensor:
         """(N, C)."""
-        out: Tensor = self.output(self.embed(encoded, graph, draws), graph.blocks)
+        x = self.embed(encoded, graph, draws)
+        for layer in self.inner:
+            x = layer(x, graph.blocks, relu=layer is self.inner[-1])
+        if self.inner and draws is not None and self.dropout:
+            x = x * draws.keep(1 - self.dropout, graph.sizes, x.shape[1])
+        out: Tensor = self.output(x, graph.blocks)
         return out
 
     def embed(self, encoded: list[Tensor], graph: Graph, draws: Draws | None = None) -> Tensor:
@@ -94,9 +112,7 @@ class FeatureEncoder(nn.Module):
 def one_layer(settings: Settings, parties: int, draws: Draws | None) -> Chain:
     """A single layer of the backbone from 2·hidden to hidden."""
     hidden = settings.hidden
-    layer = build(
-        settings.model, parties=parties, features=2 * hidden, classes=hidden, layers=1, dropout=settings.dropout, draws=draws
-    )
+    layer = find_model(settings.model)(ModelShape(parties, 2 * hidden, hidden, hidden, 1, settings.dropout), draws)
     if not isinstance(layer, Chain):
         raise AtollError(
             "fedstar joins structure to the features in every layer, which "

@@ -2,8 +2,9 @@
 
 With `use_sequences=true` it is GCFL+: clusters are cut by the sequences of the updates' norms instead of the updates' directions.
 
-Payload bytes a round and party, w parameters: down 4·w, up 4·w + 8 (the number of training nodes).
-The server sees *each party's* model after training, and so its update, and its number of training nodes: clustering needs
+Payload bytes per round and party, w shared parameters: down 4·w, up 4·w + 8 (the number of training nodes).
+With `share=convolutions` the network is the authors': dense layers around the convolutions, which stay with their party.
+The server sees *each party's* shared model after training, and so its update, and its number of training nodes: clustering needs
 them one by one, which is why the verb `fit` cannot be asked under secure aggregation. A party sees its cluster's model.
 """
 
@@ -12,19 +13,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from atoll.algorithms import State, fedavg
 from atoll.federation import metrics
-from atoll.federation.cohort import MODEL, Fields, first_model, verb
-from atoll.federation.declarations import WEIGHT
+from atoll.federation.cohort import Fields, Schema, backbone, verb
+from atoll.federation.declarations import COUNTS, WEIGHT
+from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.federation import Federation, Replies
-from atoll.federation.memory import PARTY, SHARED
-from atoll.models.parameters import Parameters, get_parameters, scale, weighted
+from atoll.federation.memory import PARTY
+from atoll.federation.memory import SHARED as SAME_FOR_ALL
+from atoll.models import optim
+from atoll.models.backbone import Backbone, ModelShape
+from atoll.models.framed import Framed, FramedSettings
+from atoll.models.parameters import Parameters, get_parameters, scale, set_parameters, weighted
+from atoll.random import SERVER, Draws
 from atoll.settings import setting
 
 SCENARIOS = ("horizontal", "overlapping")
-STATE_AXES = {"model": SHARED, "cluster": PARTY, "update": PARTY, "n": PARTY, "norms": PARTY, "heard": PARTY}
+PERSONAL = ("input", "post", "output")  # the layers that stay with their party with `share=convolutions`
+STATE_AXES = {"model": SAME_FOR_ALL, "cluster": PARTY, "update": PARTY, "n": PARTY, "norms": PARTY, "heard": PARTY}
 
 
 @dataclass(frozen=True)
@@ -48,25 +56,76 @@ class Settings(fedavg.Settings):
     standardize_sequences: bool = setting(
         False, "GCFL+: divide every sequence by its standard deviation, so that only its shape counts.", was="standardize"
     )
+    share: str = setting(
+        "all",
+        "What is shared and clustered by: the whole backbone, or the convolutions alone, between dense layers of each party.",
+        choices=("all", "convolutions"),
+        since="0.2",
+    )
+    mean_update: str = setting(
+        "weighted",
+        "The mean update whose norm is compared: weighted by training nodes (the paper), or plain (the authors' code).",
+        choices=("weighted", "plain"),
+        since="0.2",
+    )
+
+
+def network(settings: Settings, schema: Schema, parties: int, draws: Draws | None) -> Backbone:
+    """The parties' network."""
+    if settings.share == "all":
+        return backbone(settings, schema, parties, draws)
+    sizes = (parties, schema.features, schema.outputs or schema.classes, settings.hidden, settings.layers)
+    shape = ModelShape(*sizes, settings.dropout, settings.input_dropout, settings.bias)
+    return Framed(shape, draws, FramedSettings(settings.model))
+
+
+def shared_of(model: Backbone) -> Parameters:
+    """The parameters that the server averages."""
+    parameters = get_parameters(model)
+    if not isinstance(model, Framed):
+        return parameters
+    return {name: value for name, value in parameters.items() if name.startswith("convolutions.")}
+
+
+SHARED = ModelForm(lambda settings, schema: shared_of(network(settings, schema, 1, None)))
 
 
 class Cohort(fedavg.Cohort):
     """FedAvg's parties, which train the model of their cluster."""
 
+    memory = {"optimizer": PARTY, "personal": PARTY}
     settings: Settings
 
-    @verb(takes={"model": MODEL}, gives={"model": MODEL, "nodes": WEIGHT})
+    def setup(self) -> None:
+        """The network, the layers of it that stay here, and an optimizer for all of it."""
+        s = self.settings
+        self.model = network(s, self.schema, self.graph.parties, self.first_draws("model"))
+        self.optimizer = optim.make(s.optimizer, self.model, s.lr, s.weight_decay)
+        framed = isinstance(self.model, Framed)
+        self.personal = nn.ModuleDict({name: getattr(self.model, name) for name in PERSONAL} if framed else {})
+
+    def load(self, model: Fields | None = None) -> None:
+        """What is shared ← the model of the party's cluster."""
+        set_parameters(self.model, {**get_parameters(self.model), **(model or {})})
+
+    @verb(takes={"model": SHARED}, gives=COUNTS)
+    def evaluate(self, model: Fields) -> Fields:
+        """Counts of the model of each party's cluster, with the party's own layers."""
+        return self.task.counts(self.predict(model), self.graph)
+
+    @verb(takes={"model": SHARED}, gives={"model": SHARED, "nodes": WEIGHT})
     def fit(self, model: Fields) -> Fields:
         """θ_i ← θ of the party's cluster, then E epochs on its own training nodes."""
         self.load(model)
         self.train(model=model)
-        return {"model": get_parameters(self.model, copy=True), "nodes": self.weights}
+        shared = {name: value.clone() for name, value in shared_of(self.model).items()}
+        return {"model": shared, "nodes": self.weights}
 
 
 def start(federation: Federation, settings: Settings) -> State:
     """One cluster with everybody; nothing heard of anybody."""
     parties = len(federation.parties)
-    model = {name: value[None] for name, value in first_model(settings, federation.schema, federation.seed).items()}
+    model = shared_of(network(settings, federation.schema, 1, Draws(federation.seed, [SERVER], "model")))
     return {
         "model": model,  # (C, …) a cluster
         "cluster": torch.zeros(parties, dtype=torch.int64),  # (P,)
@@ -118,7 +177,8 @@ def cut(state: State, cluster: int, settings: Settings) -> State:
     updates, n = state["update"][members], state["n"][members]
     if len(members) <= 2 or not bool((n > 0).all()):
         return state
-    together = (updates * (n / n.sum())[:, None]).sum(0).norm()  # δ_mean = ‖Σ_i |G_i| / |G| · Δθ_i‖
+    weights = n / n.sum() if settings.mean_update == "weighted" else torch.full((len(members),), 1 / len(members))
+    together = (updates * weights[:, None]).sum(0).norm()  # δ_mean = ‖Σ_i |G_i| / |G| · Δθ_i‖
     alone = updates.norm(dim=1).max()  # δ_max
     if not (
         together < settings.mean_update_threshold * state["unit"] and alone > settings.longest_update_threshold * state["unit"]

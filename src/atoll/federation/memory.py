@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from atoll.errors import AtollError, AtollWarning
-from atoll.graphs.graph import Graph, spans
+from atoll.graphs.blocks import spans
+from atoll.graphs.graph import Graph
 from atoll.models.parameters import get_parameters, set_parameters
 
 PARTY = "party"

@@ -78,6 +78,13 @@ class Blocks:
         return rows
 
 
+def spans(starts: Tensor, ends: Tensor) -> Tensor:
+    """starts[0], …, ends[0] − 1, starts[1], …: ranges one after the other."""
+    sizes = ends - starts
+    before = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    return torch.arange(int(before[-1])) + torch.repeat_interleave(starts - before[:-1], sizes)
+
+
 def broadcast_to_rows(values: Tensor, blocks: Blocks) -> Tensor:
     """(P, …) → (N, …): every row gets its party's values."""
     result: Tensor = _BroadcastToRows.apply(values, blocks)  # type: ignore[no-untyped-call]

@@ -19,9 +19,14 @@ def adjacency_matrix(edge_index: Tensor, edge_weight: Tensor | None, nodes: int)
     return matrix
 
 
+def looped_matrix(adjacency: sp.csr_array) -> sp.csr_array:
+    """A + I."""
+    return sp.csr_array(adjacency + sp.eye_array(adjacency.shape[0], format="csr"))
+
+
 def normalized_matrix(adjacency: sp.csr_array) -> sp.csr_array:
     """D^(-1/2)·(A + I)·D^(-1/2), D the row sums of A + I."""
-    looped = adjacency + sp.eye_array(adjacency.shape[0], format="csr")
+    looped = looped_matrix(adjacency)
     scale = sp.diags_array(looped.sum(1) ** -0.5)
     return sp.csr_array(scale @ looped @ scale)
 

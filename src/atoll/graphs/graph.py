@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.graphs.attention import Attention
-from atoll.graphs.blocks import Blocks
-from atoll.graphs.edges import adjacency_matrix, mean_matrix, normalized_matrix, stacked_weights, unlooped_matrix
+from atoll.graphs.blocks import Blocks, spans
+from atoll.graphs.edges import adjacency_matrix, looped_matrix, mean_matrix, normalized_matrix, stacked_weights, unlooped_matrix
 from atoll.graphs.features import Features
 from atoll.graphs.sparse import SparseMatrix
 from atoll.graphs.table import Table, stack_tables
@@ -144,6 +144,11 @@ class Graph:
         return SparseMatrix(self.normalized, symmetric=self.symmetric)
 
     @cached_property
+    def summed_adjacency(self) -> SparseMatrix:
+        """A + I: the sum over a node's neighbors, by the weights of the edges, and itself."""
+        return SparseMatrix(looped_matrix(self.weighted_adjacency), symmetric=self.symmetric)
+
+    @cached_property
     def unlooped_adjacency(self) -> SparseMatrix:
         """D_in^(-1/2)·A·D_out^(-1/2): normalized without self loops."""
         return SparseMatrix(unlooped_matrix(self.weighted_adjacency), symmetric=self.symmetric)
@@ -244,13 +249,6 @@ class Graph:
             table=None if self.table is None else self.table.rows(rows.numpy()),
             node_names=None if self.node_names is None else self.node_names[rows.numpy()],
         )
-
-
-def spans(starts: Tensor, ends: Tensor) -> Tensor:
-    """starts[0], …, ends[0] − 1, starts[1], …: ranges one after the other."""
-    sizes = ends - starts
-    before = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-    return torch.arange(int(before[-1])) + torch.repeat_interleave(starts - before[:-1], sizes)
 
 
 def stack(graphs: Sequence[Graph]) -> Graph:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from atoll.deferred import Deferred
 from atoll.errors import AtollError
-from atoll.graphs.graph import Graph, spans
+from atoll.graphs.blocks import spans
+from atoll.graphs.graph import Graph
 from atoll.graphs.sparse import csr, multiply
 from atoll.random import Streams
 

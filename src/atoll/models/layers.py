@@ -52,6 +52,21 @@ class SAGELayer(nn.Module):
         return out
 
 
+class GINLayer(nn.Module):
+    """A GIN layer: the sum of a node and its neighbors through an MLP of two layers."""
+
+    def __init__(self, parties: int, fan_in: int, hidden: int, fan_out: int, draws: Draws | None, *, bias: bool = True) -> None:
+        super().__init__()
+        self.first = Dense(parties, fan_in, hidden, draws, bias=bias)
+        self.second = Dense(parties, hidden, fan_out, draws, bias=bias)
+
+    def forward(self, x: Features | Tensor, graph: Graph, *, relu: bool) -> Tensor:
+        """relu((A + I)·(H·W) + b)·V + c."""
+        inner = self.first(x, graph.blocks, graph.summed_adjacency, relu=True)
+        out: Tensor = self.second(inner, graph.blocks, relu=relu)
+        return out
+
+
 class AttentionLayer(nn.Module):
     """A GAT layer of H heads of width C, side by side; without `fan_in` it has no W: its input is W·h already."""
 

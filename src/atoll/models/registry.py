@@ -19,6 +19,7 @@ MODELS: Registry[type[Backbone]] = Registry(
         "gat": "atoll.models.gat:GAT",
         "gcn": "atoll.models.gcn:GCN",
         "gcnii": "atoll.models.gcnii:GCNII",
+        "gin": "atoll.models.gin:GIN",
         "mlp": "atoll.models.mlp:MLP",
         "sage": "atoll.models.sage:GraphSAGE",
         "sgc": "atoll.models.sgc:SGC",

@@ -17,7 +17,8 @@ from atoll.errors import AtollError
 from atoll.federation.cohort import PARTY, Cohort, Message, Observation, Schema
 from atoll.federation.fields import Fields, take
 from atoll.federation.memory import rows_of
-from atoll.graphs.graph import Graph, spans
+from atoll.graphs.blocks import spans
+from atoll.graphs.graph import Graph
 from atoll.parties import Parties
 from atoll.privacy.noise_settings import EVALUATE, NoiseSettings
 from atoll.runs.config import Config

@@ -19,6 +19,7 @@ from atoll.models.backbone import Backbone
 from atoll.models.gat import GAT
 from atoll.models.gcn import GCN
 from atoll.models.gcnii import GCNII
+from atoll.models.gin import GIN
 from atoll.models.mlp import MLP
 from atoll.models.parameters import Parameters, get_parameters, set_parameters
 from atoll.models.plain import PlainModule
@@ -28,7 +29,7 @@ from atoll.models.user import digest, file_of
 
 FLAVORS = {"torch": "atoll.models.standalone.torch_modules", "pyg": "atoll.models.standalone.pyg_modules"}
 PREFIX = {"torch": "Torch", "pyg": "PyG"}  # of the classes' names
-STANDALONE: tuple[type[Backbone], ...] = (APPNP, GAT, GCN, GCNII, GraphSAGE, MLP, SGC)
+STANDALONE: tuple[type[Backbone], ...] = (APPNP, GAT, GCN, GCNII, GIN, GraphSAGE, MLP, SGC)
 ABOUT = "A network trained with atoll, which it does not need: `Model(...)(x, edge_index)` gives logits (N, C)."
 
 
@@ -111,6 +112,12 @@ def _sage(key: str, flavor: str) -> tuple[str, bool]:
     return f"{head}.{'root' if part == 'own' or last == 'bias' else 'neighbors'}.{last}", last == "weight"
 
 
+def _gin(key: str, flavor: str) -> tuple[str, bool]:
+    if flavor == "pyg":
+        key = key.replace("first", "nn.0").replace("second", "nn.2")
+    return key, key.endswith("weight")
+
+
 def _gat(key: str, flavor: str) -> tuple[str, bool]:
     head, _, last = key.rpartition(".")
     names = {"weight": "lin.weight", "source": "att_src", "target": "att_dst"} if flavor == "pyg" else {"weight": "linear.weight"}
@@ -128,6 +135,7 @@ RENAMED: dict[type[Backbone], Callable[[str, str], tuple[str, bool]]] = {  # our
     GAT: _gat,
     GCN: _gcn,
     GCNII: _gcnii,
+    GIN: _gin,
     GraphSAGE: _sage,
     MLP: _linear,
     SGC: _sgc,

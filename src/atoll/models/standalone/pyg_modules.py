@@ -5,9 +5,10 @@ Edges go from source to target, each once; loops are left out, as the networks t
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.nn import APPNP, GATConv, GCN2Conv, GCNConv, SAGEConv, SGConv
+from torch_geometric.nn import APPNP, GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv, SGConv
 from torch_geometric.utils import remove_self_loops
 
 
@@ -61,6 +62,26 @@ class PyGGraphSAGE(nn.Module):
         super().__init__()
         widths = [in_channels] + [hidden_channels] * (num_layers - 1) + [out_channels]
         self.layers = nn.ModuleList(SAGEConv(widths[i], widths[i + 1], bias=bias) for i in range(num_layers))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Logits (N, C)."""
+        edge_index, _ = remove_self_loops(edge_index)
+        for index, layer in enumerate(self.layers):
+            x = layer(x if index == 0 else x.relu(), edge_index)
+        return x
+
+
+class PyGGIN(nn.Module):
+    """Xu et al., ICLR 2019, with ε = 0: H⁺ = relu(MLP((A + I)·H)), the MLP of two layers with `hidden_channels` between them."""
+
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, bias: bool = True) -> None:
+        super().__init__()
+        widths = [in_channels] + [hidden_channels] * (num_layers - 1) + [out_channels]
+        self.layers = nn.ModuleList()
+        for i in range(num_layers):
+            first, second = nn.Linear(widths[i], hidden_channels, bias=bias), nn.Linear(hidden_channels, widths[i + 1], bias=bias)
+            self.layers.append(GINConv(nn.Sequential(first, nn.ReLU(), second)))
+            self.layers[-1].register_buffer("eps", torch.zeros(1), persistent=False)  # ε = 0 is not a parameter
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Logits (N, C)."""

@@ -136,6 +136,36 @@ class TorchGraphSAGE(nn.Module):
         return x
 
 
+class TorchGINLayer(nn.Module):
+    """An MLP of the sum of a node and its neighbors."""
+
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, bias: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(in_channels, hidden_channels, bias=bias)
+        self.second = nn.Linear(hidden_channels, out_channels, bias=bias)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """(N, in) → (N, out)."""
+        near = x.index_select(0, edge_index[0]) * unlooped(edge_index, x).unsqueeze(1)
+        out: Tensor = self.second(self.first(add_to_targets(x, edge_index, near)).relu())
+        return out
+
+
+class TorchGIN(nn.Module):
+    """Xu et al., ICLR 2019, with ε = 0: H⁺ = relu(MLP((A + I)·H)), the MLP of two layers with `hidden_channels` between them."""
+
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, bias: bool = True) -> None:
+        super().__init__()
+        widths = [in_channels] + [hidden_channels] * (num_layers - 1) + [out_channels]
+        self.layers = nn.ModuleList(TorchGINLayer(widths[i], hidden_channels, widths[i + 1], bias) for i in range(num_layers))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Logits (N, C)."""
+        for index, layer in enumerate(self.layers):
+            x = layer(x if index == 0 else x.relu(), edge_index)
+        return x
+
+
 class TorchGATLayer(nn.Module):
     """Attention of several heads side by side over a node's neighbors and itself."""
 
