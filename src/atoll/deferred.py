@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Deferred(ABC):
-    """A float32 tensor by its description; the first axis is the party."""
+    """A tensor, float32 unless it says otherwise, by its description; the first axis is the party."""
 
     dtype = torch.float32
 

@@ -18,20 +18,32 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from atoll import wire
 from atoll.algorithms import State, nfedgnn
-from atoll.algorithms.nfedgnn import LATENT, SCENARIOS, STATE_AXES, TASKS, descend, evaluate, first_weight, start, with_latent
+from atoll.algorithms.nfedgnn import (
+    FIXED_WEIGHTS,
+    LATENT,
+    SCENARIOS,
+    STATE_AXES,
+    TASKS,
+    WEIGHTS,
+    admit,
+    descend,
+    evaluate,
+    first_weight,
+    start,
+    with_latent,
+)
+from atoll.algorithms.nfedgnn.joining import fixed_point, present
 from atoll.deferred import Deferred
 from atoll.federation.cohort import PARTY, Fields, verb
-from atoll.federation.declarations import real
+from atoll.federation.declarations import whole
 from atoll.federation.federation import Federation
 from atoll.graphs.user_rows import Patched
 from atoll.models import optim
 from atoll.settings import setting
 
-__all__ = ["SCENARIOS", "STATE_AXES", "TASKS", "Cohort", "Settings", "evaluate", "start", "step"]
-
-
-WEIGHTS = real("features", "width")  # W_i
+__all__ = ["SCENARIOS", "STATE_AXES", "TASKS", "Cohort", "Settings", "admit", "evaluate", "start", "step"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +108,13 @@ class Cohort(nfedgnn.Cohort):
         self.weights.share(weight)
         self.rest = weight.expand_as(self.rest)
 
+    @verb(takes={}, gives={"weight": FIXED_WEIGHTS, "count": whole("features", 1)})
+    def sum_weights(self) -> Fields:
+        """W_i and 1 for each of its rows; the server sees sums."""
+        rest = fixed_point(self.rest[:1] if wire.rows_are_shared(self.rest) else self.rest).expand_as(self.rest)
+        ones = torch.ones(1, self.schema.features, 1, dtype=torch.int64).expand(len(self.steps), -1, 1)
+        return {"weight": Patched(self.features, fixed_point(self.weights.rows), rest), "count": ones}
+
     def _descend(self, gradient: Tensor) -> None:
         """One step: for the rows of zero features, whose gradient is zero, their weight decay alone."""
         self.optimizer.step([self.weights.backward(gradient)])
@@ -115,13 +134,14 @@ class Cohort(nfedgnn.Cohort):
 
 def step(federation: Federation, state: State, settings: Settings) -> State:
     """One round: the server takes its step as in nFedGNN and averages the users' weights, before or after theirs."""
+    users = present(federation, state, settings)
     if settings.average == "after":
-        replies = federation.ask("embed")
+        replies = federation.ask("embed", to=users)
         state, gradient = descend(federation, with_latent(state, replies), settings)
         replies = federation.ask("fit", to=replies.parties, each={"gradient": gradient[replies.index]})
         federation.tell("adopt", to=replies.parties, weight=average(replies.stack("weight")))  # W̄
         return state
-    replies = federation.ask("upload")
+    replies = federation.ask("upload", to=users)
     state, gradient = descend(federation, with_latent(state, replies), settings)
     mean = average(replies.stack("weight"))  # W̄
     federation.tell("update", to=replies.parties, each={"gradient": gradient[replies.index]}, weight=mean)

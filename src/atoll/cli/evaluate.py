@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from atoll.cli.options import Quiet, Threads, prepare_torch
-from atoll.cli.predict import Known
+from atoll.cli.predict import Join, Known
 
 
 def evaluate(
@@ -24,6 +24,7 @@ def evaluate(
         str | None, typer.Option(help="Name or number of a party: whose nodes, or whose model for --data.", metavar="NAME")
     ] = None,
     known: Known = None,
+    join: Join = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as `detail` in result.json.")] = False,
     name: Annotated[str | None, typer.Option("--run", help="Of a kit: which run; the newest finished one by default.")] = None,
     algorithm: Annotated[
@@ -43,7 +44,7 @@ def evaluate(
     from atoll.runs.folder import finite
 
     with stage("Predicting", quiet=quiet):
-        judged = open_model(run, name, algorithm, model).evaluate(data, party, known)
+        judged = open_model(run, name, algorithm, model).evaluate(data, party, known, join)
     if as_json:
         print(json.dumps(finite(judged.to_dict()), indent=1, ensure_ascii=False))
     else:

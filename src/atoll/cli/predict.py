@@ -21,6 +21,10 @@ MAX_CLASSES = 30  # that the summary counts
 Known = Annotated[
     Path | None, typer.Option(help="At a site: its data of before, where edges of new nodes name nodes of it.", metavar="FOLDER")
 ]
+Join = Annotated[
+    str | None,
+    typer.Option(help="nfedgnn, cnfgnn: what users who join begin with: mean, initial or neighbors.", metavar="RULE"),
+]
 
 
 def predict(
@@ -33,6 +37,7 @@ def predict(
         str | None, typer.Option(help="Name or number of a party: whose nodes, or whose model for --data.", metavar="NAME")
     ] = None,
     known: Known = None,
+    join: Join = None,
     out: Annotated[Path | None, typer.Option(help="Write the predictions there: .csv or .parquet.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file that --out names.")] = False,
     name: Annotated[str | None, typer.Option("--run", help="Of a kit: which run; the newest finished one by default.")] = None,
@@ -60,7 +65,7 @@ def predict(
         with stage("Loading the training data", quiet=quiet):
             _ = opened.training_data
     with stage("Predicting", quiet=quiet):
-        found = opened.outputs(data, party, known)
+        found = opened.outputs(data, party, known, join)
         frame = table(found, opened.decide(found.logits), opened.classes)
     if out is not None:
         with stage(f"Writing {out}", quiet=quiet):

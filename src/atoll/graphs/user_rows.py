@@ -103,6 +103,7 @@ class Patched(Deferred):
 
     def __init__(self, entries: Entries, rows: Tensor, rest: Tensor) -> None:
         self.entries, self.rows, self.rest = entries, rows, rest
+        self.dtype = rows.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -129,13 +130,14 @@ class Patched(Deferred):
         return self.rows.sum() + (self.rest[0] if self.shared else self.rest).sum()
 
     def total(self) -> Tensor:
-        """(d, h) float64: the sum over the users; where they share `rest`, without computing any user's weights."""
+        """(d, h) the sum over the users, float64 or int64; where they share `rest`, without computing any user's weights."""
+        precise = torch.float64 if self.dtype.is_floating_point else torch.int64
         if not self.shared:
-            return self.dense().sum(0, dtype=torch.float64)
+            return self.dense().sum(0, dtype=precise)
         idle = self.entries.users - torch.bincount(self.entries.feature, minlength=self.entries.features)
-        result: Tensor = idle[:, None] * self.rest[0].double()
+        result: Tensor = idle[:, None] * self.rest[0].to(precise)
         step = max(1, MAX_DOUBLES // self.rows.shape[1])
         for start in range(0, len(self.rows), step):
             piece = slice(start, start + step)
-            result.index_add_(0, self.entries.feature[piece], self.rows[piece].double())
+            result.index_add_(0, self.entries.feature[piece], self.rows[piece].to(precise))
         return result

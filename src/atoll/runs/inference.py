@@ -15,7 +15,7 @@ from atoll.data.federated import FederatedData
 from atoll.engines.inprocess import InProcessEngine
 from atoll.errors import AtollError
 from atoll.federation.cohort import PARTY, Cohort, Message, Observation, Schema
-from atoll.federation.fields import Fields, take
+from atoll.federation.fields import Fields, put, take
 from atoll.federation.memory import rows_of
 from atoll.graphs.blocks import spans
 from atoll.graphs.graph import Graph
@@ -39,6 +39,8 @@ class Nodes:
     schema: Schema
     public: Mapping[str, Any] = field(default_factory=dict)  # what the server knows in this scenario
     trained_on: bool = False  # whether the model was trained on exactly these
+    known: Tensor | None = None  # (P,) where parties join a trained federation: their numbers in it, −1 for those who join
+    before: Graph | None = None  # and the graph of the trained ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +90,10 @@ def _ask(files: ModelFiles, config: Config, nodes: Nodes, parts: Graph) -> list[
 
     def make(site: Sequence[int], blank: bool) -> Cohort:
         index = nodes.parties.indices(site)
-        cohort = build_cohort(config, parts.select(index), nodes.schema, site, blank=True)
+        cohort = build_cohort(config, parts.select(index), nodes.schema, site, blank=nodes.known is None)
+        if nodes.known is not None:
+            _give_memory(cohort, files.memory, nodes.known[index], nodes)
+            return cohort
         memory = _memory(files, cohort, nodes)
         cohort.restore(memory) if nodes.trained_on else cohort.transfer(memory)
         return cohort
@@ -123,6 +128,18 @@ def _memory(files: ModelFiles, cohort: Cohort, nodes: Nodes) -> Fields:
         axis = cohort.memory.get(name, PARTY)  # rows of nodes are found only where the nodes are the same
         memory[name] = take(value, rows_of(index, axis, nodes.parts)) if axis == PARTY or nodes.trained_on else value
     return memory
+
+
+def _give_memory(cohort: Cohort, memory: Fields, known: Tensor, nodes: Nodes) -> None:
+    """Give trained parties what they remember; those who join, whose number in `known` is −1, begin as every party did."""
+    assert nodes.before is not None
+    here, held = (known >= 0).nonzero()[:, 0], cohort.trained()
+    for name, value in memory.items():
+        axis = cohort.memory.get(name, PARTY)
+        rows, source = rows_of(here.numpy(), axis, cohort.graph), rows_of(known[here].numpy(), axis, nodes.before)
+        with torch.no_grad():
+            held[name] = put(held[name], rows, take(value, source))
+    cohort.restore(held)
 
 
 def _marked(graph: Graph, rows: Tensor) -> Graph:

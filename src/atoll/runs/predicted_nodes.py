@@ -18,6 +18,7 @@ from atoll.data.splits import split
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.graph import Graph
 from atoll.parties import Parties
+from atoll.runs import joining
 from atoll.runs.experiment import extent_of, schema_of
 from atoll.runs.inference import Nodes, infer, require_shared_model
 from atoll.runs.known_nodes import party_name, site_context, training_context
@@ -68,15 +69,19 @@ def _is_unchanged(model: TrainedModel, parts: Graph) -> bool:
     return False
 
 
-def of_new_data(model: TrainedModel, data: Any, party: str | int | None, known: Any = None) -> Outputs:
-    """The outputs for nodes that arrived later; `known`: at a site, the graph of before."""
+def of_new_data(model: TrainedModel, data: Any, party: str | int | None, known: Any = None, join: str | None = None) -> Outputs:
+    """The outputs for nodes that arrived later; `known`: at a site, the graph of before; `join`: what new users begin with."""
     scenario, sources = model.description["scenario"], new_nodes.party_sources(data)
     if model.own_numbers is not None:
+        if join is not None:
+            raise AtollError("Users join where the whole federation is known: predict with a run's folder, or leave --join out.")
         return _at_site(model, data if sources is None else _only(model, sources, party), party, known)
     if known is not None:
         raise AtollError("The training data, which a run loads again, is known already; leave --known out: it is for sites.")
     if scenario == "node":
-        return _one_node_per_party(model, data, party)
+        return _one_node_per_party(model, data, party, join)
+    if join is not None:
+        raise AtollError("--join is for users who have weights of their own (nfedgnn, cnfgnn); leave it out.")
     if scenario == "vertical":
         return _vertical(model, data, sources, party)
     if scenario == "whole" and model.description.get("party_columns"):
@@ -138,11 +143,15 @@ def _at_site(model: TrainedModel, source: Any, party: str | int | None, known: A
     return _new_rows(Outputs(graph, predicted.logits, parties, (party_name(model, number),) if model.names else ()), new.count)
 
 
-def _one_node_per_party(model: TrainedModel, data: Any, party: str | int | None) -> Outputs:
+def _one_node_per_party(model: TrainedModel, data: Any, party: str | int | None, join: str | None) -> Outputs:
     """New users of a federation with one node per party."""
-    require_shared_model(model.files, model.config)
     if party is not None:
         raise AtollError("Every new node is a party of its own; leave --party out.")
+    if joining.can_join(model):
+        return joining.of_joining_users(model, data, join)
+    require_shared_model(model.files, model.config)
+    if join is not None:
+        raise AtollError(f"{model.config.algorithm} has one model for all users, also for new ones; leave --join out.")
     new = read_new(data, model.form(), training_context(model, None))
     users = partition(new.graph, "node", None, model.config.partition_settings, model.config.seed)
     public = {"edge_index": users.party[new.graph.edge_index], "y_train": torch.full((users.parties,), -1)}

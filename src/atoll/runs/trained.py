@@ -70,7 +70,9 @@ class TrainedModel:
             f"{about['num_classes']} classes, round {about['best_round']})"
         )
 
-    def predict(self, data: Any = None, party: str | int | None = None, known: Any = None) -> pd.DataFrame:
+    def predict(
+        self, data: Any = None, party: str | int | None = None, known: Any = None, join: str | None = None
+    ) -> pd.DataFrame:
         """Predict the class of every node, labeled or not.
 
         Parameters:
@@ -80,21 +82,27 @@ class TrainedModel:
             party: A party's name or number: whose nodes of the training data, or whose model and graph for new nodes. It is
                 needed for new nodes where every party has a model of its own.
             known: At a site, which keeps no copy of its data: the folder of before, where edges of new nodes name nodes of it.
+            join: With nfedgnn and cnfgnn, what new users begin with, who have no weights of their own: mean, initial or
+                neighbors; that of the run by default.
 
         Returns:
             One row per node, or per node and party where several parties hold it: `id`, `party`, `split`, `label` (where it is
             known), `class`, and `p[CLASS]`, the probability of each class.
         """
         self._require_classes("table of predictions")
-        found = self.outputs(data, party, known)
+        found = self.outputs(data, party, known, join)
         return outputs.table(found, self.decide(found.logits), self.classes)
 
-    def outputs(self, data: Any = None, party: str | int | None = None, known: Any = None) -> outputs.Outputs:
+    def outputs(
+        self, data: Any = None, party: str | int | None = None, known: Any = None, join: str | None = None
+    ) -> outputs.Outputs:
         """The same as `predict`, before it becomes a table: the nodes as a graph, logits, parties."""
         if data is not None:
-            return predicted_nodes.of_new_data(self, data, party, known)
+            return predicted_nodes.of_new_data(self, data, party, known, join)
         if known is not None:
             raise AtollError("--known is the graph that new nodes have edges to; give the new nodes too: --data FOLDER.")
+        if join is not None:
+            raise AtollError("--join is for users who join after training; give them: --data FOLDER.")
         return predicted_nodes.of_training_data(self, party)
 
     def decide(self, logits: Tensor) -> Tensor:
@@ -102,17 +110,19 @@ class TrainedModel:
         threshold = self.description.get("threshold")
         return logits.argmax(1) if threshold is None else decide(logits.double().softmax(1), threshold)
 
-    def evaluate(self, data: Any = None, party: str | int | None = None, known: Any = None) -> Evaluation:
+    def evaluate(
+        self, data: Any = None, party: str | int | None = None, known: Any = None, join: str | None = None
+    ) -> Evaluation:
         """Judge the model on labeled nodes: the test nodes or, where none are marked, all of them.
 
         Parameters:
-            data, party, known: As for `predict`.
+            data, party, known, join: As for `predict`.
 
         Returns:
             Metrics overall, by class and by party; `print` shows them as a table, `to_dict` gives plain values.
         """
         self._require_classes("evaluation by class")
-        found = self.outputs(data, party, known)
+        found = self.outputs(data, party, known, join)
         return judge(found.graph, found.logits, found.party_names, self.classes, self.description.get("threshold"))
 
     def export(self, to: str, out: str | Path, party: str | int | None = None) -> list[Path]:

@@ -18,25 +18,28 @@ from torch import Tensor
 
 import atoll.federation.cohort
 from atoll.algorithms import State
+from atoll.algorithms.nfedgnn.joining import FIXED_POINT, absent, admit, draw_late, fixed_point, join, present, training_graph
 from atoll.algorithms.nfedgnn.server import Server
 from atoll.algorithms.nfedgnn.settings import Settings, Split
 from atoll.federation import metrics
 from atoll.federation.cohort import STORED_FEATURE, Fields, verb
-from atoll.federation.declarations import COUNTS, real
+from atoll.federation.declarations import COUNTS, MAX_PARAMETER, flag, real, whole
 from atoll.federation.federation import Federation, Replies
 from atoll.federation.memory import FRESH, PARTY
 from atoll.graphs.graph import Graph
-from atoll.graphs.user_rows import Entries, Weights
+from atoll.graphs.user_rows import Entries, Patched, Weights
 from atoll.models import optim
 from atoll.models.losses import smoothness
 from atoll.models.parameters import get_parameters, set_parameters
 from atoll.random import SERVER, Draws, Streams
 
-__all__ = ["SCENARIOS", "STATE_AXES", "TASKS", "Cohort", "Server", "Settings", "Split", "evaluate", "start", "step"]
+__all__ = ["SCENARIOS", "STATE_AXES", "TASKS", "Cohort", "Server", "Settings", "Split", "admit", "evaluate", "start", "step"]
 SCENARIOS = ("node",)
 TASKS = ("node-classification",)
-STATE_AXES = {"optimizer": FRESH, "latent": PARTY}
+STATE_AXES = {"optimizer": FRESH, "latent": PARTY, "late": FRESH}
 LATENT = real("width")  # x̄_i, and its gradient
+WEIGHTS = real("features", "width")  # W_i
+FIXED_WEIGHTS = whole("features", "width", low=-MAX_PARAMETER * FIXED_POINT, high=MAX_PARAMETER * FIXED_POINT)
 Penalty = Callable[[Tensor, Graph], Tensor]  # what is added to the cross-entropy, of X̄
 
 
@@ -73,6 +76,26 @@ class Cohort(atoll.federation.cohort.Cohort):
         """Lines 11 and 12: ∂L/∂W_i = x_iᵀ·∂L/∂x̄_i, one step of the optimizer."""
         self.optimizer.step([self.weights.backward(gradient)])
 
+    @verb(takes={}, gives={"weight": FIXED_WEIGHTS, "count": whole("features", 1)})
+    def sum_weights(self) -> Fields:
+        """W_i in the rows of the user's features, zero in the others, and which rows these are; the server sees sums."""
+        none, users = torch.zeros(1, self.schema.features, 1, dtype=torch.int64), self.graph.parties
+        counts = torch.ones(len(self.weights.rows), 1, dtype=torch.int64)
+        return {
+            "weight": Patched(self.features, fixed_point(self.weights.rows), none.expand(users, -1, self.settings.width)),
+            "count": Patched(self.features, counts, none.expand(users, -1, 1)),
+        }
+
+    @verb(takes={"weight": WEIGHTS}, gives={"latent": LATENT})
+    def embed_with(self, weight: Tensor) -> Fields:
+        """x̄_i = x_i·W̄, of a user without weights of its own."""
+        return {"latent": self.features.product(weight[self.features.feature])}
+
+    @verb(takes={"logits": real("classes"), "late": flag()}, gives=COUNTS)
+    def evaluate_late(self, logits: Tensor, late: Tensor) -> Fields:
+        """As `evaluate`, but zeros from users who were there from the start."""
+        return {name: value * late.view(-1, *[1] * (value.ndim - 1)) for name, value in self.evaluate(logits).items()}
+
     @verb(takes={"logits": real("classes")}, gives=COUNTS)
     def evaluate(self, logits: Tensor) -> Fields:
         """Counts of the server's prediction at each user; the server knows the training loss itself."""
@@ -101,12 +124,13 @@ def start(federation: Federation, settings: Split) -> State:
     server = Server(settings, federation.schema.classes, Draws(federation.seed, [SERVER], "model"))
     optimizer = optim.make(settings.optimizer, server, settings.lr, settings.weight_decay)
     latent = torch.zeros(federation.schema.parties, settings.width)
-    return {"model": get_parameters(server), "optimizer": optimizer.state(), "latent": latent, "loss": torch.zeros(())}
+    state = {"model": get_parameters(server), "optimizer": optimizer.state(), "latent": latent, "loss": torch.zeros(())}
+    return state | {"late": draw_late(federation, settings)} if settings.late else state
 
 
 def step(federation: Federation, state: State, settings: Settings) -> State:
     """One round of Algorithm 1. A user that does not take part is represented by the latent vector it sent last."""
-    replies = federation.ask("embed")  # lines 4 to 7
+    replies = federation.ask("embed", to=present(federation, state, settings))  # lines 4 to 7
     state, gradient = descend(federation, with_latent(state, replies), settings, laplacian(settings))  # lines 8 and 9
     federation.tell("update", to=replies.parties, each={"gradient": gradient[replies.index]})  # lines 10 to 13
     return state
@@ -114,12 +138,24 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
 
 def evaluate(federation: Federation, state: State, settings: Split) -> dict[str, object]:
     """The server predicts for all users; each user with a label that the server does not know counts for itself."""
-    state = with_latent(state, federation.ask("embed"))
+    latent = with_latent(state, federation.ask("embed", to=present(federation, state, settings)))["latent"]
+    if (late := absent(state, settings)) is not None:
+        latent = join(federation, latent, late, first_weight(settings, federation.schema, federation.seed), settings)
     server = Server(settings, federation.schema.classes, None)
     set_parameters(server, state["model"])
     with torch.no_grad():
-        logits = server(state["latent"], federation.topology)
-    return metrics.evaluate(federation, each={"logits": logits}) | {"train_loss": float(state["loss"])}
+        logits = server(latent, federation.topology)
+    found = metrics.evaluate(federation, each={"logits": logits}) | {"train_loss": float(state["loss"])}
+    return found | late_metrics(federation, state, logits)
+
+
+def late_metrics(federation: Federation, state: State, logits: Tensor) -> dict[str, object]:
+    """The metrics of the test nodes among the users who join late, under names of their own; the server sees sums."""
+    if "late" not in state:
+        return {}
+    sums = federation.total("evaluate_late", each={"logits": logits, "late": state["late"]})
+    computed = federation.task.metrics(sums).items()
+    return {f"late_{name}": value for name, value in computed if not name.startswith(metrics.NOT_TEST)}
 
 
 def with_latent(state: State, replies: Replies) -> State:
@@ -154,11 +190,14 @@ def descend(federation: Federation, state: State, settings: Split, penalty: Pena
     optimizer = optim.make(settings.optimizer, server, settings.lr, settings.weight_decay)
     set_parameters(server, state["model"])
     optimizer.restore(state["optimizer"])
-    graph, latent = federation.topology, state["latent"].requires_grad_()
+    graph, users = training_graph(federation, state, settings)
+    latent = state["latent"][users].requires_grad_()
     logits = server(latent, graph, Draws(federation.seed, [SERVER], "dropout", federation.round))
     loss = federation.task.loss(logits, graph) * (int(graph.num_train.sum()) if settings.loss == "sum" else 1)
     loss = loss + penalty(latent, graph)
     *gradients, gradient = torch.autograd.grad(loss, [*optimizer.params.values(), latent])
     optimizer.step([part.contiguous() for part in gradients])
-    state = {"model": get_parameters(server), "optimizer": optimizer.state(), "latent": latent.detach(), "loss": loss.detach()}
-    return state, gradient
+    everybody = gradient
+    if isinstance(users, Tensor):
+        everybody = torch.zeros_like(state["latent"]).index_copy(0, users, gradient)
+    return state | {"model": get_parameters(server), "optimizer": optimizer.state(), "loss": loss.detach()}, everybody

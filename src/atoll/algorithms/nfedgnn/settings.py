@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from atoll.settings import setting
 
+JOIN = ("mean", "initial", "neighbors", "start")
+
 
 @dataclass(frozen=True)
 class Split:
@@ -27,6 +29,16 @@ class Split:
     loss: str = setting(
         "mean", "Cross-entropy: a mean over the training nodes, or Eq. 3's sum.", choices=("mean", "sum"), since="0.2"
     )
+    late: float = setting(
+        0.0, "Share of the users, none with a training label, who join after training.", low=0, high=0.9, since="0.2"
+    )
+    join: str = setting(
+        "mean",
+        "What users who join late begin with: the mean of the others' weights, the initial ones, or vectors like their "
+        "neighbors'; start: they are there from the start, for comparison.",
+        choices=JOIN,
+        since="0.2",
+    )
 
     @property
     def width(self) -> int:
@@ -43,6 +55,13 @@ class Settings(Split):
     )
     initial_weights: str = setting(
         "shared", "Whether all users start with the same weights or each draws its own.", choices=("shared", "own"), was="first"
+    )
+    join: str = setting(
+        "neighbors",
+        "What users who join late begin with: vectors like their neighbors', the mean of the others' weights, or the initial "
+        "ones; start: they are there from the start, for comparison.",
+        choices=JOIN,
+        since="0.2",
     )
     regularized: str = setting(
         "heads", "With gat, what λ pulls together: each head's vectors, or their mean.", choices=("heads", "mean"), since="0.2"
