@@ -1,7 +1,7 @@
 """How metrics are shown: the tasks' own tables, in one order for every report; and mean ± standard deviation.
 
 A metric of the parties' own graphs begins with `local_`, one of validation items with `val_`, one of training
-items with `train_`.
+items with `train_`, one of users who join after training with `late_`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from atoll.errors import AtollError
 if TYPE_CHECKING:
     from atoll.tasks import Metric
 
-PREFIXES = {"local_": "local", "val_": "validation", "train_": "training"}
+PREFIXES = {"local_": "local", "val_": "validation", "train_": "training", "late_": "late"}
 
 
 def metrics_table() -> dict[str, Metric]:
