@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rich.table import Table
 
 from atoll import reports as library
-from atoll import wire
+from atoll import stages, wire
 from atoll.cli import console, main
 from atoll.cli.partition import partition_table
 from atoll.data import load
@@ -92,7 +92,16 @@ def test_progress_is_text(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with console.ProgressLine(NASTY) as progress:
         progress({"round": 1, "bytes_up_total": 1, "bytes_down_total": 1}, 2)
     assert_text(capsys.readouterr().err)
+    with console.ProgressLine(NASTY):
+        stages.report(NASTY, 1, 2)
+    told = capsys.readouterr().err
+    assert_text(told)
+    assert "50 %" in told
     live = console.ProgressLine(NASTY)
+    live.live = True
+    live.prepare(NASTY, 1, 2)
+    assert_text(printed(live.bar.get_renderable()))
+    live.prepare(NASTY, 2, 2)
     live({"round": 1, "bytes_up_total": 1, "bytes_down_total": 1}, 2)
     assert_text(printed(live.bar.get_renderable()))
 

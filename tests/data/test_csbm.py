@@ -2,13 +2,16 @@
 
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 
 from atoll.data import CsbmSettings, PartitionSettings, csbm, load, partition, partition_statistics
-from atoll.data.csbm import generate, sample_edges
+from atoll.data.builder import Bools, Ints
+from atoll.data.csbm import _grown, generate, sample_edges
 from atoll.errors import AtollError, AtollWarning
 from graphs import dense, edge_set
 
@@ -70,6 +73,54 @@ def test_features_can_be_redrawn_on_one_graph() -> None:
     assert torch.equal(one.y, two.y)
     assert not torch.equal(dense(one), dense(two))
     assert edge_set(one) != edge_set(csbm(100, 8, 2, 1, 5, seed=5))
+
+
+@pytest.mark.parametrize("flip", [0.0, 0.3])
+def test_samples_can_be_redrawn_around_one_center(flip: float) -> None:
+    """A.2.1 draws u once and repeats the sampling: the classes' means stay, every vector changes; `features` changes both."""
+    settings = CsbmSettings(60, 8, 2, 60.0 * 400, 5, 2, 50, flip, communities=0, redraw="samples", graph_seed=4)
+    one, two = (generate(settings, seed) for seed in (1, 2))
+    assert edge_set(one) == edge_set(two)
+    assert torch.equal(one.y, two.y) == (flip == 0)
+    assert not (dense(one) == dense(two)).any()
+    means = [dense(graph)[graph.y == 1].mean(0) for graph in (one, two)]
+    torch.testing.assert_close(*means, atol=0.1, rtol=0)
+    other = generate(replace(settings, redraw="features"), 2)
+    assert float((dense(other)[other.y == 1].mean(0) - means[1]).norm()) > 1
+    fixed = generate(replace(settings, redraw="nothing"))
+    torch.testing.assert_close(dense(fixed)[fixed.y == 1].mean(0), means[0], atol=0.1, rtol=0)
+
+
+def grown(classes: Ints, adjacency: sp.csr_array, each: int, rng: np.random.Generator) -> Bools:
+    """The connected set as it was first written: the whole frontier again for every node."""
+    inside = np.zeros(len(classes), bool)
+    counts = np.zeros(classes.max() + 1, np.int64)
+    node = rng.integers(len(classes))
+    while True:
+        inside[node] = True
+        counts[classes[node]] += 1
+        candidates = np.unique(adjacency[np.flatnonzero(inside)].indices)
+        candidates = candidates[~inside[candidates] & (counts[classes[candidates]] < each)]
+        if not len(candidates):
+            return inside
+        node = rng.choice(candidates)
+
+
+def test_training_sets_grow_as_they_always_did() -> None:
+    """The same nodes and the same random numbers as the naive version, also where the set cannot be completed."""
+    complete = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        nodes, kinds, each = int(rng.integers(5, 60)), int(rng.integers(2, 5)), int(rng.integers(1, 8))
+        classes = np.append(rng.integers(0, kinds, nodes - 1), kinds - 1)
+        half = np.triu(rng.random((nodes, nodes)) < 0.3 * rng.random(), 1)
+        adjacency = sp.csr_array((half + half.T).astype(float))
+        naive, ours = np.random.default_rng(seed), np.random.default_rng(seed)
+        expected = grown(classes, adjacency, each, naive)
+        assert np.array_equal(_grown(classes, adjacency, each, ours), expected)
+        assert naive.integers(1 << 60) == ours.integers(1 << 60)
+        complete += int(expected.sum() == each * kinds)
+    assert 0 < complete < 60
 
 
 def test_samples_stand_together() -> None:

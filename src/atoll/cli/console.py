@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from atoll.errors import shown
 from atoll.runs.metrics import metric_format
 from atoll.runs.paired import TEST, Difference
 from atoll.runs.summary import comparison_cells, facts
+from atoll.stages import listening
 
 if TYPE_CHECKING:
     from atoll.runs.result import Result
@@ -74,15 +75,31 @@ class ProgressLine:
             transient=True,
         )
         self.task: TaskID | None = None
+        self.preparation: TaskID | None = None
+        self.listening = ExitStack()
 
     def __enter__(self) -> ProgressLine:
         if self.live:
             self.bar.start()
+        self.listening.enter_context(listening(self.prepare))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.listening.close()
         if self.live:
             self.bar.stop()
+
+    def prepare(self, what: str, done: int, total: int) -> None:
+        """Show how far a preparation is."""
+        now = time.perf_counter()
+        if self.live:
+            if self.preparation is None:
+                self.preparation = self.bar.add_task("", facts="")
+            over = done >= total
+            self.bar.update(self.preparation, description=shown(what), completed=done, total=max(total, 1), visible=not over)
+        elif now - self.told > PLAIN_EVERY:
+            self.told = now
+            print(shown(f"{self.label}: {what}, {100 * done // max(total, 1)} %"), file=sys.stderr, flush=True)
 
     def __call__(self, row: Mapping[str, Any], rounds: int) -> None:
         """Show a round."""

@@ -11,10 +11,12 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from atoll.data.builder import Bools, Ints, Masks, build_graph, check_fold, distinct
+from atoll.data.ranked import Ranked
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.random import seed_of
 from atoll.settings import setting
+from atoll.stages import tracked
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,11 @@ class CsbmSettings:
     )
     graph_seed: int = setting(0, "Seed of classes and edges.")
     feature_seed: int = setting(-1, "Seed of the features alone, to redraw them on the same graph; negative uses graph_seed.")
-    redraw: str = setting("nothing", "What a run's seed redraws: nothing, or the features.", choices=("nothing", "features"))
+    redraw: str = setting(
+        "nothing",
+        "What a run's seed redraws: nothing, the features, or the samples alone (noise and flips) around the same u.",
+        choices=("nothing", "features", "samples"),
+    )
     connected: bool = setting(False, "Draw the graph until it is connected.")
     connected_train_share: float = setting(
         0.0,
@@ -95,9 +101,7 @@ def generate(settings: CsbmSettings, seed: int = 0) -> Graph:
             break
     else:
         raise AtollError(f"None of {MAX_DRAWS} graphs of average degree {settings.degree:g} is connected; choose a higher one.")
-    feature_seed = settings.graph_seed if settings.feature_seed < 0 else settings.feature_seed
-    words = ("run", seed) if settings.redraw == "features" else ()
-    x, y = _features(settings, classes, np.random.default_rng(seed_of("csbm", "features", feature_seed, *words)))
+    x, y = _features(settings, classes, seed)
     rows = np.repeat(np.arange(settings.nodes), settings.samples)
     masks = _masks(settings, classes, adjacency + adjacency.T) if settings.connected_train_share else None
     of_rows = None if masks is None else (masks[0][rows], masks[1][rows], masks[2][rows])
@@ -127,17 +131,24 @@ def _masks(s: CsbmSettings, classes: Ints, adjacency: sp.csr_array) -> Masks:
 
 def _grown(classes: Ints, adjacency: sp.csr_array, each: int, rng: np.random.Generator) -> Bools:
     """A connected set: random neighbors join it one at a time, as long as their class has fewer than `each` nodes."""
-    inside = np.zeros(len(classes), bool)
-    counts = np.zeros(classes.max() + 1, np.int64)
-    node = rng.integers(len(classes))
-    while True:
+    inside, frontier = np.zeros(len(classes), bool), Ranked(len(classes))
+    left = [each] * (int(classes.max()) + 1)  # nodes that are still wanted, by class
+    label = classes.tolist()
+    goal = each * len(left)
+    for size in tracked(range(goal), "Growing the training set", goal):
+        if size and not frontier.size:
+            break
+        node = frontier.at(int(rng.integers(frontier.size))) if size else int(rng.integers(len(classes)))
         inside[node] = True
-        counts[classes[node]] += 1
-        candidates = np.unique(adjacency[np.flatnonzero(inside)].indices)
-        candidates = candidates[~inside[candidates] & (counts[classes[candidates]] < each)]
-        if not len(candidates):
-            return inside
-        node = rng.choice(candidates)
+        frontier.discard(node)
+        left[label[node]] -= 1
+        if not left[label[node]]:
+            for other in frontier.members(classes == label[node]):
+                frontier.discard(other)
+        for neighbor in adjacency.indices[adjacency.indptr[node] : adjacency.indptr[node + 1]].tolist():
+            if left[label[neighbor]] and not inside[neighbor]:
+                frontier.add(neighbor)
+    return inside
 
 
 def sample_edges(blocks: Ints, chances: NDArray[np.float64], rng: np.random.Generator) -> Ints:
@@ -205,12 +216,17 @@ def _blocks(s: CsbmSettings, rng: np.random.Generator) -> tuple[Ints, Ints, NDAr
     return classes, blocks, np.clip(chances * s.degree / expected, 0, 1)
 
 
-def _features(s: CsbmSettings, classes: Ints, rng: np.random.Generator) -> tuple[NDArray[np.float32], Ints]:
+def _features(s: CsbmSettings, classes: Ints, seed: int) -> tuple[NDArray[np.float32], Ints]:
     """√(μ/N)·v·u + z/√p for every sample, and the samples' classes."""
+    feature_seed = s.graph_seed if s.feature_seed < 0 else s.feature_seed
+    fixed, of_run = ("csbm", "features", feature_seed), ("csbm", "features", feature_seed, "run", seed)
+    rng = np.random.default_rng(seed_of(*(of_run if s.redraw == "features" else fixed)))
     y = np.repeat(classes, s.samples)
     centers = rng.standard_normal((s.classes if s.classes > 2 else 1, s.features), np.float32) / math.sqrt(s.features)
     if s.classes == 2:
         centers = np.concatenate([-centers, centers])  # v = −1, +1
+    if s.redraw == "samples":
+        rng = np.random.default_rng(seed_of(*of_run))
     if s.flip_probability:
         y = (y + rng.integers(1, s.classes, len(y)) * (rng.random(len(y)) < s.flip_probability)) % s.classes
     x = rng.standard_normal((len(y), s.features), np.float32)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from atoll.algorithms import fedmlp, gfl_appnp
+from atoll.algorithms.gfl_appnp import compensation, propagation
 from atoll.algorithms.gfl_appnp.compensation import Arriving
 from atoll.algorithms.gfl_appnp.local_steps import Subtracted
 from atoll.data import csbm
@@ -88,6 +89,7 @@ class User:
     y: Tensor
     train: Tensor
     classes: int
+    shared: Tensor  # the vectors that enter ĥ
     weights: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def outputs(self, weights: Tensor, x: Tensor) -> Tensor:
@@ -97,8 +99,8 @@ class User:
 
     def represent(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         """ĥ and its Jacobian, by autograd."""
-        return self.outputs(weights, self.x).mean(0), torch.autograd.functional.jacobian(
-            lambda w: self.outputs(w, self.x).mean(0), weights
+        return self.outputs(weights, self.shared).mean(0), torch.autograd.functional.jacobian(
+            lambda w: self.outputs(w, self.shared).mean(0), weights
         )
 
     def step(self, weight: Tensor, context: Tensor, gradient: Tensor, lr: float, batch: Tensor) -> None:
@@ -119,7 +121,11 @@ class Naive:
         parts = experiment.party_data.parts
         x = parts.x if isinstance(parts.x, Tensor) else torch.from_numpy(parts.x.toarray())
         blocks = [slice(int(a), int(b)) for a, b in zip(parts.ptr[:-1], parts.ptr[1:], strict=True)]
-        self.users = [User(x[b].double(), parts.y[b], parts.train[b], parts.num_classes) for b in blocks]
+        self.users = []
+        for b in blocks:
+            trains = self.settings.share == "train" and bool(parts.train[b].any())
+            shared = x[b][parts.train[b]] if trains else x[b]
+            self.users.append(User(x[b].double(), parts.y[b], parts.train[b], parts.num_classes, shared.double()))
         self.matrix = dense_propagation(experiment.party_data.whole, self.settings.teleport, self.settings.steps)
         model = gfl_appnp.start(experiment.federation, self.settings)["model"]
         self.mean = torch.cat([value.flatten().double() for value in model.values()])
@@ -168,8 +174,12 @@ def flat(result: Result) -> Tensor:
         ("dnc", {"compensation": "noisy", "joint_noise": "false", "lr": 0.05}),
         ("dnc", {"amnesia": "true"}),
         ("snc", {}),
+        ("snc", {"share": "train"}),
         ("sc", {"batch_size": 2}),
         ("sc", {"batch_size": 2, "placement": "apart"}),
+        ("sc", {"batch_size": 2, "share": "train"}),
+        ("sc", {"share": "train", "amnesia": "true", "init": "torch"}),
+        ("sc", {"share": "train", "compensation": "none"}),
     ],
 )
 def test_twenty_rounds_of_one_object_a_user(task: str, values: dict[str, Any]) -> None:
@@ -209,6 +219,59 @@ def test_one_local_step_is_centralized_appnp() -> None:
     assert result.last["accuracy"] == pytest.approx(float((logits.argmax(1) == whole.y)[whole.test].float().mean()))
     expected = float(torch.nn.functional.cross_entropy(logits[whole.val], whole.y[whole.val]))
     assert result.last["val_loss"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_one_local_step_is_a_run_of_centralized_appnp() -> None:
+    """With the same seed and `init=torch` both begin with the same weights, so their histories and metrics agree."""
+    ours = run(local_steps=1, init="torch")
+    values = {"model": "appnp", "hidden": HIDDEN, "lr": 0.3, "rounds": 20, "bias": "false", "optimizer": "sgd", "epochs": 1}
+    values["evaluate_every"] = 1
+    chosen = config.resolve("centralized", dataset="given", partition="node", seed=5, values=values)
+    central = runner.rounds(runner.prepare(chosen, graph_of("dnc")))
+    assert ours.best_round == central.best_round
+    assert ours.metrics["accuracy"] == central.metrics["accuracy"]
+    losses = [[row["val_loss"] for row in result.rows] for result in (ours, central)]
+    torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), atol=1e-6, rtol=1e-6)
+
+
+def test_test_vectors_stay_out_of_what_is_shared() -> None:
+    """With `share=train` other values of test and validation vectors change no model; with `share=all` they do."""
+    graph = graph_of("sc")
+    settings = {kind: prepared("sc", share=kind, rounds=3).config for kind in ("train", "all")}
+    before = {kind: flat(runner.rounds(runner.prepare(chosen, graph))) for kind, chosen in settings.items()}
+    split = prepared("sc").party_data.parts.train
+    assert isinstance(graph.x, Tensor)
+    changed = replace(graph, x=torch.where(split[:, None], graph.x, graph.x + 1))
+    after = {kind: flat(runner.rounds(runner.prepare(chosen, changed))) for kind, chosen in settings.items()}
+    assert torch.equal(before["train"], after["train"])
+    assert not torch.allclose(before["all"], after["all"], atol=1e-3)
+
+
+@pytest.mark.parametrize("task", ["dnc", "sc"])
+def test_large_graphs_give_the_same_model(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sparse rows for the diagonal and gradients spread feature by feature: the model and metrics of small graphs, to 1e-5."""
+    usual = run(task)
+    monkeypatch.setattr(propagation, "MAX_DENSE", 1)
+    monkeypatch.setattr(compensation, "MAX_COUPLING", 1)
+    monkeypatch.setattr(compensation, "SPREAD_COLUMNS", 2 * HIDDEN)
+    large = run(task)
+    torch.testing.assert_close(flat(usual), flat(large), atol=1e-5, rtol=1e-5)
+    assert usual.last["val_loss"] == pytest.approx(large.last["val_loss"], abs=1e-6)
+
+
+def test_large_graphs_have_one_vector_per_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluation relies on it there, so `experiment=dnc` refuses nodes with several."""
+    monkeypatch.setattr(gfl_appnp, "MAX_DENSE", 1)
+    with pytest.raises(AtollError, match="one vector per node"):
+        run("snc", experiment="dnc")
+
+
+def test_a_single_step_needs_no_gram_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """x·M_k is what later steps ask for: with I = 1 nobody computes it."""
+    monkeypatch.setattr(compensation.Sources, "reach", None)
+    run(local_steps=1, rounds=2)
+    with pytest.raises(TypeError):
+        run(local_steps=2, rounds=1)
 
 
 def test_weight_decay_is_that_of_centralized_appnp() -> None:
@@ -472,10 +535,11 @@ def test_batches() -> None:
     [
         ({}, {"rounds": 300, "lr": 0.5, "nodes": 200, "connected_train_share": 0.1}),
         ({"local_steps": 50}, {"rounds": 60, "lr": 0.5}),
-        ({"experiment": "snc"}, {"rounds": 500, "lr": 0.2, "samples": 40}),
+        ({"experiment": "snc"}, {"rounds": 500, "lr": 0.2, "samples": 40, "redraw": "samples", "share": "all"}),
         ({"experiment": "snc", "compensation": "none"}, {"rounds": 800, "lr": 0.6}),
         ({"experiment": "sc", "local_steps": "1"}, {"rounds": 2000, "lr": 0.2, "batch_size": 5, "nodes": 50}),
         ({"experiment": "sc", "local_steps": 1, "rounds": 7}, {"rounds": 7}),
+        ({"experiment": "sc"}, {"share": "train", "init": "glorot", "redraw": "samples"}),
     ],
 )
 def test_defaults_are_the_papers(values: dict[str, Any], expected: dict[str, Any]) -> None:

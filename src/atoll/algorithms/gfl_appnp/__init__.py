@@ -14,6 +14,7 @@ The server sees every ĥ_j and ∇ĥ_j (from which a party's vector can be read)
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import sqrt
 from typing import Any
 
@@ -22,9 +23,9 @@ from torch import Tensor
 
 import atoll.federation.cohort
 from atoll.algorithms import State
-from atoll.algorithms.gfl_appnp.compensation import Mixture, Sources, Upload, mix, to_means, to_rows, width
+from atoll.algorithms.gfl_appnp.compensation import Mixture, Sources, Upload, mix, single, to_means, to_rows, width
 from atoll.algorithms.gfl_appnp.local_steps import Explicit, Implicit, LocalModels, Trained
-from atoll.algorithms.gfl_appnp.propagation import Propagation, Toward, appnp
+from atoll.algorithms.gfl_appnp.propagation import MAX_DENSE, Propagation, Toward, appnp
 from atoll.algorithms.gfl_appnp.settings import Settings
 from atoll.errors import AtollError
 from atoll.federation import metrics
@@ -33,8 +34,9 @@ from atoll.federation.declarations import COUNTS, Case, Forms, Scalar, flag, opt
 from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.federation import Federation
 from atoll.graphs.graph import Graph
-from atoll.models.backbone import Backbone
-from atoll.models.parameters import scale
+from atoll.models.backbone import Backbone, ModelShape
+from atoll.models.mlp import MLP
+from atoll.models.parameters import get_parameters, scale
 from atoll.parties import Parties
 from atoll.privacy.noise import Noise
 from atoll.privacy.noise_settings import NoiseSettings
@@ -83,23 +85,33 @@ class Cohort(atoll.federation.cohort.Cohort):
     task: NodeClassification
 
     def setup(self) -> None:
-        """Caches of what can be computed again: an evaluation computes what the next round begins with."""
+        """The vectors that enter ĥ, and caches: an evaluation computes what the next round begins with."""
+        if self.settings.experiment == "dnc" and self.schema.parties > MAX_DENSE and not single(self.graph):
+            raise AtollError(
+                f"experiment=dnc with over {MAX_DENSE:,} nodes is for one vector per node; use experiment=snc or sc."
+            )
+        self.shared = self.graph if self.settings.share == "all" else training_vectors(self.graph)
         self.couplings: dict[str, Tensor | Toward] = {}
         self.latest: tuple[Tensor, Tensor] | None = None
 
-    def inner(self, model: Mapping[str, Tensor]) -> Tensor:
-        """(rows, h) relu(x·W̄₁)."""
+    def inner(self, model: Mapping[str, Tensor], graph: Graph) -> Tensor:
+        """(rows, h) relu(x·W̄₁); kept for the whole graph."""
+        if graph is not self.graph:
+            return graph.merged.features.product(model[FIRST][None]).relu_()
         if self.latest is None or self.latest[0] is not model[FIRST]:
-            self.latest = model[FIRST], self.graph.merged.features.product(model[FIRST][None]).relu_()
+            self.latest = model[FIRST], graph.merged.features.product(model[FIRST][None]).relu_()
         return self.latest[1]
 
     @verb(takes={"model": MODEL, "gradient": Scalar()}, gives=representation)
     def represent(self, model: Fields, gradient: bool) -> Fields:
-        """Upload ĥ_j = mean_s MLP(x_js; W̄) and, if asked for, ∇ĥ_j; whether the party trains, and whether it has any labels."""
-        graph = self.graph
-        inner = self.inner(model)
+        """Upload ĥ_j = mean_s MLP(x_js; W̄) and, if asked for, ∇ĥ_j; whether the party trains, and whether it has any labels.
+
+        The paper's mean is over all n_j vectors; in its experiments (`share=train`) it is over those that train.
+        """
+        graph = self.shared
+        inner = self.inner(model, graph)
         mean = to_means(inner, graph)  # r̄
-        reply = {"hidden": mean @ model[SECOND], **roles(graph)}
+        reply = {"hidden": mean @ model[SECOND], **roles(self.graph)}
         if gradient:
             sources = Sources(graph, torch.tensor(self.parties.numbers), (inner > 0).float(), mean, model[SECOND], self.couplings)
             reply["gradient"] = Upload(sources, self.settings.encoding)
@@ -165,7 +177,7 @@ class Cohort(atoll.federation.cohort.Cohort):
     def predict(self, model: Fields, weight: Tensor, context: Tensor) -> Tensor:
         """Ã_kk·h_ks + C_k."""
         graph = self.graph
-        hidden: Tensor = self.inner(model) @ model[SECOND]
+        hidden: Tensor = self.inner(model, graph) @ model[SECOND]
         return to_rows(weight[:, None], graph) * hidden + to_rows(context, graph)
 
     def party_models(self, model: Fields, **place: Tensor) -> Backbone:
@@ -185,6 +197,16 @@ def roles(graph: Graph) -> dict[str, Tensor]:
     return {name: graph.derived[name] for name in ("trains", "labelled")}
 
 
+def training_vectors(graph: Graph) -> Graph:
+    """Each party's training vectors; all vectors of a party without any."""
+    known = graph.train & (graph.y >= 0)
+    rows = (known | ~roles(graph)["trains"][graph.party]).nonzero()[:, 0]
+    if len(rows) == graph.num_nodes:
+        return graph
+    sizes = torch.bincount(graph.party[rows], minlength=graph.parties)
+    return replace(graph.rows(rows), ptr=torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
+
+
 def votes(logits: Tensor, graph: Graph) -> Tensor:
     """(P, 2) whether a party has test vectors, and whether most of them are given its class."""
     rows = (graph.test & (graph.y >= 0)).nonzero()[:, 0]
@@ -196,11 +218,16 @@ def votes(logits: Tensor, graph: Graph) -> Tensor:
 
 
 def start(federation: Federation, settings: Settings) -> State:
-    """A first model, by Glorot's rule (the paper does not say which); zeros stand for every ĥ."""
-    schema, draws = federation.schema, Draws(federation.seed, [SERVER], "model")
+    """A first model, by Glorot's rule or torch's (the paper does not say which); zeros stand for every ĥ."""
+    schema, hidden = federation.schema, torch.zeros(federation.schema.parties, federation.schema.classes)
+    if settings.init == "torch":
+        draws = Draws(federation.seed, [0], "setup", "model")  # those of the one party of `centralized`
+        shape = ModelShape(1, schema.features, schema.classes, settings.hidden, bias=False)
+        return {"model": {name: value[0] for name, value in get_parameters(MLP(shape, draws)).items()}, "hidden": hidden}
+    draws = Draws(federation.seed, [SERVER], "model")
     first = draws.uniform(schema.features, settings.hidden, low=-1, high=1)[0] * sqrt(6 / (schema.features + settings.hidden))
     second = draws.uniform(settings.hidden, schema.classes, low=-1, high=1)[0] * sqrt(6 / (settings.hidden + schema.classes))
-    return {"model": {FIRST: first, SECOND: second}, "hidden": torch.zeros(schema.parties, schema.classes)}
+    return {"model": {FIRST: first, SECOND: second}, "hidden": hidden}
 
 
 def step(federation: Federation, state: State, settings: Settings) -> State:
@@ -243,7 +270,8 @@ def evaluate(federation: Federation, state: State, settings: Settings) -> dict[s
     hidden = hidden.index_copy(0, present, replies.stack("hidden"))
     judged = present[replies.stack("labelled")]
     graph = propagation_of(federation, settings)
-    weight = graph.diagonal(judged)
+    one_vector = graph.large and settings.experiment == "dnc"  # then Ã_kk·h_k + C_k is (Ã·ĥ)_k, whatever Ã_kk is
+    weight = torch.zeros(len(judged)) if one_vector else graph.diagonal(judged)
     each = {"weight": weight, "context": (graph @ hidden)[judged] - weight[:, None] * hidden[judged]}
     judges = Parties(judged.numpy())
     if not federation.evaluate_at_server:

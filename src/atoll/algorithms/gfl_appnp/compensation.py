@@ -24,9 +24,13 @@ from atoll.algorithms.gfl_appnp.propagation import Toward
 from atoll.deferred import Deferred
 from atoll.graphs.graph import Graph
 from atoll.random import generator
+from atoll.stages import tracked
 
 if TYPE_CHECKING:
     from atoll.algorithms.gfl_appnp.local_steps import Trained
+
+MAX_COUPLING = 1 << 29  # Gram entries that are kept from round to round, 2 GB
+SPREAD_COLUMNS = 512  # spread over the graph at once where they are not kept
 
 
 def width(encoding: str, features: int, hidden: int, classes: int) -> tuple[int, int]:
@@ -71,12 +75,31 @@ class Sources:
         return torch.zeros(nodes, *values.shape[1:]).index_copy_(0, self.parties, values)
 
     def reach(self, toward: Toward, trained: Trained) -> Tensor:
-        """(K, n, h) x_ks·M_k: by the coupling or, where nodes have more vectors than these have entries, by M_k itself."""
+        """(K, n, h) x_ks·M_k: by the coupling or, where nodes have more vectors than these have entries, by M_k itself.
+
+        Where the coupling would be too large to keep, M is spread over the graph, some of its rows after the others.
+        """
         graph, here = trained.graph, self.graph
         entries = here.num_features * (here.num_nodes + here.parties * graph.parties + len(trained.rows))
         if entries < here.num_nodes * len(trained.rows):
             return torch.bmm(trained.x, mixed(self.outer(), self.parties, toward))
+        if here.num_nodes * len(trained.rows) > MAX_COUPLING:
+            return trained.pad(self.spread(toward, graph, trained.rows))
         return trained.pad(self.coupling(toward, graph, trained.rows).t() @ self.active)
+
+    def spread(self, toward: Toward, graph: Graph, rows: Tensor) -> Tensor:
+        """(T, h) x_ks·M_k as Σ_f x_ks,f·(A_o·mean_s x_s,f m_s)_k, feature by feature: memory grows with N, time with N·d·h."""
+        hidden, nodes = self.active.shape[1], toward.propagation.nodes
+        result = torch.zeros(len(rows), hidden)
+        step = max(1, SPREAD_COLUMNS // hidden)
+        for first in tracked(
+            range(0, self.graph.num_features, step), "Gradients of the parties", self.graph.num_features // step
+        ):
+            some = slice(first, first + step)
+            here = to_means((dense_columns(self.graph, some)[:, :, None] * self.active[:, None]).flatten(1), self.graph)
+            arrived = toward.gather(self.everywhere(here, nodes)).view(graph.parties, -1, hidden)
+            result += torch.einsum("tf,tfh->th", dense_columns(graph, some)[rows], arrived[graph.party[rows]])
+        return result
 
     def coupling(self, toward: Toward, graph: Graph, rows: Tensor) -> Tensor:
         """(rows here, T): Ã_kj/n_j·(x_js'·x_ks) for T rows ks of the graph of the `toward` parties; kept for the next round."""
@@ -228,6 +251,11 @@ def mixed(gradient: Tensor, parties: Tensor, toward: Toward) -> Tensor:
     for targets, block in [(slice(None), toward.rows)] if toward.rows is not None else toward.blocks():
         result[targets] = (block[:, parties] @ gradient.flatten(1)).view(-1, *gradient.shape[1:])
     return result
+
+
+def dense_columns(graph: Graph, columns: slice) -> Tensor:
+    """(rows, c) some columns of the features."""
+    return graph.x[:, columns] if isinstance(graph.x, Tensor) else torch.from_numpy(graph.x[:, columns].toarray())
 
 
 def single(graph: Graph) -> bool:

@@ -154,21 +154,27 @@ class Implicit:
         self.before = trained.pad(graph.merged.features.product(first[None])[rows])  # x·W̄₁
         self.second = second.repeat(graph.parties, 1, 1)
         self.scale = 1.0
+        self.moved = False  # whether F is more than zero: a single step does not need x·M_k
         self.steered = torch.zeros(graph.parties, classes)  # F
         self.own = torch.zeros(graph.parties, trained.most, hidden)  # S
         if mixture is not None:
             sources, toward = mixture.upload.sources, mixture.toward
-            self.reached = sources.reach(toward, trained)  # x·M_k
             self.others = toward.gather(sources.everywhere(sources.hidden, toward.propagation.nodes))  # R_k
             if mixture.noise is not None:
                 self.noise = mixture.noise.first(trained.columns)  # E_k, (K, C, c, h)
                 self.noise_second = mixture.noise.second()
                 self.noise_reached = torch.einsum("knd,kcdh->kcnh", trained.x[:, :, trained.columns], self.noise)
 
+    @cached_property
+    def reached(self) -> Tensor:
+        """(K, n, h) x·M_k."""
+        assert self.mixture is not None
+        return self.mixture.upload.sources.reach(self.mixture.toward, self.trained)
+
     def outputs(self) -> Tensor:
         """h = relu(x·W₁)·W₂ with x·W₁ = s·x·W̄₁ − D∘(x·M_k) − Σ_s' (x·x_s')·S_s'."""
         inner = torch.baddbmm(self.before, self.trained.gram, self.own, beta=self.scale, alpha=-1)
-        if self.mixture is not None:
+        if self.mixture is not None and self.moved:
             inner.addcmul_((self.steered @ self.shared.t())[:, None], self.reached, value=-1)
             if self.mixture.noise is not None:
                 inner -= torch.einsum("kc,kcnh->knh", self.steered, self.noise_reached)
@@ -195,6 +201,7 @@ class Implicit:
         if self.mixture is None:
             return
         self.steered.add_(total, alpha=lr)
+        self.moved = True
         if self.mixture.noise is not None:
             self.second.sub_(torch.bmm(total[:, None], self.noise_second).view_as(self.second), alpha=lr)
 

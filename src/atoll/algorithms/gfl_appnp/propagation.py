@@ -14,11 +14,15 @@ from torch import Tensor
 
 from atoll.graphs.graph import Graph
 from atoll.graphs.sparse import diffuse
+from atoll.graphs.walks import closed_walks
 from atoll.models.appnp import APPNP, Settings
 from atoll.models.backbone import Backbone, ModelShape
 from atoll.models.parameters import set_parameters
+from atoll.stages import report, tracked
 
 BLOCK = 128  # columns computed at once
+MAX_DENSE = 20_000  # nodes up to which the diagonal is made from dense columns
+LOOPS = "Weights of the parties themselves (the diagonal of Ã)"
 DENSE_ADVANTAGE = 50  # a stored row entry costs about 1/50 of a sparse one that is used in every step
 
 
@@ -52,11 +56,35 @@ class Propagation:
         return self.transposed(chosen)
 
     def diagonal(self, nodes: Tensor) -> Tensor:
-        """(K,) Ã_kk; remembered, and made in fixed blocks so that the bits do not depend on who asked first."""
-        for block in torch.unique(nodes[self._diagonal[nodes].isnan()] // BLOCK).tolist():
+        """(K,) Ã_kk; remembered, and the bits do not depend on who asked first: made in fixed blocks, or each by itself."""
+        unknown = nodes[self._diagonal[nodes].isnan()]
+        if self.large and self.graph.symmetric:
+            self._diagonal[unknown] = self._sparse_loops(unknown)
+            return self._diagonal[nodes]
+        blocks = torch.unique(unknown // BLOCK).tolist()
+        for block in tracked(blocks, LOOPS, len(blocks)):
             some = torch.arange(block * BLOCK, min((block + 1) * BLOCK, self.nodes))
             self._diagonal[some] = self._loops(some)
         return self._diagonal[nodes]
+
+    @property
+    def large(self) -> bool:
+        """Whether dense columns of the graph's length are to be avoided."""
+        return self.nodes > MAX_DENSE
+
+    @property
+    def coefficients(self) -> Tensor:
+        """(M + 1,) of Âⁱ: α·(1−α)ⁱ, and (1−α)ᴹ of the last."""
+        kept = 1 - self.teleport
+        return torch.tensor([*(self.teleport * kept**i for i in range(self.steps)), kept**self.steps], dtype=torch.float64)
+
+    def _sparse_loops(self, nodes: Tensor) -> Tensor:
+        """Ã_kk from the nodes within half the steps of k alone."""
+        result, coefficients = torch.empty(len(nodes)), self.coefficients
+        for span, walks in closed_walks(self.graph.normalized, nodes, self.steps):
+            report(LOOPS, span.start, len(nodes))
+            result[span] = (coefficients @ walks).float()
+        return result
 
     def _loops(self, nodes: Tensor) -> Tensor:
         """Ã_kk by half the steps: (Âⁱ⁺ʲ)_kk = (Âᵀⁱ·e_k)·(Âʲ·e_k)."""
@@ -69,8 +97,7 @@ class Propagation:
             after = self.normalized @ power
             walks += [(power * after).sum(0), (after * after).sum(0)]
             power = after
-        kept = 1 - self.teleport
-        shares = [self.teleport * kept**i for i in range(self.steps)] + [kept**self.steps]
+        shares = self.coefficients.tolist()
         return sum((share * walk for share, walk in zip(shares, walks, strict=False)), torch.zeros(len(nodes)))
 
     def toward(self, nodes: Tensor) -> Toward:

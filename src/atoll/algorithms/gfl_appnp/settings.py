@@ -25,6 +25,18 @@ class Settings:
         "What parties send of the gradient of ĥ: all of it, all of it with Gaussian noise (V1), or nothing (V2).",
         choices=("full", "noisy", "none"),
     )
+    share: str = setting(
+        "all",
+        "The vectors whose mean output is ĥ: all of a party's, or its training vectors where it has any (the authors').",
+        choices=("all", "train"),
+        since="0.2",
+    )
+    init: str = setting(
+        "glorot",
+        "First weights: by Glorot's rule, or by torch's for linear layers, as `centralized` draws them with the same seed.",
+        choices=("glorot", "torch"),
+        since="0.2",
+    )
     encoding: str = setting(
         "jacobian", "Gradients as the paper's Jacobians, or as their factors, C times smaller.", choices=("jacobian", "factored")
     )
