@@ -26,6 +26,7 @@ FENCE = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?[^\n]*\n(.*?)^```$", re.MU
 SMALL = {  # what a command is given beside what it says, so that it ends soon
     "run": ["--rounds", "2", "--quiet"],
     "compare": ["--rounds", "2", "--seeds", "1", "--quiet"],
+    "tune": ["--rounds", "2", "--trials", "3", "--quiet"],
     "report": ["--embeddings", "pca"],
     "reproduce": ["--no-run"],
 }
@@ -77,6 +78,8 @@ def shrunk(arguments: list[str]) -> list[str] | None:
             rest[place] = "csbm"
         if rest[place] == "csbm" and not any(word.startswith("data.nodes=") for word in rest):
             rest += ["--set", "data.nodes=600"]
+    if "--tune" in rest:
+        rest[rest.index("--tune") + 1] = "2"
     return [verb, *rest, *SMALL.get(verb, [])]
 
 

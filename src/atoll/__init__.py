@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from atoll.models.backbone import Backbone
     from atoll.models.parameters import get_parameters, set_parameters
     from atoll.models.registry import MODELS
-    from atoll.runs.api import compare, resume, run
+    from atoll.runs.api import resume, run
+    from atoll.runs.api_compare import compare, tune
     from atoll.runs.comparison import Comparison
     from atoll.runs.evaluation import Evaluation, judge
     from atoll.runs.export import export_model
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from atoll.runs.reader import read
     from atoll.runs.result import Result
     from atoll.runs.trained import TrainedModel, load_model
+    from atoll.runs.tuned import Tuned
     from atoll.settings import Training, setting
     from atoll.tasks import TASKS, Task
 
@@ -73,6 +75,7 @@ __all__ = [
     "Task",
     "TrainedModel",
     "Training",
+    "Tuned",
     "compare",
     "export_model",
     "first_model",
@@ -85,6 +88,7 @@ __all__ = [
     "run",
     "set_parameters",
     "setting",
+    "tune",
     "verb",
 ]
 
@@ -92,10 +96,12 @@ _HOME = {
     # Run and compare
     "run": "runs.api",
     "resume": "runs.api",
-    "compare": "runs.api",
+    "compare": "runs.api_compare",
+    "tune": "runs.api_compare",
     "read": "runs.reader",
     "Result": "runs.result",
     "Comparison": "runs.comparison",
+    "Tuned": "runs.tuned",
     # Use what was trained
     "load_model": "runs.trained",
     "TrainedModel": "runs.trained",

@@ -113,6 +113,11 @@ def build(group: type, values: Mapping[str, Any], where: str) -> Any:
     return group(**{name: coerce(value, hints[name], fields[name], f"{where}: {name}") for name, value in values.items()})
 
 
+def value_of(group: type, name: str, value: Any, where: str) -> Any:
+    """One value as the type of its setting, within the setting's bounds; `where` begins the error message."""
+    return coerce(value, _hints(group)[name], known(group)[name], where)
+
+
 _hints = cache(typing.get_type_hints)
 
 

@@ -14,9 +14,9 @@ from atoll.errors import AtollError
 from atoll.papers import execute
 from atoll.reports.runs import read_run
 from atoll.runs import runner
-from atoll.runs.comparison import Trial
 from atoll.runs.reader import read
 from atoll.runs.result import Result
+from atoll.runs.trial import Trial
 from small import small
 
 FIELDS = [

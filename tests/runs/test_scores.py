@@ -9,9 +9,10 @@ import pytest
 import atoll
 from atoll.cli import console
 from atoll.runs import config
+from atoll.runs.comparison_text import comparison_cells
 from atoll.runs.metrics import metric_format
 from atoll.runs.scores import score_of, selected_metric
-from atoll.runs.summary import comparison_cells, facts
+from atoll.runs.summary import facts
 
 TINY: dict[str, Any] = {"dataset": "csbm", "nodes": 120, "classes": 2, "partition": "random", "parties": 2, "rounds": 3}
 

@@ -17,7 +17,8 @@ from atoll.runs.metrics import mean_std, mean_text, metric_format
 from atoll.runs.scores import selected_metric
 
 if TYPE_CHECKING:
-    from atoll.runs.comparison import Comparison, Trial
+    from atoll.runs.comparison import Comparison
+    from atoll.runs.trial import Trial
 
 
 class Board:

@@ -17,16 +17,18 @@ from atoll.cli.options import (
     Sets,
     Threads,
     prepare_torch,
+    read_seeds,
     read_values,
     split_names,
 )
+from atoll.cli.tune import Space, TuningLine, read_request
 from atoll.errors import AtollError
 
 if TYPE_CHECKING:
-    from atoll.runs.comparison import Comparison, Trial
+    from atoll.runs.comparison import Comparison
     from atoll.runs.result import Result
-
-MAX_SEEDS = 10_000
+    from atoll.runs.trial import Trial
+    from atoll.runs.tuning import TuningRequest
 
 
 def compare(
@@ -42,6 +44,12 @@ def compare(
         list[str] | None,
         typer.Option(metavar="KEY=A,B,…", help="Values of an algorithm's setting, each a row; several make a grid."),
     ] = None,
+    tune: Annotated[int, typer.Option(help="Tune every row first, with this many trials each, on validation nodes.")] = 0,
+    tune_seeds: Annotated[str, typer.Option(help="Seeds of tuning: a number (1000, 1001, …), or the seeds themselves.")] = "2",
+    space: Space = "defaults",
+    tuned: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="What `atoll tune` chose for one of the algorithms; repeatable.")
+    ] = None,
     against: Annotated[str | None, typer.Option(help="The row that differences are taken from; the first by default.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at the same time, each in a process with one thread.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Folder for all runs; those already there are not run again.")] = None,
@@ -52,7 +60,11 @@ def compare(
     """Compare algorithms on the same data, split, seeds and budget."""
     prepare_torch(threads)
     from atoll.runs.comparison import Comparison
+    from atoll.runs.tuned import read_tuned
 
+    if tune == 0 and (space != "defaults" or tune_seeds != "2"):
+        raise AtollError("--space and --tune-seeds are for tuning; give --tune N, the number of trials, too.")
+    request = read_request(tune, tune_seeds, space, option="--tune-seeds") if tune else None
     comparison = Comparison(
         split_names(algorithms),
         dataset=dataset,
@@ -63,28 +75,15 @@ def compare(
         values=read_values(sets, rounds=rounds),
         sweep=read_sweep(sweep),
         against=against,
+        tuned_files=[read_tuned(path) for path in tuned or []],
     )
-    _run(comparison, out, jobs, quiet, log or [])
+    _run(comparison, request, out, jobs, quiet, log or [])
     _show(comparison)
     if out is not None:
         from atoll.cli.console import out as console
 
         comparison.save(out / "comparison.json")
         console.print(f"Written to {out}")
-
-
-def read_seeds(text: str) -> list[int]:
-    """`5` → 0, 1, 2, 3, 4; `0,3,7` and `7,` → those."""
-    parts = split_names(text)
-    if not parts or not all(part.isdecimal() for part in parts):
-        raise AtollError(f"--seeds is {text!r} but must be a number of seeds, or seeds separated by commas, for instance 0,3,7.")
-    if "," in text:
-        return [int(part) for part in parts]
-    if not 1 <= int(text) <= MAX_SEEDS:
-        raise AtollError(
-            f"--seeds is {text} but must be at least 1 and at most {MAX_SEEDS}; for the seed {text} alone write {text},"
-        )
-    return list(range(int(text)))
 
 
 def read_sweep(items: list[str] | None) -> dict[str, list[str]]:
@@ -101,10 +100,11 @@ def read_sweep(items: list[str] | None) -> dict[str, list[str]]:
     return swept
 
 
-def _run(comparison: Comparison, out: Path | None, jobs: int, quiet: bool, log: list[str]) -> None:
+def _run(comparison: Comparison, request: TuningRequest | None, out: Path | None, jobs: int, quiet: bool, log: list[str]) -> None:
     from atoll.cli.board import Board
     from atoll.runs import parallel
     from atoll.runs.loggers import open_loggers
+    from atoll.runs.tuning import execute_here
 
     def one(trial: Trial, folder: Path | None) -> Result:
         with open_loggers([board.watcher(trial), *log], trial.label, folder, trial.config) as watch:
@@ -112,23 +112,29 @@ def _run(comparison: Comparison, out: Path | None, jobs: int, quiet: bool, log: 
             watch.finish(result)
         return result
 
-    with Board(comparison, quiet=quiet) as board:
-        if jobs == 1:
-            comparison.run(one, out)
-        elif log:
-            raise AtollError("--log is for runs in this process; leave --jobs or --log out.")
-        else:
-            parallel.run(comparison, out, jobs, board.watch)
+    if jobs != 1 and log:
+        raise AtollError("--log is for runs in this process; leave --jobs or --log out.")
+    with parallel.open_pool(jobs) as pool:
+        if request is not None:
+            with TuningLine(quiet=quiet) as line:
+                comparison.tune(request, pool.execute if pool else execute_here(), out, line.show)
+        with Board(comparison, quiet=quiet) as board:
+            if pool is None:
+                comparison.run(one, out)
+            else:
+                parallel.run(comparison, out, pool, board.watch)
 
 
 def _show(comparison: Comparison) -> None:
-    from atoll.cli.console import comparison_table, difference_table
+    from atoll.cli.console import comparison_table, difference_table, tuned_table
     from atoll.cli.console import out as console
-    from atoll.runs.summary import comparison_title
+    from atoll.runs.comparison_text import comparison_title
 
     for note in comparison.notes:
         console.print(note)
     console.print(comparison_table(comparison.summary(), comparison_title(comparison)))
+    if comparison.tuned:
+        console.print(tuned_table(comparison.tuned))
     differences = comparison.differences()
     if differences and len(comparison.seeds) > 1:
         console.print(difference_table(differences, comparison.metric))

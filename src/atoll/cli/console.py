@@ -20,13 +20,16 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.errors import shown
+from atoll.runs.comparison_text import comparison_cells
 from atoll.runs.metrics import metric_format
 from atoll.runs.paired import TEST, Difference
-from atoll.runs.summary import comparison_cells, facts
+from atoll.runs.summary import facts
+from atoll.runs.tuned import listed
 from atoll.stages import listening
 
 if TYPE_CHECKING:
     from atoll.runs.result import Result
+    from atoll.runs.tuned import Tuned
 
 
 class Terminal(Console):
@@ -180,6 +183,20 @@ def difference_table(differences: Sequence[Difference], metric: str = "accuracy"
         star = " *" if one.significant else ""
         p = "–" if one.p is None else f"{one.p:.3f}{star}"
         table.add_row(one.row, f"{scale * one.mean:+.{digits}f}", interval, f"{one.wins}/{one.pairs}", p)
+    return table
+
+
+def tuned_table(tuned: Mapping[str, Tuned]) -> Table:
+    """What was chosen for each row, with the scores that decided, and where from."""
+    first = next(iter(tuned.values()))
+    seeds = ", ".join(map(str, first.seeds))
+    title = f"Tuned on validation nodes, mean {first.words} over the seeds {seeds}; reported seeds are others"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    for name in ("", "trials", "failed", "as they are", "tuned", "values"):
+        table.add_column(name, justify="left" if name in ("", "values") else "right", no_wrap=name != "values")
+    for row, one in tuned.items():
+        scores = (one.text(one.default_score), one.text(one.score))
+        table.add_row(row, str(len(one.trials)), str(len(one.failed)), *scores, listed(one.values))
     return table
 
 

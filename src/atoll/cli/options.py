@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from atoll.runs.result import Result
 
 MAX_THREADS = 256
+MAX_SEEDS = 10_000
 
 Dataset = Annotated[str | None, typer.Option(help="A known graph (`atoll datasets`), `csbm`, or a folder or .npz of your own.")]
 Partition = Annotated[
@@ -66,6 +67,20 @@ def read_toml(path: Path) -> dict[str, Any]:
 def split_names(text: str | None) -> list[str]:
     """Names separated by commas."""
     return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def read_seeds(text: str, option: str = "--seeds", first: int = 0) -> list[int]:
+    """`5` → 0, 1, 2, 3, 4 (from `first` on); `0,3,7` and `7,` → those."""
+    parts = split_names(text)
+    if not parts or not all(part.isdecimal() for part in parts):
+        raise AtollError(f"{option} is {text!r} but must be a number of seeds, or seeds separated by commas, for instance 0,3,7.")
+    if "," in text:
+        return [int(part) for part in parts]
+    if not 1 <= int(text) <= MAX_SEEDS:
+        raise AtollError(
+            f"{option} is {text} but must be at least 1 and at most {MAX_SEEDS}; for the seed {text} alone write {text},"
+        )
+    return list(range(first, first + int(text)))
 
 
 def check_threads(threads: int) -> None:

@@ -22,7 +22,7 @@ from atoll.papers.pages import header, reasons, row
 from atoll.papers.status import state, title
 
 if TYPE_CHECKING:
-    from atoll.runs.comparison import Trial
+    from atoll.runs.trial import Trial
 
 LEGEND = """\
 done: every line that can be run has all its seeds; partly (n of m): n lines of m have them.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from atoll.papers import Exhibit, Line
     from atoll.papers.execute import Finished
     from atoll.papers.record import Jobs
-    from atoll.runs.comparison import Trial
+    from atoll.runs.trial import Trial
 
 
 def reproduce(

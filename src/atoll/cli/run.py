@@ -46,6 +46,9 @@ def run(
     start_from: Annotated[
         str | None, typer.Option("--from", metavar="RUN", help="Begin with the trained model of this run, on new or grown data.")
     ] = None,
+    tuned: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The tuned.json of `atoll tune`: its values, with another seed.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the configuration, history, checkpoint and result.")] = None,
     log: Log = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="The same as --log tensorboard.")] = False,
@@ -59,7 +62,7 @@ def run(
     values = read_values(sets, model=model, rounds=rounds) | ({"secure": True} if secure else {})
     given = {"dataset": dataset, "partition": partition, "parties": parties, "seed": seed, "engine": engine}
     given |= {"start_from": start_from}
-    config = _config(what, {name: value for name, value in given.items() if value is not None}, values)
+    config = _config(what, {name: value for name, value in given.items() if value is not None}, values, tuned)
     names = [*(log or []), *(["tensorboard"] if tensorboard else [])]
     with open_loggers(config.algorithm, quiet=quiet, log=names, folder=out, config=config) as watch:
         result = runner.run(config, out=out, watch=watch)
@@ -67,12 +70,18 @@ def run(
     print_result(result)
 
 
-def _config(what: str, given: dict[str, Any], values: dict[str, Any]) -> Config:
+def _config(what: str, given: dict[str, Any], values: dict[str, Any], tuned: Path | None) -> Config:
     """The configuration of an algorithm or of a file, with the arguments given on the command line."""
     from atoll.runs import config
+    from atoll.runs.tuned import read_tuned, warn_other_data, with_tuned
 
     if not what.endswith(".toml"):
-        return config.resolve(what, **given, values=values)
+        choice = None if tuned is None else read_tuned(tuned)
+        chosen = config.resolve(what, **given, values=with_tuned(values, choice, what, given.get("seed", 0)))
+        warn_other_data(choice, chosen)
+        return chosen
+    if tuned is not None:
+        raise AtollError("--tuned goes with an algorithm's name, not with the file of a run, which has all its settings.")
     if "\0" in what:
         raise AtollError(f"{what!r} is not a path; give the path of a configuration.")
     document = read_toml(Path(what))

@@ -13,9 +13,9 @@ from typing import Any
 from atoll.errors import AtollError
 from atoll.papers import Cell, Exhibit, Line, recorded, summarize
 from atoll.runs import parallel
-from atoll.runs.comparison import Trial
 from atoll.runs.config import Config, plain
 from atoll.runs.reader import read
+from atoll.runs.trial import Trial
 from atoll.settings import first_named
 
 Runs = Mapping[str, Mapping[str, Any]]  # results by folder name
@@ -70,8 +70,9 @@ def execute(
             finished(trial, folder)
     elif todo:
         folders = {id(trial): folder for trial, folder in todo}
-        with parallel.start_workers(min(workers, len(todo))) as pool:
-            pool.run(todo, watch, lambda trial: finished(trial, folders[id(trial)]))
+        with parallel.Pool(workers) as pool:
+            for trial in pool.all_of(todo, watch):
+                finished(trial, folders[id(trial)])
 
 
 def _watched(trial: Trial, watch: Watch | None) -> Callable[[Any, int], None] | None:

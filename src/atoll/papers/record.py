@@ -22,10 +22,10 @@ from atoll import papers, storage
 from atoll.errors import AtollError
 from atoll.papers import Exhibit, Line, Measured, execute, ranges
 from atoll.papers.execute import folder_of, jobs_of
-from atoll.runs.comparison import Trial
 from atoll.runs.config import Config
 from atoll.runs.reader import read
 from atoll.runs.result import Result
+from atoll.runs.trial import Trial
 
 Jobs = Mapping[tuple[str, str], Sequence[Config]]
 COMPUTED = ("facts", "embeddings")  # kinds of exhibits whose lines are not means over runs

@@ -1,20 +1,19 @@
-"""What scripts and notebooks call: `atoll.run`, `atoll.resume`, `atoll.compare`. No files are needed."""
+"""What scripts and notebooks call to run: `atoll.run`, `atoll.resume`. No files are needed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from atoll.data.given import Given
 from atoll.errors import AtollError
-from atoll.models import user
-from atoll.runs import config, parallel, runner
-from atoll.runs.comparison import Comparison, Trial
+from atoll.runs import config, runner
 from atoll.runs.folder import Folder
 from atoll.runs.loggers import Logger, MakeLogger, RoundCallback, open_loggers
 from atoll.runs.own_partition import PARTITION
 from atoll.runs.result import Result
+from atoll.runs.tuned import Tuned, as_tuned, warn_other_data, with_tuned
 
 OnRound = Callable[[Mapping[str, Any]], Any]
 Loggers = Sequence[str | MakeLogger | Logger | RoundCallback]
@@ -29,6 +28,7 @@ def run(
     seed: int = 0,
     engine: str = "inprocess",
     start_from: str | Path | None = None,
+    tuned: str | Path | Tuned | None = None,
     out: str | Path | None = None,
     progress: bool = False,
     loggers: Loggers = (),
@@ -50,6 +50,8 @@ def run(
         engine: What carries the messages: `inprocess`, `nvflare` (one process per site on this machine), or another
             package's.
         start_from: The folder of a finished run of the same algorithm: its best round's model is what this run begins with.
+        tuned: What `tune` returned for this algorithm, or the file it wrote: its values are settings. The seed must be another
+            than those it was tuned on.
         out: A new folder for the configuration, history, checkpoints and result; without it nothing is written.
         progress: Whether to show a progress line.
         loggers: What else to call with every round: names such as `"tensorboard"`, `"wandb"` or `"csv"`, loggers, or functions
@@ -75,18 +77,19 @@ def run(
         >>> result.rounds
         3
     """
-    given = given_objects(dataset, partition)
+    given, choice = given_objects(dataset, partition), None if tuned is None else as_tuned(tuned)
     chosen = config.resolve(
         algorithm,
-        dataset=_name(dataset),
-        partition=_partition(given, partition),
+        dataset=dataset_name(dataset),
+        partition=partition_name(given, partition),
         parties=parties,
         seed=seed,
         engine=engine,
         start_from=start_from,
-        values=settings,
+        values=with_tuned(settings, choice, algorithm, seed),
     )
-    with open_loggers(_called(progress, loggers, on_round), algorithm, out, chosen) as watch:
+    warn_other_data(choice, chosen)
+    with open_loggers(called(progress, loggers, on_round), algorithm, out, chosen) as watch:
         result = runner.run(chosen, given, out=out, watch=watch)
         watch.finish(result)
     return result
@@ -130,74 +133,10 @@ def resume(
         (True, 3)
     """
     ending = {"rounds": rounds, "patience": patience, "target_accuracy": target_accuracy}
-    with open_loggers(_called(progress, loggers, on_round), str(path), path, Folder.open(path)[1]) as watch:
+    with open_loggers(called(progress, loggers, on_round), str(path), path, Folder.open(path)[1]) as watch:
         result = runner.resume(path, given_objects(dataset), algorithm=algorithm, model=model, watch=watch, ending=ending)
         watch.finish(result)
     return result
-
-
-def compare(
-    algorithms: Sequence[str] | str,
-    *,
-    dataset: Any = None,
-    seeds: int | Iterable[int] = 5,
-    models: Sequence[Any] | str = (),
-    partition: Any = None,
-    parties: int | None = None,
-    sweep: Mapping[str, Sequence[Any]] | None = None,
-    jobs: int = 1,
-    out: str | Path | None = None,
-    progress: bool = False,
-    loggers: Loggers = (),
-    **settings: Any,
-) -> Comparison:
-    """Run several algorithms on the same data, split, seeds and budget.
-
-    Parameters:
-        algorithms: A list of names, or one text with commas.
-        dataset, partition, parties, progress, loggers: As for `run`; the loggers are called with every run.
-        seeds: How many seeds (0, 1, 2, …), or the seeds themselves.
-        models: Backbones to run each algorithm with, as for `run`; the paper's by default.
-        sweep: Settings of the algorithms, each with several values: every combination is a row.
-        jobs: Runs at the same time, each in a process of its own with one thread.
-        out: A folder for all runs; those already there are not run again.
-        **settings: Any setting; it goes to every algorithm that has it. Data and budget are the same for all.
-
-    Returns:
-        The results by row, and their means and standard deviations.
-
-    Examples:
-        >>> import atoll
-        >>> comparison = atoll.compare("local,fedavg", dataset="csbm", parties=2, rounds=2, nodes=200, seeds=2)
-        >>> [(row["row"], row["seeds"]) for row in comparison.summary()]
-        [('local', 2), ('fedavg', 2)]
-    """
-    given = given_objects(dataset, partition)
-    comparison = Comparison(
-        _listed("algorithms", algorithms),
-        dataset=_name(dataset),
-        models=user.load_all(_listed("models", models)),
-        seeds=_listed("seeds", range(seeds) if isinstance(seeds, int) else seeds),
-        partition=_partition(given, partition),
-        parties=parties,
-        values=settings,
-        sweep={key: _listed(f"sweep of {key}", values) for key, values in (sweep or {}).items()},
-    )
-    if jobs != 1:
-        objects = [model for model in comparison.models if user.is_user_model(model) and user.file_of(model) is None]
-        if given is not None or objects or loggers:
-            raise AtollError("jobs runs in other processes: give datasets and models by name or file and no loggers, or jobs=1.")
-        parallel.run(comparison, Path(out) if out is not None else None, jobs)
-        return comparison
-
-    def one(trial: Trial, folder: Path | None) -> Result:
-        with open_loggers(_called(progress, loggers), trial.label, folder, trial.config) as watch:
-            result = trial.run(folder, given, watch)
-            watch.finish(result)
-        return result
-
-    comparison.run(one, Path(out) if out is not None else None)
-    return comparison
 
 
 def given_objects(dataset: Any, partition: Any = None) -> Given | None:
@@ -206,32 +145,23 @@ def given_objects(dataset: Any, partition: Any = None) -> Given | None:
     return None if all(each is None for each in objects) else Given(*objects)
 
 
-def _name(dataset: Any) -> str | None:
+def dataset_name(dataset: Any) -> str | None:
     """The dataset's name in the configuration; None for the default."""
     if dataset is None or isinstance(dataset, (str, Path)):
         return None if dataset is None else str(dataset)
     return config.GIVEN
 
 
-def _partition(given: Given | None, partition: Any) -> str | None:
+def partition_name(given: Given | None, partition: Any) -> str | None:
     """The partition's name in the configuration; None for the default."""
     if given is not None and given.partition is not None:
         return PARTITION
     return "files" if partition is None and given is not None and given.per_party else partition
 
 
-def _called(progress: bool, loggers: Loggers, on_round: OnRound | None = None) -> list[Any]:
+def called(progress: bool, loggers: Loggers, on_round: OnRound | None = None) -> list[Any]:
     """What is called with every round; `on_round`, which may end the run, last."""
     if on_round is not None and not callable(on_round):
         raise AtollError(f"on_round is {on_round!r} but must be a function of one argument, a round's row.")
     last = [] if on_round is None else [lambda row, rounds: on_round(row)]
     return [*(["progress"] if progress else []), *loggers, *last]
-
-
-def _listed(what: str, items: Any) -> list[Any]:
-    """Several of something, from a list or from text with commas."""
-    if isinstance(items, str):
-        return items.split(",")
-    if not isinstance(items, Iterable):
-        raise AtollError(f"{what} is {items!r} but must be a list.")
-    return list(items)

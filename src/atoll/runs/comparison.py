@@ -4,55 +4,32 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean
-from typing import Any
+from typing import Any, TypeAlias
 
 from atoll import storage
 from atoll.algorithms import find
 from atoll.data.federated import check_scenario
-from atoll.data.given import Given
 from atoll.errors import AtollError, suggest
 from atoll.models import user
-from atoll.runs import config, runner
+from atoll.runs import config
+from atoll.runs.comparison_text import comparison_text, summarize
 from atoll.runs.config import Config
-from atoll.runs.folder import Folder
-from atoll.runs.loop import Watch
-from atoll.runs.metrics import in_order, mean_std
 from atoll.runs.own_partition import unlocated
 from atoll.runs.paired import Difference, compare_rows
 from atoll.runs.result import Result
 from atoll.runs.scores import score_of, selected_metric
-from atoll.runs.setting_names import PREFIXED
-from atoll.runs.summary import comparison_text
-from atoll.runs.terms import Terms, check_same_data, shared_names
-from atoll.settings import known, renamed
+from atoll.runs.setting_names import bare_names
+from atoll.runs.space import check_names, space_for
+from atoll.runs.terms import Terms, check_same_data, check_shared, check_values, sweeps
+from atoll.runs.trial import Trial
+from atoll.runs.tuned import Tuned, tuning_notes
+from atoll.runs.tuning import Execute, Progress, Tuning, TuningRequest
 
-
-@dataclass(frozen=True)
-class Trial:
-    """One run of a comparison."""
-
-    row: str  # the row of the table it belongs to
-    config: Config
-
-    @property
-    def label(self) -> str:
-        """The row and the seed."""
-        return f"{self.row} seed {self.config.seed}"
-
-    def run(self, folder: Path | None, given: Given | None, watch: Watch | None) -> Result:
-        """Run it, or continue it where the folder holds it already."""
-        if folder is not None and (folder / "config.toml").exists():
-            if unlocated(Folder.open(folder)[1], folder).to_dict() != self.config.to_dict():
-                raise AtollError(f"{folder} holds a run with other settings; choose another --out or delete that folder.")
-            if given is not None and callable(given.partition):  # it may be random: the folder has what it gave
-                given = given.without_partition
-            return runner.resume(folder, given, algorithm=self.config.algorithm, watch=watch)
-        return runner.run(self.config, given, out=folder, watch=watch)
+TUNING = "tuning"  # the folder of a comparison's tuning
+Rows: TypeAlias = dict[str, tuple[str, str, dict[str, Any]]]
 
 
 @dataclass(repr=False)
@@ -72,10 +49,12 @@ class Comparison:
         values: Settings by name; each goes to every algorithm that has it. Those of data and budget are the same for all.
         sweep: Settings of the algorithms, each with several values: every combination is a row.
         against: The row that `differences` are taken from; the first by default.
+        tuned_files: What `atoll.tune` has chosen for some of the algorithms: they run with it.
 
     Attributes:
         results: After `run`: the results by row, one per seed.
         notes: After `run`: where a method's own defaults are for other data or another budget, in one sentence each.
+        tuned: What was chosen for each row by tuning, and on which seeds; empty without tuning.
 
     Examples:
         >>> import atoll
@@ -98,8 +77,10 @@ class Comparison:
     values: Mapping[str, Any] = field(default_factory=dict)
     sweep: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     against: str | None = None
+    tuned_files: Sequence[Tuned] = ()
     results: dict[str, list[Result]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    tuned: dict[str, Tuned] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         names, data = ", ".join(map(str, self.algorithms)), f" on {self.dataset}" if self.dataset else ""
@@ -110,6 +91,22 @@ class Comparison:
 
     def trials(self) -> list[Trial]:
         """All runs, the seeds of a row together; everything is checked before the first one starts."""
+        terms, rows = self._plan()
+        self._take_files(rows)
+        for tuned in self.tuned.values():
+            tuned.check_seeds(self.seeds)
+        trials = [
+            Trial(row, terms.apply(self._config(algorithm, model, {**point, **self._tuned_values(row)}, seed)))
+            for row, (algorithm, model, point) in rows.items()
+            for seed in self.seeds
+        ]
+        check_values(self.values, [trial.config for trial in trials], self.algorithms)
+        check_same_data((trial.row, trial.config) for trial in trials)
+        self.notes += tuning_notes({row: self.tuned.get(row) for row in rows}, {trial.row: trial.config for trial in trials})
+        return trials
+
+    def _plan(self) -> tuple[Terms, Rows]:
+        """The terms and the rows: each an algorithm, a model and a point of the sweep."""
         self.algorithms, self.models, self.seeds = _once(self.algorithms), _once(self.models), list(dict.fromkeys(self.seeds))
         if not self.seeds or not self.algorithms:
             raise AtollError("A comparison needs at least one algorithm and one seed, for instance local,fedavg --seeds 5.")
@@ -121,8 +118,8 @@ class Comparison:
             )
         terms = Terms(self._reference())
         self.dataset, self.partition = terms.reference.dataset, terms.reference.partition
-        self._check_shared(terms.reference)
-        rows = {
+        check_shared(terms.reference, self.values, self.sweep, self._settings())
+        rows: Rows = {
             f"{algorithm} {user.short_name(model)} {_listed(point)}".strip().replace("  ", " "): (algorithm, model, point)
             for model in (self.models or [""])
             for algorithm in self.algorithms
@@ -134,10 +131,65 @@ class Comparison:
             check_scenario(terms.reference, find(self._resolved(algorithm)).SCENARIOS, self._resolved(algorithm))
         notes = (terms.note(self._config(algorithm, model)) for algorithm, model, _ in rows.values())
         self.notes = list(dict.fromkeys(note for note in notes if note))
-        trials = [Trial(row, terms.apply(self._config(*made))) for row, made in _by_seed(rows, self.seeds)]
-        self._check_values([trial.config for trial in trials])
-        check_same_data((trial.row, trial.config) for trial in trials)
-        return trials
+        return terms, rows
+
+    def tunings(self, request: TuningRequest) -> dict[str, Tuning]:
+        """The tuning of every row on the comparison's terms: the same trials, seeds and space of shared settings for all."""
+        terms, rows = self._plan()
+        if self.tuned_files:
+            raise AtollError("Tuning chooses values and --tuned gives them; leave one of them out.")
+        bases = {row: self._config(*made) for row, made in rows.items()}
+        check_values(self.values, list(bases.values()), self.algorithms)
+        if request.space is not None:
+            check_names(request.space, list(bases.values()))
+        names = {base.algorithm for base in bases.values()}
+        made = {}
+        for row, (algorithm, model, point) in rows.items():
+            space = space_for(bases[row], request.space, self._fixed(algorithm, point), names)
+            made[row] = Tuning(row, request, space, self._configurer(terms, algorithm, model, point))
+        return made
+
+    def tune(self, request: TuningRequest, execute: Execute, out: Path | None = None, progress: Progress | None = None) -> None:
+        """Tune every row before it is run; with `out`, in folders of `out/tuning`. Reported seeds must be others."""
+        if shared := sorted(set(request.seeds) & set(self.seeds)):
+            raise AtollError(
+                f"Seed {', '.join(map(str, shared))} would be both tuned on and reported; choose other --tune-seeds or --seeds."
+            )
+        for row, tuning in self.tunings(request).items():
+            folder = None if out is None else out / TUNING / row.replace(" ", "-")
+            self.tuned[row] = tuning.run(execute, folder, progress)
+
+    def _configurer(
+        self, terms: Terms, algorithm: str, model: str, point: Mapping[str, Any]
+    ) -> Callable[[Mapping[str, Any], int], Config]:
+        return lambda values, seed: terms.apply(self._config(algorithm, model, {**point, **values}, seed))
+
+    def _fixed(self, algorithm: str, point: Mapping[str, Any]) -> set[str]:
+        """The names of the settings that were asked for, and so are not tuned."""
+        owner = self._resolved(algorithm)
+        return {
+            name if name.startswith("model.") else bare
+            for name in (*self.values, *point)
+            for bare in bare_names({name: 0}, owner)
+        }
+
+    def _take_files(self, rows: Rows) -> None:
+        """The values of `tuned_files`, each for the rows of its algorithm."""
+        for tuned in self.tuned_files:
+            mine = [row for row, (algorithm, _, _) in rows.items() if self._resolved(algorithm) == tuned.algorithm]
+            if not mine:
+                raise AtollError(
+                    f"--tuned is for {tuned.algorithm}, which is not compared; there is {', '.join(self.algorithms)}."
+                )
+            for row in mine:
+                if self.tuned.get(row, tuned) != tuned:
+                    raise AtollError(f"--tuned is given twice for {tuned.algorithm}; give it once.")
+                if both := sorted(set(tuned.values) & self._fixed(*rows[row][::2])):
+                    raise AtollError(f"{both[0]} of {row} is set and tuned; leave --set or --tuned out.")
+                self.tuned[row] = tuned
+
+    def _tuned_values(self, row: str) -> Mapping[str, Any]:
+        return self.tuned[row].values if row in self.tuned else {}
 
     def _config(self, algorithm: str, model: str = "", point: Mapping[str, Any] | None = None, seed: int = 0) -> Config:
         """A contestant by its own defaults and what was asked for."""
@@ -170,50 +222,17 @@ class Comparison:
     def _grid(self, algorithm: str) -> list[dict[str, Any]]:
         """The points of the sweep in the settings that an algorithm has; one, the empty one, where it has none of them."""
         settings = find(self._resolved(algorithm)).Settings
-        own = {name: values for name, values in self.sweep.items() if self._sweeps(name, algorithm, settings)}
+        own = {name: values for name, values in self.sweep.items() if sweeps(name, algorithm, settings)}
         return [dict(zip(own, point, strict=True)) for point in itertools.product(*own.values())]
 
-    @staticmethod
-    def _sweeps(name: str, algorithm: str, settings: type) -> bool:
-        owner, _, rest = name.rpartition(".")
-        return (owner in ("", "settings", algorithm) and rest in {*known(settings), *renamed(settings)}) or owner == "model"
-
-    def _check_shared(self, reference: Config) -> None:
-        """Data and budget are the same for all: no contestant may have its own, and no sweep may change them."""
-        shared = shared_names(reference)
-        for name in self.values:
-            owner, _, rest = name.rpartition(".")
-            if owner in self.algorithms and rest in shared and rest not in known(find(self._resolved(owner)).Settings):
-                raise AtollError(f"{rest} is the same for all in a comparison, so {name} cannot be set; set {rest} alone.")
-        for name in self.sweep:
-            if not any(self._sweeps(name, other, find(self._resolved(other)).Settings) for other in self.algorithms):
-                rest = name.rpartition(".")[2]
-                why = (
-                    f"{rest} is the same for all in a comparison; compare once for each value."
-                    if rest in shared or rest in ("dataset", "partition", "parties", "seed")
-                    else f"none of {', '.join(self.algorithms)} has such a setting."
-                )
-                raise AtollError(f"--sweep {name}: {why}")
+    def _settings(self) -> dict[str, type]:
+        """The settings of each contestant."""
+        return {algorithm: find(self._resolved(algorithm)).Settings for algorithm in self.algorithms}
 
     def _resolved(self, algorithm: str) -> str:
         """A method may have a baseline of its own: beside GLASU, `centralized` is its network on the joined columns."""
         baselines = [getattr(find(other), "YARDSTICKS", {}) for other in self.algorithms]
         return next((names[algorithm] for names in baselines if algorithm in names), algorithm)
-
-    def _check_values(self, configs: Sequence[Config]) -> None:
-        """Every setting must belong to at least one of the algorithms."""
-        options: set[str] = set()
-        accepted: set[str] = set()
-        for chosen in configs:
-            for name, group in config.groups_of(chosen.algorithm, chosen.dataset, getattr(chosen.settings, "model", "")).items():
-                options |= set(known(group))
-                keys = {*known(group), *renamed(group)}
-                accepted |= {f"{name}.{key}" for key in keys}
-                if name not in PREFIXED:
-                    accepted |= {item for key in keys for item in (key, f"{chosen.algorithm}.{key}")}
-        for name in self.values:
-            if name not in accepted:
-                raise AtollError(f"None of {', '.join(self.algorithms)} has a setting {name!r}{suggest(name, options)}")
 
     def folders(self, out: Path | None) -> Iterator[tuple[Trial, Path | None]]:
         """The trials, each with its folder under `out`."""
@@ -249,7 +268,10 @@ class Comparison:
 
     def summary(self) -> list[dict[str, Any]]:
         """One row per algorithm (and model): means and standard deviations over the seeds."""
-        return [summarize(row, results) for row, results in self.results.items()]
+        return [
+            summarize(row, results) | ({"tuned": self.tuned[row].brief()} if row in self.tuned else {})
+            for row, results in self.results.items()
+        ]
 
     def save(self, path: Path) -> None:
         """Write the summary as JSON."""
@@ -261,12 +283,6 @@ def _own(result: Result) -> Config:
     return result.config if result.folder is None else unlocated(result.config, result.folder)
 
 
-def _by_seed(rows: Mapping[str, Any], seeds: Sequence[int]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    for row, made in rows.items():
-        for seed in seeds:
-            yield row, (*made, seed)
-
-
 def _listed(point: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in point.items())
 
@@ -274,24 +290,3 @@ def _listed(point: Mapping[str, Any]) -> str:
 def _once(names: Sequence[str]) -> list[str]:
     """Drop duplicate names, keeping their order."""
     return list(dict.fromkeys(str(name).strip() for name in names if str(name).strip()))
-
-
-def summarize(row: str, results: Sequence[Result]) -> dict[str, Any]:
-    """Means ± standard deviations (n − 1) of the test metrics, megabytes both ways, seconds.
-
-    `selected` names the metric of `select_by` where it is not the loss or the accuracy; `val_…` is that of validation nodes.
-    """
-    summary: dict[str, Any] = {"row": row, "seeds": len(results)}
-    names = in_order(name for result in results for name in result.metrics if not name.startswith("val_"))
-    if selected := selected_metric(results[0].config):
-        summary["selected"] = selected
-        names += [name for name in (selected, f"val_{selected}") if name not in names]
-    for name in names:
-        found = mean_std([value for result in results if isinstance(value := score_of(result, name), float)])
-        if found is not None:
-            summary[name], std = found
-            summary[f"{name}_std"] = math.nan if std is None else std
-    summary["mb_up"] = mean(result.bytes["up"] for result in results) / 1e6
-    summary["mb_down"] = mean(result.bytes["down"] for result in results) / 1e6
-    summary["seconds"] = mean(result.seconds["total"] for result in results)
-    return summary

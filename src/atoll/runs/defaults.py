@@ -13,6 +13,9 @@ A file is a list of tables `[[when]]`, read from top to bottom; what a later tab
 A table applies where all its conditions hold. A condition names an argument (`dataset`, `partition`) or a setting; it is compared
 with what the user asked for, or else with what the tables above have set. `like = "fedspray"` starts over with the tables of
 another algorithm, read as if the user had asked for what this table sets: a baseline runs as the paper that it is compared in.
+
+A table `[space]` holds the values that tuning chooses from, where the paper gives a grid; those of settings that methods share
+are in `training.toml`.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from typing import Any
 from atoll import algorithms
 
 FALLBACK = "fedavg"  # an algorithm from a file or another package runs with these defaults
+SHARED = "training"  # the file with the space of the settings that methods share
 
 
 def defaults(algorithm: str, asked: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
@@ -51,14 +55,28 @@ def defaults(algorithm: str, asked: Mapping[str, Any]) -> tuple[dict[str, Any], 
     return chosen, deciding
 
 
-@cache
+def spaces(algorithm: str) -> dict[str, Any]:
+    """The values that tuning chooses from by setting: those all methods share, of the papers it runs as, and its own."""
+    document = _document(algorithm)
+    others = dict.fromkeys(table["like"] for table in document["when"] if "like" in table)
+    found: dict[str, Any] = dict(_document(SHARED)["space"])
+    for more in (*map(spaces, others), document.get("space", {})):
+        found |= {name: value for name, value in more.items() if name not in found}
+    return found
+
+
 def _tables(algorithm: str) -> list[dict[str, Any]]:
+    tables: list[dict[str, Any]] = _document(algorithm)["when"]
+    return tables
+
+
+@cache
+def _document(algorithm: str) -> dict[str, Any]:
     folder = importlib.resources.files(algorithms)
     file = folder.joinpath(f"{algorithm}.toml")
     if algorithm.endswith(".py") or not file.is_file():
         file = folder.joinpath(f"{FALLBACK}.toml")
-    tables: list[dict[str, Any]] = tomllib.loads(file.read_text(encoding="utf-8"))["when"]
-    return tables
+    return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 def _texts(wanted: Any) -> list[str]:

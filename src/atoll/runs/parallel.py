@@ -1,103 +1,157 @@
-"""Trials of a comparison in several processes with one thread each; results are read from their folders.
+"""Trials in several processes with one thread each; results are read from their folders.
 
-Two such processes are faster than one with two threads on small graphs, and the numbers are those of one thread.
+Two such processes are faster than one with two threads on small graphs, and the numbers are those of one thread. A process stays
+for all trials: it imports torch once and keeps the data of its last trials.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import queue
+import shutil
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from atoll.child import Child
 from atoll.errors import AtollError, AtollWarning
-from atoll.runs.comparison import Comparison, Trial
+from atoll.runs.comparison import Comparison
 from atoll.runs.reader import read
+from atoll.runs.result import Result
+from atoll.runs.trial import Trial
 
 Watch = Callable[[Trial, dict[str, Any], int], None]
-Done = Callable[[Trial], None]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 MAX_JOBS = 256
 
 
-def run(comparison: Comparison, out: Path | None, jobs: int, watch: Watch | None = None) -> None:
-    """Run the trials in `jobs` processes; the rows and seeds of the results are in the comparison's order."""
+def check_jobs(jobs: int) -> None:
+    """Refuse a senseless number of processes."""
     if not 1 <= jobs <= MAX_JOBS:
         raise AtollError(f"--jobs is {jobs} but must be at least 1 and at most {MAX_JOBS}.")
-    with contextlib.ExitStack() as stack:
-        base = out if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-compare-")))
-        todo = [(trial, folder) for trial, folder in comparison.folders(base) if folder is not None]
-        workers = stack.enter_context(start_workers(min(jobs, len(todo))))
-        workers.run(todo, watch)
-        for trial, folder in todo:
-            comparison.add(trial, read(folder))
 
 
-class Workers:
-    """Worker processes and what they report."""
+def run(comparison: Comparison, out: Path | None, pool: Pool, watch: Watch | None = None) -> None:
+    """Run the trials of a comparison; the rows and seeds of the results are in its order."""
+    todo = [(trial, folder or pool.folder()) for trial, folder in comparison.folders(out)]
+    for _ in pool.all_of(todo, watch):
+        pass
+    for trial, folder in todo:
+        comparison.add(trial, read(folder))
 
-    def __init__(self, count: int, log: Path) -> None:
+
+class Pool:
+    """Worker processes, started when they are first needed; inside a `with` block."""
+
+    def __init__(self, jobs: int) -> None:
+        check_jobs(jobs)
+        self.jobs = jobs
         self.reports: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
-        command = [sys.executable, "-P", "-u", "-m", "atoll.runs.worker"]
-        self.log = log
-        self.children = [Child(command, log, self._reporter(number), ENVIRONMENT) for number in range(count)]
+        self.children: list[Child] = []
+        self.numbers = itertools.count()
 
-    def _reporter(self, number: int) -> Callable[[dict[str, Any]], None]:
-        return lambda report: self.reports.put((number, report))
+    def __enter__(self) -> Pool:
+        self.scratch = Path(tempfile.mkdtemp(prefix="atoll-workers-"))
+        self.log = self.scratch / "output"
+        return self
 
-    def run(self, todo: Sequence[tuple[Trial, Path]], watch: Watch | None, done: Done | None = None) -> None:
-        """Hand out the trials, one at a time to each worker, and call `done` as each ends; the first failure ends all."""
-        waiting, doing = list(reversed(todo)), {}
-        for number in range(len(self.children)):
-            doing[number] = self._next(number, waiting)
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End all processes; a run that is interrupted is continued from its checkpoint next time."""
+        for child in self.children:
+            child.stop(0.0)
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def folder(self) -> Path:
+        """A folder for a run that is not kept."""
+        return self.scratch / str(next(self.numbers))
+
+    def execute(self, todo: Sequence[tuple[Trial, Path | None]]) -> Iterator[tuple[Trial, Result | AtollError]]:
+        """Run trials and read their results without histories and states, as they end; a run that fails is its error."""
+        folders = {trial.label: folder or self.folder() for trial, folder in todo}
+        for trial, error in self.run([(trial, folders[trial.label]) for trial, _ in todo]):
+            folder = folders[trial.label]
+            yield trial, read(folder, history=False, state=False) if error is None else AtollError(error)
+            if folder.parent == self.scratch:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def all_of(self, todo: Sequence[tuple[Trial, Path]], watch: Watch | None = None) -> Iterator[Trial]:
+        """Run trials of which none may fail; yields each as it ends."""
+        for trial, error in self.run(todo, watch):
+            if error is not None:
+                raise AtollError(f"{trial.label}: {error}")
+            yield trial
+
+    def run(self, todo: Sequence[tuple[Trial, Path]], watch: Watch | None = None) -> Iterator[tuple[Trial, str | None]]:
+        """Hand out the trials, one at a time to each worker; yields each as it ends, with the sentence if it failed."""
+        self._start(min(self.jobs, len(todo)))
+        waiting, seconds = list(todo), dict[str, float]()  # by row, of runs that have ended; inf once one has begun
+        doing: dict[int, tuple[Trial, float]] = {}
+        for number in range(min(len(self.children), len(todo))):
+            doing[number] = self._next(number, waiting, seconds)
         while doing:
             number, report = self.reports.get()
             if number not in doing:
                 continue
+            trial, began = doing[number]
             if "row" in report and watch is not None:
-                watch(doing[number], report["row"], report["rounds"])
-            elif "done" in report:
+                watch(trial, report["row"], report["rounds"])
+            elif "done" in report or "error" in report:
+                seconds[trial.row] = time.perf_counter() - began
                 for text in report.get("warnings", []):
                     warnings.warn(text, AtollWarning, stacklevel=2)
-                if done is not None:
-                    done(doing[number])
+                del doing[number]
                 if waiting:
-                    doing[number] = self._next(number, waiting)
-                else:
-                    del doing[number]
-            elif "error" in report:
-                raise AtollError(f"{doing[number].label}: {report['error']}")
+                    doing[number] = self._next(number, waiting, seconds)
+                yield trial, report.get("error")
             elif "crash" in report or "exit" in report:
-                raise RuntimeError(
-                    report.get("crash") or f"{doing[number].label}: its process ended ({report['exit']}); {self._said()}"
-                )
+                raise RuntimeError(report.get("crash") or f"{trial.label}: its process ended ({report['exit']}); {self._said()}")
 
-    def _next(self, number: int, waiting: list[tuple[Trial, Path]]) -> Trial:
-        trial, folder = waiting.pop()
+    def _start(self, count: int) -> None:
+        command = [sys.executable, "-P", "-u", "-m", "atoll.runs.worker"]
+        while len(self.children) < count:
+            self.children.append(Child(command, self.log, self._reporter(len(self.children)), ENVIRONMENT))
+
+    def _reporter(self, number: int) -> Callable[[dict[str, Any]], None]:
+        return lambda report: self.reports.put((number, report))
+
+    def _next(self, number: int, waiting: list[tuple[Trial, Path]], seconds: dict[str, float]) -> tuple[Trial, float]:
+        """Send a worker the trial that `longest_first` chooses."""
+        trial, folder = waiting.pop(longest_first([trial.row for trial, _ in waiting], seconds))
+        seconds.setdefault(trial.row, math.inf)
         self.children[number].send({"row": trial.row, "config": trial.config.to_dict(), "folder": str(folder.resolve())})
-        return trial
+        return trial, time.perf_counter()
 
     def _said(self) -> str:
         text = self.log.read_text(errors="replace").strip()
         return text[-2000:] or "it said nothing"
 
-    def stop(self) -> None:
-        """End all processes; a run that is interrupted is continued from its checkpoint next time."""
-        for child in self.children:
-            child.stop(0.0)
+
+def longest_first(rows: Sequence[str], seconds: dict[str, float]) -> int:
+    """The index of the trial to run next: of a row that was never run, else of the one whose runs take longest.
+
+    Runs of one row take about the same time, so that no process ends with a long run while the others wait.
+
+    >>> longest_first(["a", "b", "c"], {"a": 3.0, "b": 5.0})
+    2
+    >>> longest_first(["a", "b"], {"a": 3.0, "b": 5.0})
+    1
+    """
+    return max(range(len(rows)), key=lambda index: (rows[index] not in seconds, seconds.get(rows[index], 0.0), -index))
 
 
 @contextlib.contextmanager
-def start_workers(count: int) -> Iterator[Workers]:
-    """Worker processes that end with the block."""
-    with tempfile.TemporaryDirectory(prefix="atoll-workers-") as scratch:
-        workers = Workers(count, Path(scratch) / "output")
-        try:
-            yield workers
-        finally:
-            workers.stop()
+def open_pool(jobs: int) -> Iterator[Pool | None]:
+    """A pool for several processes; None for one, which is this process."""
+    check_jobs(jobs)
+    if jobs == 1:
+        yield None
+    else:
+        with Pool(jobs) as pool:
+            yield pool

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from atoll.errors import shown
 from atoll.runs import absence
 from atoll.runs.columns import column_of
 from atoll.runs.config import GIVEN
-from atoll.runs.metrics import in_order, mean_text, metric_format
+from atoll.runs.metrics import in_order, metric_format
 from atoll.runs.scores import score_of, selected_metric
 
 if TYPE_CHECKING:
-    from atoll.runs.comparison import Comparison
     from atoll.runs.result import Result
     from atoll.tasks import Metric
 
@@ -147,56 +145,3 @@ def _metric(result: Result, name: str) -> Fact:
     without = " (a party missing)" if result.last_partial else ""
     note = f"last round {_number(form, last)}{without}" if last is not None else ""
     return words[:MAX_LABEL], _number(form, result.metrics[name]), note
-
-
-def comparison_title(comparison: Comparison) -> str:
-    """What was compared."""
-    config = next(iter(comparison.results.values()))[0].config
-    count = len(comparison.seeds)
-    unit = " (%)" if metric_format(comparison.metric).percent else ""
-    return shown(
-        f"{config.dataset}, {config.partition}, mean ± standard deviation over {count} seed{'s' if count > 1 else ''}{unit}"
-    )
-
-
-def comparison_cells(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """The head and the rows of a comparison's table."""
-    selected = next((row["selected"] for row in rows if row.get("selected") in row), "")
-    if selected:  # a user who selects by AUC wants to see it, and chooses by that of validation nodes
-        columns = {selected: f"test {metric_format(selected).words}", f"val_{selected}": metric_format(f"val_{selected}").words}
-    else:
-        second = "local" if any("local_accuracy" in row for row in rows) else "minority"
-        score = "accuracy" if any("accuracy" in row for row in rows) else _score(rows)
-        columns = {score: score.replace("_", " "), f"{second}_accuracy": second}
-    cells = [["", *columns.values(), "MB up", "MB down", "seconds"]]
-    for row in rows:
-        scores = [_percent(row, name) for name in columns]
-        cells.append([row["row"], *scores, f"{row['mb_up']:.2f}", f"{row['mb_down']:.2f}", f"{row['seconds']:.1f}"])
-    return cells
-
-
-def _score(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The most important metric of a task without accuracy."""
-    known = {"row", "seeds", "mb_up", "mb_down", "seconds"}
-    names = in_order(name for row in rows for name in row if name not in known and not name.endswith("_std"))
-    return next(iter(names), "accuracy")
-
-
-def _percent(row: Mapping[str, Any], name: str) -> str:
-    if name not in row:
-        return "–"
-    scale = 100 if metric_format(name).percent else 1
-    return mean_text(scale * row[name], scale * row[f"{name}_std"], 2)
-
-
-def comparison_text(comparison: Comparison) -> str:
-    """A comparison as a plain table."""
-    cells = [[shown(cell) for cell in row] for row in comparison_cells(comparison.summary())]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        ).rstrip()
-        for row in cells
-    ]
-    return "\n".join([comparison_title(comparison), "", *lines])

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.errors import AtollError
-from atoll.runs.config import Config, check, plain
+from atoll.errors import AtollError, suggest
+from atoll.runs.config import Config, check, groups_of, plain
+from atoll.runs.setting_names import PREFIXED
+from atoll.settings import known, renamed
 
 ARGUMENTS = ("dataset", "partition", "parties")
 GROUPS = ("data", "partition_settings", "split", "run")
@@ -72,6 +74,46 @@ def check_same_data(configs: Mapping[str, Config] | Iterable[tuple[str, Config]]
                 f"{pairs[0][0]} and {row} have different data ({name} is {_text(first.get(name))} and {_text(other.get(name))}); "
                 "they cannot stand in one table."
             )
+
+
+def sweeps(name: str, algorithm: str, settings: type) -> bool:
+    """Whether a name of a sweep is a setting of this algorithm or of its model."""
+    owner, _, rest = name.rpartition(".")
+    return (owner in ("", "settings", algorithm) and rest in {*known(settings), *renamed(settings)}) or owner == "model"
+
+
+def check_shared(reference: Config, values: Mapping[str, Any], sweep: Mapping[str, Any], contestants: Mapping[str, type]) -> None:
+    """Data and budget are the same for all: no contestant may have its own, and no sweep may change them."""
+    shared = shared_names(reference)
+    for name in values:
+        owner, _, rest = name.rpartition(".")
+        if owner in contestants and rest in shared and rest not in known(contestants[owner]):
+            raise AtollError(f"{rest} is the same for all in a comparison, so {name} cannot be set; set {rest} alone.")
+    for name in sweep:
+        if not any(sweeps(name, algorithm, settings) for algorithm, settings in contestants.items()):
+            rest = name.rpartition(".")[2]
+            why = (
+                f"{rest} is the same for all in a comparison; compare once for each value."
+                if rest in shared or rest in ("dataset", "partition", "parties", "seed")
+                else f"none of {', '.join(contestants)} has such a setting."
+            )
+            raise AtollError(f"--sweep {name}: {why}")
+
+
+def check_values(values: Mapping[str, Any], configs: Iterable[Config], algorithms: Iterable[str]) -> None:
+    """Every setting must belong to at least one of the algorithms."""
+    options: set[str] = set()
+    accepted: set[str] = set()
+    for chosen in configs:
+        for name, group in groups_of(chosen.algorithm, chosen.dataset, getattr(chosen.settings, "model", "")).items():
+            options |= set(known(group))
+            keys = {*known(group), *renamed(group)}
+            accepted |= {f"{name}.{key}" for key in keys}
+            if name not in PREFIXED:
+                accepted |= {item for key in keys for item in (key, f"{chosen.algorithm}.{key}")}
+    for name in values:
+        if name not in accepted:
+            raise AtollError(f"None of {', '.join(algorithms)} has a setting {name!r}{suggest(name, options)}")
 
 
 def _text(value: Any) -> str:

@@ -17,7 +17,7 @@ from atoll.errors import AtollError
 def run_command(command: dict[str, Any]) -> None:
     """Run, or continue, one trial."""
     from atoll.runs import config
-    from atoll.runs.comparison import Trial
+    from atoll.runs.trial import Trial
 
     document = command["config"]  # of the parent process, which is its user's own
     trial = Trial(command["row"], config.from_dict(document, "The configuration", config.user_model(document)))

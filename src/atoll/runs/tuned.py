@@ -1,0 +1,195 @@
+"""What tuning has chosen, from what, and on which seeds: a file that `atoll run` and `atoll compare` take as `--tuned`."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from atoll import storage
+from atoll.errors import AtollError, AtollWarning
+from atoll.runs.config import Config
+from atoll.runs.metrics import metric_format
+from atoll.runs.setting_names import bare_names
+from atoll.runs.terms import flat
+from atoll.version import __version__
+
+KIND = "tuned"
+FILE = "tuned.json"
+KEYS = {"algorithm": str, "values": dict, "objective": str, "space": dict, "seeds": list, "trials": list, "data": dict}
+
+
+@dataclass(frozen=True)
+class TuningTrial:
+    """One trial: its values and the score of each seed; `score` is their mean, None where a run failed."""
+
+    number: int
+    values: Mapping[str, Any]
+    scores: Sequence[float | None]
+    error: str = ""  # why it failed
+
+    @property
+    def score(self) -> float | None:
+        """The mean over the seeds."""
+        known = [value for value in self.scores if value is not None]
+        return mean(known) if len(known) == len(self.scores) else None
+
+
+@dataclass(frozen=True, repr=False)
+class Tuned:
+    """Settings that were chosen on validation nodes, with everything that the choice rests on; `atoll.tune` makes one.
+
+    Attributes:
+        algorithm: What was tuned.
+        values: The chosen settings by name.
+        score: Their validation score, a mean over `seeds`.
+        default_score: That of the settings as they are without tuning, which are the first trial; None where it failed.
+        objective: The metric of the validation nodes, as in `val_accuracy`: that of `select_by`.
+        higher_is_better: Its direction.
+        space: What was searched, setting by setting: a list of values, or the ends of a range.
+        sampler, sampler_seed: How trials were chosen: `tpe`, `random` or `grid`, and the seed of that.
+        seeds: The seeds that every trial was run with; reported seeds must be others.
+        trials: All trials: `number`, `values`, `score`, `scores` by seed, and for a failed one its `error`.
+        data: Dataset, partition, split and budget of all trials.
+        optuna: The version of Optuna; empty for a grid.
+
+    Examples:
+        >>> import atoll
+        >>> tuned = atoll.tune("fedavg", dataset="csbm", parties=2, nodes=200, rounds=3, trials=4, space={"lr": [0.003, 0.1]})
+        >>> sorted(tuned.values), len(tuned.trials), tuned.seeds
+        (['lr'], 4, (1000, 1001))
+    """
+
+    algorithm: str
+    values: Mapping[str, Any]
+    score: float
+    default_score: float | None
+    objective: str
+    higher_is_better: bool
+    space: Mapping[str, Any]
+    sampler: str
+    sampler_seed: int
+    seeds: Sequence[int]
+    trials: Sequence[TuningTrial]
+    data: Mapping[str, Any] = field(default_factory=dict)
+    optuna: str = ""
+
+    def __repr__(self) -> str:
+        return f"Tuned({self.algorithm}: {listed(self.values)}; {len(self.trials)} trials, {self.words} {self.text(self.score)})"
+
+    @property
+    def words(self) -> str:
+        """The objective in words."""
+        return metric_format(self.objective).words
+
+    def text(self, score: float | None) -> str:
+        """A score as it is shown."""
+        if score is None:
+            return "–"
+        return f"{100 * score:.2f} %" if metric_format(self.objective).percent else f"{score:.4g}"
+
+    @property
+    def failed(self) -> list[TuningTrial]:
+        """The trials without a score."""
+        return [trial for trial in self.trials if trial.score is None]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the file holds."""
+        trials = [asdict(trial) | {"score": trial.score} for trial in self.trials]
+        return {"atoll": __version__, "kind": KIND} | asdict(self) | {"seeds": list(self.seeds), "trials": trials}
+
+    def brief(self) -> dict[str, Any]:
+        """All but the trials, which are counted: for the summary of a comparison."""
+        document = self.to_dict()
+        return {name: document[name] for name in document if name not in ("atoll", "kind", "data")} | {"trials": len(self.trials)}
+
+    def save(self, path: str | Path) -> None:
+        """Write the file."""
+        storage.write_whole(Path(path), (json.dumps(self.to_dict(), indent=1) + "\n").encode())
+
+    def check_seeds(self, seeds: Collection[int]) -> None:
+        """Refuse to report seeds that the values were chosen on."""
+        if shared := [seed for seed in seeds if seed in self.seeds]:
+            which = ", ".join(map(str, shared))
+            raise AtollError(
+                f"Seed{'s' if len(shared) > 1 else ''} {which} {'were' if len(shared) > 1 else 'was'} used to tune "
+                f"{self.algorithm}, so a result with {'them' if len(shared) > 1 else 'it'} would flatter; report other seeds."
+            )
+
+
+def read_tuned(path: str | Path) -> Tuned:
+    """The file that `atoll tune --out` wrote; the folder will do."""
+    file = Path(path)
+    file = file / FILE if file.is_dir() else file
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AtollError(f"--tuned {path} cannot be read ({error.strerror}); give the {FILE} of `atoll tune --out`.") from error
+    except ValueError as error:
+        raise AtollError(f"--tuned {path} is not the {FILE} of `atoll tune --out`: it is not JSON ({error}).") from error
+    if not isinstance(document, dict) or document.get("kind") != KIND:
+        raise AtollError(f"--tuned {path} is not the {FILE} of `atoll tune --out`.")
+    for name, kind in KEYS.items():
+        if not isinstance(document.get(name), kind):
+            raise AtollError(f"--tuned {path} is damaged: {name} is missing or not of its kind; run `atoll tune` again.")
+    try:
+        trials = [TuningTrial(one["number"], one["values"], one["scores"], one["error"]) for one in document["trials"]]
+        names = [name for name in Tuned.__dataclass_fields__ if name not in ("trials", "seeds")]
+        return Tuned(**{name: document[name] for name in names}, trials=trials, seeds=tuple(map(int, document["seeds"])))
+    except (KeyError, TypeError, ValueError) as error:
+        raise AtollError(f"--tuned {path} is damaged ({error}); run `atoll tune` again.") from error
+
+
+def listed(values: Mapping[str, Any]) -> str:
+    """`lr=0.01, hidden=64`."""
+    return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+def tuned_data(config: Config) -> dict[str, Any]:
+    """What values are tuned for: data, budget and model."""
+    return flat(config) | {"model": str(getattr(config.settings, "model", ""))}
+
+
+def tuning_notes(tuned: Mapping[str, Tuned | None], configs: Mapping[str, Config]) -> list[str]:
+    """Where rows of a comparison were not tuned alike, or with other data than they are compared on, in one sentence each."""
+    if not any(tuned.values()):
+        return []
+    notes = []
+    budgets = {row: None if one is None else (len(one.trials), tuple(one.seeds)) for row, one in tuned.items()}
+    if len(set(budgets.values())) > 1:
+        words = [f"{row} {f'{one[0]} trials on {len(one[1])} seeds' if one else 'not at all'}" for row, one in budgets.items()]
+        notes.append(f"Not tuned alike: {', '.join(words)}.")
+    for row, one in tuned.items():
+        here = tuned_data(configs[row])
+        if one is not None and (other := [name for name in here if one.data.get(name) != here[name]]):
+            words = [f"{name}={one.data.get(name)} (here {here[name]})" for name in other]
+            notes.append(f"{row} was tuned with {', '.join(words)}.")
+    return notes
+
+
+def as_tuned(tuned: str | Path | Tuned) -> Tuned:
+    """A result of tuning, or the one that a file holds."""
+    return tuned if isinstance(tuned, Tuned) else read_tuned(tuned)
+
+
+def with_tuned(values: Mapping[str, Any], tuned: Tuned | None, algorithm: str, seed: int) -> dict[str, Any]:
+    """Settings that were asked for and those that were tuned, for one run."""
+    if tuned is None:
+        return dict(values)
+    if tuned.algorithm != algorithm:
+        raise AtollError(f"--tuned is for {tuned.algorithm}, but {algorithm} is run; give the file of {algorithm}.")
+    asked = {name if name.startswith("model.") else bare for name in values for bare in bare_names({name: 0}, algorithm)}
+    if both := sorted(asked & set(tuned.values)):
+        raise AtollError(f"{both[0]} is set and tuned; leave --set or --tuned out.")
+    tuned.check_seeds([seed])
+    return {**values, **tuned.values}
+
+
+def warn_other_data(tuned: Tuned | None, config: Config) -> None:
+    """Warn where values were tuned with other data than they are used on."""
+    for note in tuning_notes({config.algorithm: tuned}, {config.algorithm: config}):
+        warnings.warn(note, AtollWarning, stacklevel=3)
