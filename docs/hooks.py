@@ -1,9 +1,8 @@
-"""What `make docs` adds to the written pages: lists of algorithms and results, algorithms' settings, the API reference."""
+"""What `make docs` adds to the written pages: a list of algorithms, algorithms' settings, the API reference."""
 
 from __future__ import annotations
 
 import ast
-import re
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,8 @@ def on_config(site: MkDocsConfig) -> MkDocsConfig:
     for entry in site.nav or []:
         ((title, place),) = entry.items()
         if place.endswith("/"):
-            pages = sorted({path.name for path in (docs / place).glob("*.md")} | set(_generated(docs, place)))
+            made = {} if place == "results/" else _generated(docs, place)
+            pages = sorted({path.name for path in (docs / place).glob("*.md")} | set(made))
             pages.sort(key=lambda name: name != "index.md")
             nav.append({title: [f"{place}{name}" for name in pages]})
         elif (docs / place).exists():
@@ -46,7 +46,7 @@ def on_config(site: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages."""
     docs = Path(config.docs_dir)
-    for folder in ("algorithms/", "results/", "reference/"):
+    for folder in ("algorithms/", "reference/"):
         for name, text in _generated(docs, folder).items():
             files.append(File.generated(config, f"{folder}{name}", content=text))
     return files
@@ -68,10 +68,6 @@ def _generated(docs: Path, folder: str) -> dict[str, str]:
     written = {path.stem: path.read_text() for path in sorted((docs / folder).glob("*.md")) if path.stem != "index"}
     if folder == "reference/":
         return _reference()
-    if folder == "results/":
-        lines = [f"- [{_title(text)}]({name}.md)" for name, text in written.items()]
-        text = "# Results\n\nOur results next to the papers'; `atoll reproduce --list` shows every table and figure.\n\n"
-        return {"index.md": text + "\n".join(lines or ["There is no page yet."]) + "\n"}
     pages = {}
     table = ["| algorithm | scenarios | |", "|---|---|---|"]
     for name in algorithms.names():
@@ -97,11 +93,6 @@ def _reference() -> dict[str, str]:
         pages[page] = f"# {title}\n\n" + "\n\n".join(f"::: atoll.{name}" for name in there) + "\n"
         index += f"\n- [{title}]({page}): " + ", ".join(f"[`{name}`]({page}#atoll.{name})" for name in there)
     return {"index.md": index + "\n"} | pages
-
-
-def _title(text: str) -> str:
-    found = re.search(r"^# (.+)$", text, re.MULTILINE)
-    return found[1] if found else "untitled"
 
 
 def _settings(name: str) -> str:

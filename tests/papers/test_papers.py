@@ -18,8 +18,9 @@ from atoll import papers
 from atoll.cli import main
 from atoll.cli.papers import status_table
 from atoll.errors import AtollError
-from atoll.papers import Cell, Exhibit, Line, execute, pages, pictures, record, status
+from atoll.papers import Cell, Exhibit, Line, execute, pages, pictures, record, status, text
 from atoll.papers.ranges import Range
+from atoll.papers.results import Results
 from atoll.runs import comparison, runner
 from atoll.runs.config import Config, resolve
 from atoll.runs.folder import Folder
@@ -95,14 +96,14 @@ def test_runs_are_made_once_and_told(tmp_path: Path) -> None:
     assert 0 < mean <= 100
     assert not math.isnan(spread)
     assert lines[0].ours["bytes.up"][0] > 1000
-    page = pages.markdown([(exhibit, lines)])
+    page = pages.markdown(Results("p", [(exhibit, lines)]))
     assert "| ours | 2 |" in page
     assert "50.00 ± 1.00" in page
-    assert "- 1 line cannot be run: no data." in page
+    assert "Not run: theirs (no data)." in page
     assert "as expected" in page
     broken = execute.finished(next(iter(jobs.values())), tmp_path)[1] / "result.json"
-    for text in ("", "[]", "{}"):
-        broken.write_text(text)
+    for damage in ("", "[]", "{}"):
+        broken.write_text(damage)
         with pytest.raises(AtollError, match=r"result\.json is damaged .* delete it and finish the run"):
             execute.lines(exhibit, jobs, tmp_path)
 
@@ -116,13 +117,13 @@ def test_what_is_outside_the_range_is_marked() -> None:
     assert outside.deviates() == ["accuracy"]
     assert replace(outside, expected={"accuracy": Range(79.0, 80.0, "record")}).deviates() == []
     assert replace(outside, recorded=True).deviates() == []
-    assert "‼" in pages.row(example(), outside)[2]
+    assert "‼" in text.row(example(), outside)[2]
 
 
 def test_a_table_of_which_nothing_was_run_is_one_sentence() -> None:
     """Not a page of "not run"."""
     exhibit = example()
-    page = pages.markdown([(exhibit, [Line(cell, {}, 0) for cell in exhibit.cells])])
+    page = pages.markdown(Results("p", [(exhibit, [Line(cell, {}, 0) for cell in exhibit.cells])]))
     assert "Not run yet: 1 line." in page
     assert "|" not in page
 
@@ -132,7 +133,7 @@ def test_a_figure_that_was_hardly_run_shows_what_was() -> None:
     cells = tuple(Cell(f"x = {x}", run=SMALL, series="ours", x=x) for x in range(5))
     exhibit = Exhibit("p/figure1", "A paper", "A figure", cells, kind="figure")
     lines = [Line(cell, {"accuracy": (80.0, 1.0)} if cell.x == 2 else {}, 2) for cell in cells]
-    page = pages.markdown([(exhibit, lines)])
+    page = pages.markdown(Results("p", [(exhibit, lines)]))
     assert "x = 2" in page
     assert "x = 3" not in page
     assert "Not run yet: 4 more lines." in page
@@ -424,7 +425,7 @@ def test_a_setting_that_is_added_later_loses_no_record(monkeypatch: pytest.Monke
 
 def test_the_list_waits_with_torch() -> None:
     """Reading the papers' files does not need it."""
-    code = "import sys; from atoll import papers; from atoll.papers import pages, status; "
+    code = "import sys; from atoll import papers; from atoll.papers import status, text; "
     code += "[papers.exhibits(p) for p in papers.papers()]; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -527,7 +528,7 @@ def test_curves_are_those_of_the_histories(tmp_path: Path) -> None:
     told = [(exhibit, execute.lines(exhibit, jobs, tmp_path))]
     (file,) = pictures.save(told, jobs, tmp_path, tmp_path / "img").values()
     assert file == tmp_path / "img" / "p-figure1.svg"
-    assert "![A figure](img/p-figure1.svg)" in pages.markdown(told, {exhibit.name: f"img/{file.name}"})
+    assert "![A figure](img/p-figure1.svg)" in pages.markdown(Results("p", told), {exhibit.name: f"img/{file.name}"})
     before = file.read_bytes()
     assert pictures.save(told, jobs, tmp_path / "gone", tmp_path / "img") == {exhibit.name: file}
     fewer = execute.jobs_of([exhibit], quick=False, seeds=1)

@@ -18,8 +18,8 @@ from rich.text import Text
 from atoll.cli.console import PLAIN_EVERY, err
 from atoll.errors import shown
 from atoll.papers import Exhibit, Line, Measured, measured
-from atoll.papers.pages import header, reasons, row
 from atoll.papers.status import state, title
+from atoll.papers.text import header, reasons, row
 
 if TYPE_CHECKING:
     from atoll.runs.trial import Trial

@@ -37,7 +37,10 @@ def reproduce(
         "runs/reproduce"
     ),
     page: Annotated[
-        Path | None, typer.Option(help="Write a page of results to this file, with pictures in img beside it.")
+        Path | None,
+        typer.Option(
+            help="Write a page of results to this file, with pictures in img beside it; without PAPER, all to a folder."
+        ),
     ] = None,
     rerun: Annotated[bool, typer.Option("--run/--no-run", help="Run what is missing, or only show what is there.")] = True,
     new: Annotated[
@@ -55,6 +58,10 @@ def reproduce(
     from atoll.cli.console import stage
 
     prepare_torch(None)
+    if what is None and page is not None:
+        with stage("Writing the pages"):
+            _write_all(page, out)
+        return
     if listed or what is None:
         with stage("Reading the papers' tables and our records"):
             table = _list(library.find(what) if what else library.all_exhibits(), out)
@@ -130,9 +137,31 @@ def _show(told: list[tuple[Exhibit, list[Line]]], only: str | None) -> None:
 
 
 def _write(told: list[tuple[Exhibit, list[Line]]], work: Jobs, out: Path, page: Path) -> None:
+    """The page of a paper or of one of its tables, with its figures in `img` beside it."""
     from atoll import storage
-    from atoll.papers import pages, pictures
+    from atoll.papers import claims, pages, pictures
+    from atoll.papers.results import Results
 
+    paper = told[0][0].name.partition("/")[0]
+    shown = {exhibit.name.partition("/")[2] for exhibit, _ in told}
+    results = Results(paper, told, out)
+    claimed = [claim for claim in claims.claims(paper) if claim.table in shown]
     page.parent.mkdir(parents=True, exist_ok=True)
-    drawn = pictures.save(told, work, out, page.parent / "img")
-    storage.write_whole(page, pages.markdown(told, {name: f"img/{file.name}" for name, file in drawn.items()}).encode())
+    drawn = {name: f"img/{file.name}" for name, file in pictures.save(told, work, out, page.parent / "img").items()}
+    if pictures.claims([claims.judge(claim, results) for claim in claimed], page.parent / "img" / f"{page.stem}-claims.svg"):
+        drawn["claims"] = f"img/{page.stem}-claims.svg"
+    storage.write_whole(page, pages.markdown(results, drawn, claimed, claims.tuning(paper)).encode())
+
+
+def _write_all(folder: Path, out: Path) -> None:
+    """The pages of all papers and their index."""
+    from atoll import papers as library
+    from atoll import storage
+    from atoll.papers import execute, pages
+    from atoll.papers.results import Results
+
+    for paper in library.papers():
+        results = Results.recorded(paper)
+        told = [(exhibit, list(lines)) for exhibit, lines in results.shown]
+        _write(told, execute.jobs_of([exhibit for exhibit, _ in told], False, None), out, folder / f"{paper}.md")
+    storage.write_whole(folder / "index.md", pages.index(pages.everything()).encode())

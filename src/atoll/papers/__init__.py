@@ -64,6 +64,7 @@ class Exhibit:
     axis: str = ""  # for a figure: what x is
     curves: Sequence[str] = ()  # for a figure over the rounds: which metrics of the histories are drawn
     panels: Sequence[str] = ()  # groups of lines compared seed by seed, each by the first words of its rows
+    columns: Sequence[str] = ()  # a table as methods × columns: the first words of its rows; the rest names the method
     percent: bool = False
     seeds: int = 5
     quick: Mapping[str, Any] = field(default_factory=dict)
@@ -148,7 +149,8 @@ def exhibits(paper: str) -> list[Exhibit]:
         raise AtollError(f"There is no paper {paper!r} to reproduce{suggest(paper, papers())}")
     document = tomllib.loads((HOME / f"{paper}.toml").read_text())
     title, about = document.pop("paper"), document.pop("about", {})
-    return [_exhibit(f"{paper}/{name}", title, about | table) for name, table in document.items()]
+    tables = {name: table for name, table in document.items() if isinstance(table, dict)}  # `claims` and `tuning` are lists
+    return [_exhibit(f"{paper}/{name}", title, about | table) for name, table in tables.items()]
 
 
 def all_exhibits() -> list[Exhibit]:

@@ -1,77 +1,161 @@
-"""Pages of results in Markdown: ours next to the paper's."""
+"""Pages of results in Markdown: first what a paper claims and whether it holds, then every table, ours next to the paper's."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from atoll import papers
 from atoll.papers import Exhibit, Line
-from atoll.runs.metrics import mean_text, metric_format
+from atoll.papers.claims import HOLDS, Claim, Verdict, claims, interval, judge
+from atoll.papers.matrices import matrices
+from atoll.papers.references import resolve
+from atoll.papers.results import Results
+from atoll.papers.text import folded, header, row, table
+from atoll.runs.paired import TEST
+
+MANY = 4  # pairs of a claim that a summary lists one by one
+HEAD = """\
+Made by `atoll reproduce {paper} --no-run --page docs/results/{paper}.md` from recorded runs (`src/atoll/papers/measured/`), as is
+every number below; ± is the standard deviation over the seeds, and metrics are those of the round that validation selects. A
+difference is between runs with the same seeds, with its 95 % confidence interval. A claim holds where the difference is
+significant ({test}), and is undecided where it is not. `‼` marks values that differ from the paper's by more
+than seeds explain ([how ranges are fixed](../reports.md#the-papers-tables-and-figures))."""
 
 
-def header(exhibit: Exhibit) -> list[str]:
-    """The columns: for each metric ours and, if the paper prints it, the paper's and the difference."""
-    columns = ["", "seeds"]
-    for metric in exhibit.metrics:
-        columns += [f"{metric_format(metric).heading}: ours", *(("paper", "difference") if exhibit.printed(metric) else ())]
-    return columns
-
-
-def row(exhibit: Exhibit, line: Line) -> list[str]:
-    """One line of a table; ‼ marks values outside the range around the paper's."""
-    cells = [line.cell.row, str(line.seeds) if line.ours else "–"]
-    for metric in exhibit.metrics:
-        paper = line.cell.paper.get(metric)
-        theirs = paper if isinstance(paper, list) else [paper] if paper is not None else []
-        ours = line.ours.get(metric)
-        mark = " ‼" if metric in line.outside() else ""
-        difference = f"{ours[0] - theirs[0]:+.{2 if abs(theirs[0]) >= 1 else 3}f}" if ours and theirs else ""
-        cells.append(_pair(*ours) + mark if ours else "–" if line.cell.missing or line.ours else "not run")
-        cells += [_pair(*theirs) if theirs else "–", difference] if exhibit.printed(metric) else []
-    return cells
-
-
-def reasons(lines: Sequence[Line]) -> list[str]:
-    """Why some lines cannot be run: one sentence per reason, with the number of lines."""
-    counts = Counter(line.cell.missing.rstrip(".") for line in lines if line.cell.missing)
-    return [f"{count} line{'s' if count > 1 else ''} cannot be run: {reason}." for reason, count in counts.items()]
-
-
-def _pair(value: float, std: float = math.nan) -> str:
-    """A mean and its standard deviation to the same number of digits; a count in full."""
-    count = math.isnan(std) and float(value).is_integer() and abs(value) < 1e9
-    digits = 0 if count else 2 if abs(value) >= 1 else 3
-    return mean_text(value, std, digits)
-
-
-def markdown(exhibits: Sequence[tuple[Exhibit, Sequence[Line]]], pictures: Mapping[str, str] | None = None) -> str:
-    """A page: every exhibit with its note, picture, table and notes on single lines."""
-    first = exhibits[0][0]
-    paper = first.name.split("/", maxsplit=1)[0]
-    text = [f"# Results: {first.paper}", ""]
-    text += [f"Made by `atoll reproduce {paper} --page`; mean ± standard deviation over the seeds, selected by validation.", ""]
-    text += ["`‼` marks values outside the range we claim; the notes explain them.", ""]
-    for exhibit, lines in exhibits:
-        text += [f"## {exhibit.title}", ""]
-        if exhibit.note:
-            text += [exhibit.note.strip(), ""]
-        if exhibit.missing:
-            text += [f"Not run: {exhibit.missing}", ""]
-            continue
-        if exhibit.runnable and not any(line.ours for line in lines):
-            count = len(exhibit.runnable)
-            text += [f"Not run yet: {count} line{'s' if count > 1 else ''}.", ""]
-            continue
-        if pictures and exhibit.name in pictures:
-            text += [f"![{exhibit.title}]({pictures[exhibit.name]})", ""]
-        columns = header(exhibit)
-        text += ["| " + " | ".join(columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
-        shown = [line for line in lines if line.ours or line.cell.paper or line.cell.missing]
-        text += ["| " + " | ".join(row(exhibit, line)) + " |" for line in shown]
-        notes = [f"- **{line.cell.row}**: {line.cell.note}" for line in shown if line.cell.note]
-        notes += [f"- {reason}" for reason in reasons(lines)]
-        if hidden := len(lines) - len(shown):
-            notes.append(f"- Not run yet: {hidden} more line{'s' if hidden > 1 else ''}.")
-        text += ["", *notes, ""] if notes else [""]
+def markdown(
+    results: Results,
+    pictures: Mapping[str, str] | None = None,
+    claimed: Sequence[Claim] = (),
+    tuned: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """A page: the claims, how settings were chosen, then every exhibit with its note, picture and table."""
+    pictures = pictures or {}
+    text = [f"# Results: {results.shown[0][0].paper}", "", HEAD.format(paper=results.paper, test=TEST), ""]
+    text += summary(results, [judge(claim, results) for claim in claimed], pictures)
+    text += _tuning(tuned)
+    for exhibit, lines in results.shown:
+        text += section(exhibit, lines, results, pictures.get(exhibit.name))
     return "\n".join(text).rstrip() + "\n"
+
+
+def summary(results: Results, verdicts: Sequence[Verdict], pictures: Mapping[str, str]) -> list[str]:
+    """One screen: each claim, whether it holds, by how much, on how many runs, and the command; what is missing; a figure."""
+    text = ["## Summary", ""]
+    if verdicts:
+        rows = [_claim_row(results.paper, verdict) for verdict in verdicts]
+        text += [*table(["the paper's claim", "comes out", "by how much", "runs", "again"], rows, numbers=False), ""]
+    text += [*agreement(results), ""]
+    if missing := _missing(results):
+        text += [missing, ""]
+    if "claims" in pictures:
+        text += [f"![Differences that the claims are about]({pictures['claims']})", ""]
+    if pairs := [finding for verdict in verdicts for finding in verdict.findings if finding.difference]:
+        rows = [_pair_row(finding.label, finding.verdict, finding.difference) for finding in pairs]
+        head = ["difference", "mean and 95 % interval", "seeds", "higher in", "p", "comes out"]
+        text += folded(f"Every difference ({len(pairs)})", table(head, rows))
+    return text
+
+
+def _claim_row(paper: str, verdict: Verdict) -> list[str]:
+    claim, found = verdict.claim, [finding for finding in verdict.findings if finding.difference]
+    if len(found) > MANY:
+        means = [finding.difference.mean for finding in found if finding.difference]
+        amount = f"{min(means):+.1f} to {max(means):+.1f}".replace("-", "−")
+    elif found:
+        rest = {finding.label.partition(": ")[2] for finding in found}  # the same two methods in every column are not repeated
+        labels = [finding.label.partition(": ")[0] if len(rest) == 1 and rest != {""} else finding.label for finding in found]
+        pairs = zip(labels, found, strict=True)
+        amount = "; ".join(f"{label} {interval(finding.difference)}" for label, finding in pairs if finding.difference)
+    else:
+        amount = f"{sum(finding.verdict == HOLDS for finding in verdict.findings)} of {len(verdict.findings)} values"
+    note = f" ({claim.note})" if claim.note else ""
+    return [f"{claim.text}{note}", f"**{verdict.words}**", amount, str(verdict.runs), f"`atoll reproduce {paper}/{claim.table}`"]
+
+
+def _pair_row(label: str, verdict: str, difference: Any) -> list[str]:
+    p = "–" if difference.p is None else f"{difference.p:.3f}"
+    wins = f"{difference.wins} of {difference.pairs}" if difference.pairs else "–"
+    return [label, interval(difference, 2), str(difference.pairs or "means"), wins, p, verdict]
+
+
+def agreement(results: Results) -> list[str]:
+    """How many of the printed values come out within their ranges."""
+    parts, inside, total = [], 0, 0
+    for exhibit, lines in results.shown:
+        measured = [(line, metric) for line in lines for metric in line.ranges if metric in line.ours]
+        if measured:
+            good = sum(metric not in line.outside() for line, metric in measured)
+            inside, total = inside + good, total + len(measured)
+            parts.append(f"{exhibit.title.partition(':')[0]} {good} of {len(measured)}")
+    return [f"Printed values that come out, as far as seeds explain: {inside} of {total} ({'; '.join(parts)})."] if parts else []
+
+
+def _missing(results: Results) -> str:
+    """Datasets without a result, in one line."""
+    by_reason: dict[str, dict[str, None]] = {}
+    for exhibit, lines in results.shown:
+        for line in lines:
+            if line.cell.missing and not line.ours:
+                name = next((column for column in exhibit.columns if line.cell.within(column)), line.cell.row).split()[0]
+                by_reason.setdefault(line.cell.missing.rstrip("."), {})[name] = None
+    parts = [f"{', '.join(names)} ({why})" for why, names in by_reason.items()]
+    return f"Not run: {'; '.join(parts)}." if parts else ""
+
+
+def _tuning(tuned: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not tuned:
+        return []
+    head = ["method", "data", "setting", "grid", "chosen", "by", "seeds"]
+    rows = [[str(entry.get(name, "–")) for name in head] for entry in tuned]
+    return ["## How settings were chosen", "", *table(head, rows, numbers=False), ""]
+
+
+def section(exhibit: Exhibit, lines: Sequence[Line], results: Results, picture: str | None) -> list[str]:
+    """An exhibit: its note, its picture, and its lines, as a matrix where it has columns, folded below a picture."""
+    text = [f"## {exhibit.title}", ""]
+    if exhibit.note:
+        text += [resolve(exhibit.note.strip(), results), ""]
+    if exhibit.missing:
+        return [*text, f"Not run: {exhibit.missing}", ""]
+    if exhibit.runnable and not any(line.ours for line in lines):
+        count = len(exhibit.runnable)
+        return [*text, f"Not run yet: {count} line{'s' if count > 1 else ''}.", ""]
+    if picture:
+        text += [f"![{exhibit.title}]({picture})", ""]
+    shown = [line for line in lines if line.ours or (line.cell.paper and not line.cell.missing)]
+    body = matrices(exhibit, shown) if exhibit.columns else table(header(exhibit), [row(exhibit, line) for line in shown])
+    if exhibit.columns:
+        counts = sorted({line.seeds for line in shown if line.ours})
+        seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        text += [f"Ours (the paper's), {seeds} seed{'' if seeds == '1' else 's'}.", ""]
+    notes = [f"- **{line.cell.row}**: {resolve(line.cell.note, results)}" for line in shown if line.cell.note]
+    if hidden := sum(not line.ours and not line.cell.missing and not line.cell.paper for line in lines):
+        notes.append(f"- Not run yet: {hidden} more line{'s' if hidden > 1 else ''}.")
+    text += folded(f"The numbers ({len(shown)} lines)", body) if picture else [*body, ""]
+    return [*text, *notes, ""] if notes else text
+
+
+def index(results: Sequence[Results]) -> str:
+    """The summary of the summaries: every claim of every paper with its verdict."""
+    text = ["# Results", "", INDEX, ""]
+    for each in results:
+        title = each.shown[0][0].paper
+        verdicts = [judge(claim, each) for claim in claims(each.paper)]
+        rows = [[*_claim_row(each.paper, verdict)[:4]] for verdict in verdicts]
+        text += [f"## [{title}]({each.paper}.md)", ""]
+        if rows:
+            text += [*table(["the paper's claim", "comes out", "by how much", "runs"], rows, numbers=False), ""]
+        text += [*agreement(each), ""]
+    return "\n".join(text).rstrip() + "\n"
+
+
+INDEX = f"""\
+What five papers claim, and what came out here. A claim holds where the difference between runs with the same seeds is significant
+({TEST}), and is undecided where it is not, or where only means are recorded. `atoll reproduce --list` shows every table and
+figure, `atoll reproduce PAPER/TABLE` runs it again; [how to add seeds](../reports.md#add-seeds-to-a-record)."""
+
+
+def everything() -> list[Results]:
+    """The recorded results of all papers."""
+    return [Results.recorded(paper) for paper in papers.papers()]

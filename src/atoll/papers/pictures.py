@@ -11,6 +11,7 @@ from pathlib import Path
 from atoll import storage
 from atoll.errors import AtollError
 from atoll.papers import Cell, Exhibit, Line, recorded
+from atoll.papers.claims import Verdict
 from atoll.papers.execute import finished, results
 from atoll.reports import matplotlib
 from atoll.reports.embedding import tsne
@@ -48,6 +49,22 @@ def save(shown: Sequence[tuple[Exhibit, Sequence[Line]]], jobs: Jobs, root: Path
         if existing:
             files[exhibit.name] = existing[0]
     return files
+
+
+def claims(verdicts: Sequence[Verdict], file: Path) -> bool:
+    """Draw every paired difference that the claims are about, with its interval, one color per claim; False without any."""
+    series = []
+    for number, verdict in enumerate(verdicts, 1):
+        found = [finding.difference for finding in verdict.findings if finding.difference and finding.difference.pairs > 1]
+        if found:
+            halves = [difference.high - difference.mean for difference in found]
+            names = [difference.row for difference in found]
+            series.append(Series(f"claim {number}", names, [difference.mean for difference in found], number - 1, halves))
+    if series:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        figure = Figure("", "", "", "intervals", "difference in points, 95 % interval", "", series)
+        storage.write_whole(file, _file([figure], "svg", sum(verdict.runs for verdict in verdicts)))
+    return bool(series)
 
 
 def draw(exhibit: Exhibit, lines: Sequence[Line], jobs: Jobs, root: Path) -> Picture | None:

@@ -95,6 +95,7 @@ def _panel(figure: Figure, axes: Any) -> None:
     from matplotlib.ticker import PercentFormatter
 
     kinds = {"bars": bars, "stack": bars, "heat": heat, "lines": lines, "dots": dots, "boxes": boxes, "reliability": reliability}
+    kinds["intervals"] = intervals
     kinds.get(figure.kind, points)(figure, axes)
     axes.set(xlabel=figure.x, ylabel=figure.y)
     if figure.percent and figure.kind != "heat":
@@ -151,6 +152,27 @@ def boxes(figure: Figure, axes: Any) -> None:
     names = [series.name for series in figure.series]
     axes.set_xticks(range(1, len(names) + 1), names, rotation=30, ha="right")
     axes.grid(axis="x", visible=False)
+
+
+def intervals(figure: Figure, axes: Any) -> None:
+    """Values across with their intervals, one per line, first ones on top; zero is marked."""
+    names: list[str] = []
+    for series in figure.series:
+        at = [-len(names) - index for index in range(len(series.x))]
+        style = {
+            "color": _color(series.color),
+            "label": series.name,
+            "linestyle": "",
+            "marker": "o",
+            "markersize": 3,
+            "capsize": 2,
+        }
+        axes.errorbar(series.y, at, xerr=series.spread, elinewidth=0.8, **style)
+        names += map(str, series.x)
+    axes.axvline(0, color="#999999", linewidth=0.8)
+    axes.set_yticks([-index for index in range(len(names))], names, fontsize=6)
+    axes.grid(axis="y", visible=False)
+    axes.figure.set_size_inches(2 * WIDTH, max(HEIGHT, 0.6 + LINE_HEIGHT * len(names)))
 
 
 def reliability(figure: Figure, axes: Any) -> None:

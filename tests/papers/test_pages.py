@@ -1,0 +1,215 @@
+"""Pages of results: claims are judged seed by seed, numbers in prose come from the record, and the pages are up to date."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+from scipy.stats import t, ttest_rel
+
+from atoll import papers
+from atoll.errors import AtollError
+from atoll.papers import Cell, Exhibit, Line, claims, matrices, pages, pictures, references
+from atoll.papers.claims import Claim
+from atoll.papers.execute import folder_of
+from atoll.papers.results import Results
+from atoll.runs.paired import Difference
+
+DOCS = Path(__file__).parents[2] / "docs" / "results"
+BOOK = """
+paper = "A paper"
+
+[[claims]]
+text = "ours exceeds theirs"
+table = "table"
+columns = ["Cora", "Wiki"]
+method = "ours"
+against = ["theirs"]
+
+[table]
+title = "Table 1: a table"
+columns = ["Cora", "Wiki"]
+percent = true
+seeds = 5
+note = "Ours has {{± table | Cora ours}} (the paper {{paper table | Cora ours}}): {{table | Cora ours − Cora theirs}}."
+run = { dataset = "csbm", nodes = 60 }
+cells = [
+    { row = "Cora ours", run = { algorithm = "fedavg", lr = 0.01 }, paper = { accuracy = [81.0, 1.0] } },
+    { row = "Cora theirs", run = { algorithm = "fedavg", lr = 0.02 } },
+    { row = "Wiki ours", run = { algorithm = "fedavg", lr = 0.03 } },
+    { row = "Wiki theirs", run = { algorithm = "fedavg", lr = 0.04 }, paper = { accuracy = 40.0 } },
+    { row = "Other ours", missing = "the graph is not here" },
+]
+"""
+VALUES = {
+    "Cora ours": [0.80, 0.82, 0.81, 0.83, 0.80, 0.84],
+    "Cora theirs": [0.78, 0.79, 0.80, 0.80, 0.78],
+    "Wiki ours": [0.50, 0.52, 0.49],
+    "Wiki theirs": [0.51, 0.50, 0.50],
+}
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
+    """The results of a paper whose runs are recorded with the accuracies of VALUES."""
+    (tmp_path / "book.toml").write_text(BOOK)
+    monkeypatch.setattr(papers, "HOME", tmp_path)
+    monkeypatch.setattr(papers, "MEASURED", tmp_path / "measured")
+    (tmp_path / "measured").mkdir()
+    lines = []
+    for cell in papers.exhibits("book")[0].runnable:
+        configs = cell.configs(len(VALUES[cell.row]), {})
+        for config, value in zip(configs, VALUES[cell.row], strict=True):
+            lines.append(json.dumps({"run": folder_of(config, Path()).name, "metrics": {"accuracy": value}}))
+    (tmp_path / "measured" / "book.jsonl").write_text("\n".join(lines) + "\n")
+    return Results.recorded("book")
+
+
+def test_claims_are_judged_by_paired_differences(results: Results) -> None:
+    """As scipy's paired t-test over the seeds that both lines have, corrected for the number of pairs."""
+    (claim,) = claims.claims("book")
+    verdict = claims.judge(claim, results)
+    cora, wiki = verdict.findings
+    pairs = {row: VALUES[f"{row} ours"][: len(VALUES[f"{row} theirs"])] for row in ("Cora", "Wiki")}
+    tests = {row: ttest_rel(values, VALUES[f"{row} theirs"]).pvalue for row, values in pairs.items()}
+    assert cora.difference is not None
+    assert wiki.difference is not None
+    assert cora.difference.p == pytest.approx(2 * tests["Cora"])
+    assert wiki.difference.p == pytest.approx(max(tests["Wiki"], 2 * tests["Cora"]))
+    assert [cora.verdict, wiki.verdict] == [claims.HOLDS, claims.OPEN]
+    assert (cora.label, verdict.runs) == ("Cora: ours − theirs", 2 * 5 + 2 * 3)
+    assert verdict.words == "holds in 1 of 2, undecided in 1"
+
+
+@pytest.mark.parametrize(("margin", "verdict"), [(0.0, "holds"), (1.0, "holds"), (2.2, "undecided"), (4.0, "does not hold")])
+def test_a_margin_is_part_of_the_claim(results: Results, margin: float, verdict: str) -> None:
+    """More than the margin, significantly; the difference that is shown is without it."""
+    found = claims.judge(Claim("more", "table", "accuracy", [["Cora ours", "Cora theirs"]], margin), results)
+    assert found.words == verdict
+    assert found.findings[0].difference is not None
+    assert found.findings[0].difference.mean == pytest.approx(2.2)
+
+
+def test_means_alone_decide_nothing(results: Results) -> None:
+    """Without common seeds the difference of the means is shown, without an interval."""
+    results.runs.clear()
+    results.seeds.clear()
+    found = claims.judge(Claim("more", "table", "accuracy", [["Cora ours", "Cora theirs"]]), results)
+    assert found.words == "undecided: means only"
+    assert found.findings[0].difference is not None
+    assert claims.interval(found.findings[0].difference) == "+2.2"
+
+
+def test_values_are_judged_by_their_ranges(results: Results) -> None:
+    """Within the range of the printed value or not; nothing printed is undecided."""
+    rows = ["Cora ours", "Wiki theirs", "Wiki ours"]
+    found = claims.judge(Claim("as printed", "table", "accuracy", rows=rows), results)
+    assert [finding.verdict for finding in found.findings] == [claims.HOLDS, claims.FAILS, claims.OPEN]
+    assert found.words == "holds in 1 of 3, contradicted in 1, undecided in 1"
+
+
+def test_numbers_in_prose_are_the_records(results: Results) -> None:
+    """Mean, spread, paper, seeds, difference and wins, recomputed by hand."""
+    ours, theirs = ([100 * value for value in VALUES[row][:5]] for row in ("Cora ours", "Cora theirs"))
+    differences = [first - second for first, second in zip(ours, theirs, strict=True)]
+    half = t.ppf(0.975, 4) * stdev(differences) / 5**0.5
+    middle = mean(differences)
+    expected = {
+        "{{table | Cora ours}}": f"{mean(ours):.1f}",
+        "{{table | Cora ours | accuracy}}": f"{mean(ours):.1f}",
+        "{{± table | Cora ours}}": f"{mean(ours):.1f} ± {stdev(ours):.1f}",
+        "{{paper table | Cora ours}}": "81.0",
+        "{{seeds table | Cora ours}}": "5",
+        "{{table | Cora ours − Cora theirs}}": f"+{middle:.1f} [{middle - half:.1f}, {middle + half:.1f}]",
+        "{{wins table | Wiki ours − Wiki theirs}}": "1 of 3",
+    }
+    for reference, text in expected.items():
+        assert references.resolve(f"a {reference} b", results) == f"a {text} b"
+
+
+@pytest.mark.parametrize(
+    ("reference", "sentence"),
+    [
+        ("{{tabel | Cora ours}}", "book.toml refers to 'tabel', which is not a table of it; did you mean 'table'?"),
+        ("{{table | Cora our}}", "book.toml refers to 'Cora our', which is not a line of table; did you mean 'Cora ours'?"),
+        ("{{Cora ours}}", "book.toml has '{{Cora ours}}', which is not a reference such as {{table1 | Cora FedGL}}."),
+        (
+            "{{paper table | Cora theirs}}",
+            "book.toml refers to '{{paper table | Cora theirs}}', of which there is no result; remove it or record it.",
+        ),
+    ],
+)
+def test_wrong_references_get_one_sentence(results: Results, reference: str, sentence: str) -> None:
+    """What is wrong, and where."""
+    with pytest.raises(AtollError) as caught:
+        references.resolve(reference, results)
+    assert str(caught.value) == sentence
+
+
+def test_a_page_begins_with_its_claims(results: Results) -> None:
+    """Claims, what is missing, then methods × datasets, ours and the paper's."""
+    page = pages.markdown(results, {"claims": "img/x.svg"}, claims.claims("book"), [{"method": "ours", "grid": "0.1, 1"}])
+    first = page.index("ours exceeds theirs | **holds in 1 of 2, undecided in 1** |")
+    assert first < page.index("Not run: Other (the graph is not here).") < page.index("![Differences that the claims are about]")
+    assert "| ours | – | – | 0.1, 1 | – | – | – |" in page
+    assert "|  | Cora | Wiki |" in page
+    assert "| theirs | 79.00 ± 1.00 | 50.33 ± 0.58 ‼ (40) |" in page
+    assert "Ours has 81.2 ± 1.3 (the paper 81.0): +2.2 [" in page
+    assert "`atoll reproduce book/table`" in page
+
+
+def test_a_matrix_leaves_out_columns_without_results() -> None:
+    """Datasets that were not run are one line of the page, not a column."""
+    cells = (Cell("A x"), Cell("B x", paper={"accuracy": 1.0}), Cell("A y"))
+    exhibit = Exhibit("p/t", "A paper", "A table", cells, columns=["A", "B"])
+    lines = [Line(cell, {"accuracy": (0.5, 0.1)} if cell.row[0] == "A" else {}, 2) for cell in cells]
+    assert matrices.matrices(exhibit, lines)[0] == "|  | A |"
+
+
+def test_differences_of_claims_are_drawn(results: Results, tmp_path: Path) -> None:
+    """Every pair that has runs; nothing is written without any."""
+    verdict = claims.judge(claims.claims("book")[0], results)
+    assert pictures.claims([verdict], tmp_path / "img" / "claims.svg")
+    assert "Cora: ours − theirs" in (tmp_path / "img" / "claims.svg").read_text()
+    alone = Difference("a", "b", 0, 1.0, 0.0, 0.0, 0)
+    nothing = claims.Verdict(verdict.claim, [claims.Finding("a", claims.MEANS, alone)])
+    assert not pictures.claims([nothing], tmp_path / "none.svg")
+    assert not (tmp_path / "none.svg").exists()
+
+
+@pytest.fixture(scope="module")
+def everything() -> dict[str, Results]:
+    """The recorded results of all papers."""
+    return {each.paper: each for each in pages.everything()}
+
+
+STALE = "the page is not what the record gives; run `atoll reproduce --page docs/results` and commit docs/results"
+
+
+@pytest.mark.parametrize("paper", papers.papers())
+def test_the_page_is_what_the_record_gives(paper: str, everything: dict[str, Results]) -> None:
+    """Every number of docs/results is recomputed from the record."""
+    stems = {"claims": f"{paper}-claims", **{each.name: each.name.replace("/", "-") for each, _ in everything[paper].shown}}
+    drawn = {
+        name: f"img/{stem}.{form}"
+        for name, stem in stems.items()
+        for form in ("png", "svg")
+        if (DOCS / f"img/{stem}.{form}").exists()
+    }
+    made = pages.markdown(everything[paper], drawn, claims.claims(paper), claims.tuning(paper))
+    assert made == (DOCS / f"{paper}.md").read_text(), STALE
+
+
+def test_the_index_is_what_the_record_gives(everything: dict[str, Results]) -> None:
+    """The summary of the summaries."""
+    assert pages.index(list(everything.values())) == (DOCS / "index.md").read_text(), STALE
+
+
+def test_every_link_of_the_pages_is_there() -> None:
+    """Pictures that a page shows exist."""
+    for page in DOCS.glob("*.md"):
+        for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text()):
+            assert (DOCS / target).exists(), f"{page.name}: {target}"
