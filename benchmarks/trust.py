@@ -128,7 +128,7 @@ def rounds() -> Iterator[dict[str, Callable[[], float]]]:
         if dataset == "cora" and not os.environ.get("ATOLL_DATA"):
             continue
         values = {"rounds": count, "patience": 0}
-        chosen = config.resolve("fedavg", dataset=dataset, partition="louvain", parties=5, values=values)
+        chosen = config.resolve("fedavg", dataset=dataset, partition="louvain_largest", parties=5, values=values)
         experiment = runner.prepare(chosen)
         for label, clock in (("", time.perf_counter), (", CPU time", time.process_time)):
             measured[f"fedavg round on {dataset}, 5 parties{label}"] = partial(turn, experiment, count, clock)

@@ -181,7 +181,17 @@ def test_a_forged_pickle_runs_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_known_lists_every_name(small: Path) -> None:
     """For `atoll datasets`: name, size, whether it is here, and the folder of its files."""
     listed = {one.name: one for one in known()}
-    assert set(listed) == {*HERE, "wikics", "flickr", "reddit", "herigraph-suzhou", "herigraph-amsterdam", "csbm", "subcora"}
+    assert set(listed) == {
+        *HERE,
+        "wikics",
+        "flickr",
+        "reddit",
+        "herigraph-suzhou",
+        "herigraph-amsterdam",
+        "csbm",
+        "subcora",
+        "twitch",
+    }
     assert listed["acm"].available
     assert listed["csbm"].available
     assert not listed["cora"].available

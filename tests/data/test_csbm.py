@@ -149,7 +149,7 @@ def test_the_demo_graph_is_a_federation() -> None:
     graph = load("csbm")
     assert (graph.num_nodes, graph.num_classes, graph.num_features) == (3000, 5, 64)
     assert graph.edge_index.shape[1] / 3000 == pytest.approx(CsbmSettings().degree, rel=0.03)
-    found = partition_statistics(partition(graph, "louvain", 8, PartitionSettings(), 0), graph)
+    found = partition_statistics(partition(graph, "louvain_largest", 8, PartitionSettings(), 0), graph)
     for one in found.parties:
         assert 150 < one.nodes < 450
         assert one.minority_nodes > 40

@@ -186,7 +186,7 @@ def test_weights_of_some_types_of_edges() -> None:
 
 
 @pytest.mark.parametrize("directed", [False, True])
-@pytest.mark.parametrize("kind", ["random", "louvain", "metis", "dirichlet", "overlap", "vertical", "whole"])
+@pytest.mark.parametrize("kind", ["random", "louvain_largest", "metis", "dirichlet", "overlap", "vertical", "whole"])
 def test_every_partition_keeps_the_weights(kind: str, directed: bool) -> None:
     """An edge at a party has the weight that it has in the graph; so has the union of the parties."""
     graph = weighted(60, 200, directed=directed)

@@ -345,8 +345,8 @@ def test_what_is_refused(dataset: Any, sentence: str) -> None:
 def test_one_graph_per_party_is_not_divided() -> None:
     """Another partition, a number of parties that is not theirs, one object where a folder is expected."""
     parties = [party(range(20)), party(range(20, 40))]
-    with pytest.raises(AtollError, match="one graph per party, which the partition 'louvain' cannot divide"):
-        atoll.run("fedavg", dataset=parties, partition="louvain")
+    with pytest.raises(AtollError, match="one graph per party, which the partition 'metis' cannot divide"):
+        atoll.run("fedavg", dataset=parties, partition="metis")
     with pytest.raises(AtollError, match="The dataset holds 2 parties, not 3"):
         atoll.run("fedavg", dataset=parties, parties=3)
     with pytest.raises(AtollError, match="but the dataset is one graph; give a list"):

@@ -19,7 +19,7 @@ from atoll.graphs.graph import Graph
 from graphs import dense, edge_set, make_graph, same
 
 KINDS = [
-    ("louvain", 3),
+    ("louvain_largest", 3),
     ("louvain_balanced", 2),
     ("metis", 4),
     ("metis_overlap", 10),
@@ -126,31 +126,31 @@ def test_louvain_keeps_the_largest_communities() -> None:
     pairs += [(starts[i], starts[(i + 1) % 4]) for i in range(4)]
     graph = csbm(30, 4, 1, 1, 3)
     graph = replace(graph, edge_index=torch.tensor(pairs + [(b, a) for a, b in pairs]).T)
-    found = cut(graph, "louvain", 3)
+    found = cut(graph, "louvain_largest", 3)
     assert found.sizes == [9, 8, 7]
     assert found.ids.tolist() == [*range(7, 16), *range(22, 30), *range(7)]
     with pytest.raises(AtollError, match=r"Louvain finds 4 communities, fewer than 5 parties; use at most --parties 4"):
-        cut(graph, "louvain", 5)
+        cut(graph, "louvain_largest", 5)
 
 
 def test_louvain_leaves_global_randomness_alone(graph: Graph) -> None:
     """Neither Python's nor numpy's nor torch's global generator moves, and their state does not matter."""
     random.seed(1)
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
-    first = cut(graph, "louvain", 3)
+    first = cut(graph, "louvain_largest", 3)
     assert random.getstate() == before[0]
     assert np.random.get_state()[1].tolist() == before[1]  # noqa: NPY002
     assert torch.equal(torch.get_rng_state(), before[2])
     random.seed(2)
-    assert same(first, cut(graph, "louvain", 3))
+    assert same(first, cut(graph, "louvain_largest", 3))
 
 
 def test_resolution_gives_more_communities() -> None:
     """A higher resolution makes partitions possible that need more parties."""
     graph = generate(CsbmSettings(nodes=300, communities=4, mixing=0.02))
     with pytest.raises(AtollError, match="higher `resolution`"):
-        cut(graph, "louvain", 40)
-    assert cut(graph, "louvain", 40, resolution=20.0).parties == 40
+        cut(graph, "louvain_largest", 40)
+    assert cut(graph, "louvain_largest", 40, resolution=20.0).parties == 40
 
 
 def test_dirichlet_concentration_rules_the_skew() -> None:
@@ -292,7 +292,7 @@ def test_a_file_that_is_no_partition(graph: Graph, tmp_path: Path) -> None:
         ("random", -2, {}, "at least one party, not -2"),
         ("random", 61, {}, "61 parties cannot share 60 nodes"),
         ("random", None, {}, "needs a number of parties"),
-        ("louvian", 3, {}, "did you mean 'louvain'"),
+        ("meits", 3, {}, "did you mean 'metis'"),
         ("whole", 2, {}, "makes 1 party here, not 2"),
         ("node", 7, {}, "makes 60 parties here, not 7"),
         ("vertical", 8, {}, "8 parties cannot share 7 features"),
@@ -326,7 +326,7 @@ def test_every_kind_has_a_setting() -> None:
 
 def test_louvain_on_pubmed(real: Path) -> None:
     """Seven parties of more than a thousand nodes, as in FedSpray; the authors' file has 1300 to 2287."""
-    found = cut(load("pubmed"), "louvain", 7)
+    found = cut(load("pubmed"), "louvain_largest", 7)
     assert found.sizes == sorted(found.sizes, reverse=True)
     assert min(found.sizes) > 1000
     assert cut(load("physics"), "fedspray_physics", 12).parties == 12

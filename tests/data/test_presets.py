@@ -142,7 +142,7 @@ def test_a_split_before_the_cut_does_not_know_the_parties() -> None:
     graph = replace(graph, val=graph.train, test=graph.train)
     settings = SplitSettings("by_class", split_scope="graph")
     whole = roles(split(graph, settings, 0))
-    for kind, parties in (("random", 3), ("random", 7), ("metis", 4), ("louvain", 2), ("node", None), ("overlap", None)):
+    for kind, parties in (("random", 3), ("random", 7), ("metis", 4), ("louvain_largest", 2), ("node", None), ("overlap", None)):
         parts = partition(graph, kind, parties, PartitionSettings(), seed=1)
         found = roles(split_before_cut(parts, graph, settings, 0))
         assert found.items() <= whole.items()

@@ -18,7 +18,7 @@ from atoll.settings import known, renamed
 def test_the_papers_defaults_come_first_then_the_datasets_then_the_users() -> None:
     """`fedavg` on PubMed is the FedSpray paper's; Physics has twelve parties; what the user says wins."""
     pubmed = config.resolve("fedavg", dataset="pubmed")
-    assert (pubmed.partition, pubmed.parties, pubmed.run.rounds, pubmed.split.split) == ("louvain", 7, 300, "random")
+    assert (pubmed.partition, pubmed.parties, pubmed.run.rounds, pubmed.split.split) == ("louvain_largest", 7, 300, "random")
     assert (pubmed.settings.lr, pubmed.settings.epochs, pubmed.settings.hidden) == (0.003, 5, 64)
     assert config.resolve("fedavg", dataset="Physics").parties == 12
     said = config.resolve(

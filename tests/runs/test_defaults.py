@@ -66,5 +66,5 @@ def test_every_algorithm_has_its_tables_and_they_set_what_exists() -> None:
 
 def test_an_algorithm_that_is_a_file_has_fedavgs_defaults() -> None:
     """Own algorithms are compared with FedAvg."""
-    asked = {"dataset": "physics", "partition": "louvain"}
+    asked = {"dataset": "physics", "partition": "louvain_largest"}
     assert defaults.defaults("somewhere/own.py", asked) == defaults.defaults("fedavg", asked)

@@ -24,8 +24,8 @@ Dataset = Annotated[str | None, typer.Option(help="A known graph (`atoll dataset
 Partition = Annotated[
     str | None,
     typer.Option(
-        help="louvain, metis, dirichlet, random, overlap, vertical, node, whole, files (one folder per party), or an .npz of "
-        "node lists."
+        help="metis, louvain_balanced, dirichlet, label_skew, random, overlap, vertical, node, whole, natural (the dataset's), "
+        "files (one folder per party), a name of `atoll partition --list`, or an .npz of node lists."
     ),
 ]
 Parties = Annotated[int | None, typer.Option(help="Number of parties.")]

@@ -41,7 +41,7 @@ def partition(
     from atoll.runs import config
 
     values = read_values(sets)
-    chosen = config.resolve("local", dataset=dataset, partition=partition or "louvain", parties=parties, seed=seed, values=values)
+    chosen = config.resolve("local", dataset=dataset, partition=partition, parties=parties, seed=seed, values=values)
     data = federate(chosen, None, SCENARIOS)
     classes = data.parts.class_names or ()
     show(partition_table(partition_statistics(data.parts, data.source), names=data.names, classes=classes))

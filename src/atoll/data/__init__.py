@@ -1,7 +1,7 @@
 """Data: datasets by name, the user's own graphs, partitions, splits and statistics of them.
 
 graph = load("pubmed")
-parties = split(partition(graph, "louvain", 7, PartitionSettings(), seed=0), SplitSettings("random"), seed=0)
+parties = split(partition(graph, "louvain_largest", 7, PartitionSettings(), seed=0), SplitSettings("random"), seed=0)
 """
 
 from atoll.data.builder import build_graph, row_normalize

@@ -11,7 +11,7 @@ import importlib.resources
 import os
 import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -83,8 +83,7 @@ class RawDataset:
 
     def _find(self) -> Path | None:
         """The folder that holds the raw files."""
-        folders = [root / self.folder for root in _roots()]
-        return next((folder for folder in folders if all((folder / name).is_file() for name in self.files)), None)
+        return raw_folder(self.folder, self.files)
 
     def _cached(self, directed: bool) -> tuple[Graph, np.ndarray[Any, Any]]:
         """The graph without a split, and its splits (folds, 3, N): from the cache, or read and put there."""
@@ -160,6 +159,12 @@ def catalog() -> Mapping[str, RawDataset]:
 def cache_folder() -> Path:
     """Where downloads and processed graphs are kept."""
     return Path(os.environ.get("ATOLL_CACHE") or Path.home() / ".cache" / "atoll")
+
+
+def raw_folder(name: str, files: Sequence[str]) -> Path | None:
+    """The folder of that name, under ATOLL_DATA or the cache, that holds these files; None where there is none."""
+    folders = [root / name for root in _roots()]
+    return next((folder for folder in folders if all((folder / file).is_file() for file in files)), None)
 
 
 def _roots() -> list[Path]:

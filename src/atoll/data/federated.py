@@ -6,20 +6,21 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from atoll.data.builder import Ints, row_normalize
 from atoll.data.catalog import DataSettings
 from atoll.data.components import largest_component
+from atoll.data.data_config import DataConfig
 from atoll.data.datasets import read_dataset
 from atoll.data.encoding import Encoding
 from atoll.data.encoding_fit import fit_locally
 from atoll.data.given import Given
 from atoll.data.given_partition import node_lists
+from atoll.data.natural import NATURAL, natural_parties
 from atoll.data.partition import SCENARIO_OF, from_lists, partition, scenario_of
-from atoll.data.partition_settings import PartitionSettings
 from atoll.data.party_graphs import PartyGraph, parts_of, pooled, read_folders, scenario_of_parties, with_tables
 from atoll.data.registry import lookup
 from atoll.data.splits import SplitSettings, replaces_split, require_party_scope, split, split_before_cut
@@ -28,50 +29,6 @@ from atoll.graphs.edges import distinct_edges
 from atoll.graphs.graph import Graph, majority_class
 
 SCENARIOS = ("horizontal", "overlapping", "vertical", "node")
-
-
-class DataConfig(Protocol):
-    """The part of a run's configuration that defines the parties' data."""
-
-    @property
-    def algorithm(self) -> str:
-        """The algorithm, for error messages."""
-        ...
-
-    @property
-    def dataset(self) -> str:
-        """A known dataset, a path, or the name of a dataset given as an object."""
-        ...
-
-    @property
-    def partition(self) -> str:
-        """The kind of partition, or a file of node lists."""
-        ...
-
-    @property
-    def parties(self) -> int | None:
-        """The number of parties; None where the partition fixes it."""
-        ...
-
-    @property
-    def seed(self) -> int:
-        """The seed of everything random."""
-        ...
-
-    @property
-    def data(self) -> Any:
-        """The dataset's settings."""
-        ...
-
-    @property
-    def partition_settings(self) -> PartitionSettings:
-        """The partition's settings."""
-        ...
-
-    @property
-    def split(self) -> SplitSettings:
-        """The split's settings."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -94,7 +51,7 @@ def federate(config: DataConfig, given: Graph | Given | None, scenarios: Sequenc
     """The data of a run; `given` is what a script gave as an object instead of a name."""
     given = given if isinstance(given, Given) else Given(given)
     check_scenario(config, scenarios, config.algorithm)
-    if config.partition == "files":
+    if config.partition in ("files", NATURAL):
         return _own_parties(config, given, scenarios)
     graph = _whole_graph(config, given)
     encoding = None
@@ -121,6 +78,8 @@ def federate(config: DataConfig, given: Graph | Given | None, scenarios: Sequenc
         whole = replace(parts, edge_index=graph.edge_index, ptr=graph.ptr, majority=majority_class(parts))
     else:
         whole = union(parts, graph, merged=scenario == "overlapping")
+    if given.partition is None:  # else it has been said
+        _warn_lost(config, whole, source)
     if scenarios == ("whole",):
         scenario, parts = "whole", whole
     else:
@@ -188,7 +147,7 @@ def _own_parties(config: DataConfig, given: Given, scenarios: Sequence[str]) -> 
     names = tuple(party.name for party in parties) if parties[0].name else ()
     for party in parties:
         _warn_replaced_split(party.graph, config, party.where)
-    normalize = config.data.normalize_features
+    normalize = config.data.normalize_features and config.partition != NATURAL  # a dataset scales its own
     own: dict[str, Any] = {}
     if scenario == "vertical":
         encodings = tuple(None if party.graph.table is None else fit_locally(party.graph.table) for party in parties)
@@ -201,7 +160,7 @@ def _own_parties(config: DataConfig, given: Given, scenarios: Sequence[str]) -> 
         parts = split(row_normalize(parts) if normalize else parts, config.split, config.seed)
         whole = source = vertical_files.joined(parts)
     else:
-        parties = with_tables(parties, directed=config.data.directed)
+        parties = with_tables(parties, directed=getattr(config.data, "directed", False))
         parts = parts_of(parties, scenario, config.split, config.seed, normalize=normalize)
         source = pooled(parts)
         whole = union(parts, source, merged=True)
@@ -212,6 +171,8 @@ def _own_parties(config: DataConfig, given: Given, scenarios: Sequence[str]) -> 
 
 
 def _party_graphs(config: DataConfig, given: Given) -> list[PartyGraph]:
+    if config.partition == NATURAL and given.dataset is None:
+        return natural_parties(config.dataset, config.data, seed=config.seed, fold=config.split.fold)
     if given.partition is not None:
         raise AtollError("The dataset is one graph per party, so there is nothing to divide; leave `partition` out.")
     if given.per_party:
@@ -239,6 +200,18 @@ def _warn_replaced_split(graph: Graph, config: DataConfig, where: str = "") -> N
     if replaces_split(graph, config.split):
         name = where or ("The graph" if config.dataset == "given" else config.dataset)
         sentence = f"{name} has a split of its own, which split={config.split.split!r} replaces; to use it, set split=auto."
+        warnings.warn(sentence, AtollWarning, stacklevel=3)
+
+
+def _warn_lost(config: DataConfig, whole: Graph, source: Graph) -> None:
+    """Warn where nodes of the graph are at no party."""
+    total, held = len(torch.unique(source.ids)), len(torch.unique(whole.ids))
+    if held < total:
+        component = ", largest_component" if config.partition_settings.largest_component else ""
+        sentence = (
+            f"{total - held:,} of {total:,} nodes are at no party and left out (partition {config.partition}{component}); "
+            "metis and louvain_balanced lose none."
+        )
         warnings.warn(sentence, AtollWarning, stacklevel=3)
 
 

@@ -20,7 +20,7 @@ MAX_DIRICHLET_DRAWS = 100  # to give every party its `min_nodes`
 _IGRAPH = threading.Lock()  # igraph has one random number generator for the whole process
 
 
-def louvain(graph: Graph, parties: int, resolution: float, seed: int) -> list[Ints]:
+def louvain_largest(graph: Graph, parties: int, resolution: float, seed: int) -> list[Ints]:
     """The largest communities of the whole graph by Louvain (ties: the lowest node first); the rest is dropped."""
     import igraph
 

@@ -7,6 +7,7 @@ whole graph, and labels and splits travel with the nodes.
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,17 +18,17 @@ from numpy.typing import NDArray
 from atoll.data.balanced import FillRule, communities, louvain_balanced
 from atoll.data.builder import Ints
 from atoll.data.named import NamedPartition, named_partitions, with_roles
-from atoll.data.node_lists import dirichlet, louvain, metis, overlap, read_node_lists, sampled_parts
+from atoll.data.node_lists import dirichlet, louvain_largest, metis, overlap, read_node_lists, sampled_parts
 from atoll.data.partition_settings import PartitionSettings
 from atoll.data.presets import PRESETS
 from atoll.data.skewed import by_label_histogram, label_skew, power_law_shares, power_law_sizes
 from atoll.data.subgraphs import induced_subgraphs, vertical
-from atoll.errors import AtollError, suggest
+from atoll.errors import AtollError, AtollWarning, suggest
 from atoll.graphs.graph import Graph
 from atoll.random import seed_of
 
 SCENARIO_OF = {  # of each kind of partition
-    "louvain": "horizontal",
+    "louvain_largest": "horizontal",
     "louvain_balanced": "horizontal",
     "metis": "horizontal",
     "metis_overlap": "overlapping",
@@ -42,6 +43,24 @@ SCENARIO_OF = {  # of each kind of partition
     "node": "node",
 }
 SCENARIO_OF |= {name: SCENARIO_OF[preset.kind] for name, preset in PRESETS.items()}
+
+RENAMED = {"louvain": "louvain_largest"}  # earlier name → present name: it did not say that it drops nodes
+
+
+def present_kind(kind: str, *, warn: bool = True) -> str:
+    """The present name of a kind of partition; an earlier one gets a warning that names the new one."""
+    if kind in RENAMED and warn:
+        sentence = (
+            f"The partition {kind} is called {RENAMED[kind]} now: it keeps the largest communities and drops the other nodes "
+            "(metis and louvain_balanced keep all)."
+        )
+        warnings.warn(sentence, AtollWarning, stacklevel=3)
+    return RENAMED.get(kind, kind)
+
+
+def first_kind(kind: str) -> str:
+    """The name that a kind of partition had first: results recorded under it are found by it."""
+    return next((old for old, new in RENAMED.items() if new == kind), kind)
 
 
 def scenario_of(kind: str, graph: Graph | None = None) -> str:
@@ -63,6 +82,7 @@ def partition(graph: Graph, kind: str, parties: int | None, settings: PartitionS
         raise AtollError(f"Only a whole graph can be partitioned; this one already has {graph.parties} parties.")
     if parties is not None and parties < 1:
         raise AtollError(f"There must be at least one party, not {parties}.")
+    kind = present_kind(kind)
     if named := named_partitions().get(kind):
         return _named(graph, named, parties, settings)
     kind = PRESETS[kind].kind if kind in PRESETS else kind
@@ -88,8 +108,8 @@ def _cut(graph: Graph, kind: str, parties: int, settings: PartitionSettings, see
         raise AtollError(f"size_exponent is for the partitions random and metis, not for {kind}; leave it out.")
     if kind == "random":
         return _random(graph.num_nodes, parties, settings.size_exponent, _rng(seed, kind))
-    if kind == "louvain":
-        return louvain(graph, parties, settings.resolution, seed_of(seed, kind))
+    if kind == "louvain_largest":
+        return louvain_largest(graph, parties, settings.resolution, seed_of(seed, "louvain"))
     if kind == "louvain_balanced":
         return louvain_balanced(graph, parties, seed, FillRule(settings.slack, settings.slack), settings.louvain_program)
     if kind == "metis":

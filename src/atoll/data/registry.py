@@ -30,6 +30,9 @@ class Dataset(Protocol):
                 return build_graph(x, edge_index, y, where="ring")
 
         DATASETS.register("ring", Ring())
+
+    A dataset whose nodes have owners may also have `load_parties(settings, *, seed, fold)`, which gives the graph of each party
+    by name: they are its default partition, `natural`, and `load` gives all of them as one graph (`natural.as_one_graph`).
     """
 
     @property
@@ -94,6 +97,7 @@ DATASETS: Registry[Dataset] = Registry(
     {
         "csbm": "atoll.data.csbm:CSBM",
         "subcora": "atoll.data.subcora:SUBCORA",
+        "twitch": "atoll.data.twitch:TWITCH",
         **{name: partial(catalog().__getitem__, name) for name in catalog()},
     },
     check=_check,

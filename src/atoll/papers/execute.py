@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from atoll.data.partition import first_kind
 from atoll.errors import AtollError
 from atoll.papers import Cell, Exhibit, Line, recorded, summarize
 from atoll.runs import parallel
@@ -26,10 +27,11 @@ Finished = Callable[[Trial, Path], None]
 def folder_of(config: Config, root: Path) -> Path:
     """The folder of a run's result: one folder per configuration, whichever table needs it.
 
-    The digest uses the original names of all settings, so that renaming a setting does not lose earlier runs.
+    The digest uses the original names of settings and partitions, so that a new name does not lose earlier runs.
     """
     tables = {name: plain(first_named(group)) for name, group in config.groups.items()}
-    document = plain(config.arguments) | {name: table for name, table in tables.items() if table}
+    arguments = plain(config.arguments) | {"partition": first_kind(config.partition)}
+    document = arguments | {name: table for name, table in tables.items() if table}
     digest = hashlib.blake2b(json.dumps(document, sort_keys=True).encode(), digest_size=6).hexdigest()
     return root / f"{config.algorithm}-{Path(config.dataset).name}-{config.seed}-{digest}"
 

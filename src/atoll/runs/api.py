@@ -42,7 +42,7 @@ def run(
         dataset: A known dataset's name, a path to a graph of your own, or a graph: torch_geometric `Data`, `HeteroData` or a
             dataset of one graph, a NetworkX graph, DataFrames (nodes, edges), an atoll `Graph`. A list of graphs or paths, or
             a dict by party names, is one graph per party. By default the synthetic graph `csbm`, or the paper's.
-        partition: How the graph is divided: `louvain`, `metis`, `dirichlet`, `random`, `overlap`, `vertical`, `node`,
+        partition: How the graph is divided: `metis`, `louvain_balanced`, `dirichlet`, `random`, `overlap`, `vertical`, `node`,
             `whole`, or the path of an .npz file of node lists; or a list of each party's nodes, an array with each node's
             party number (-1: nobody), or a function of the `Graph` that gives one of them.
         parties: The number of parties, where the partition does not fix it.

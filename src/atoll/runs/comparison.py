@@ -64,7 +64,7 @@ class Comparison:
         >>> comparison
         Comparison(local, fedavg on csbm; 2 seeds)
         >>> print(comparison)  # doctest: +ELLIPSIS
-        csbm, louvain, mean ± standard deviation over 2 seeds (%)
+        csbm, metis, mean ± standard deviation over 2 seeds (%)
         ...
     """
 

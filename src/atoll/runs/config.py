@@ -13,6 +13,8 @@ from atoll import algorithms
 from atoll.data.catalog import DataSettings
 from atoll.data.datasets import settings_of
 from atoll.data.named import named_partitions
+from atoll.data.natural import NATURAL
+from atoll.data.partition import present_kind
 from atoll.data.partition_settings import PartitionSettings
 from atoll.data.presets import PRESETS
 from atoll.data.registry import lookup
@@ -24,7 +26,7 @@ from atoll.models import user
 from atoll.models.registry import find_model
 from atoll.privacy.masking import SECURE_STEPS
 from atoll.privacy.noise_settings import NoiseSettings
-from atoll.runs.defaults import defaults
+from atoll.runs.defaults import default_partition, defaults
 from atoll.runs.run_settings import RunSettings
 from atoll.runs.setting_names import ARGUMENTS, GROUPS, bare_names, by_group, with_present_names
 from atoll.settings import Training, build, known
@@ -110,7 +112,7 @@ def resolve(
     values = with_present_names(values, algorithm, groups, warn=warn)
     asked = bare_names(values, algorithm) | {"dataset": dataset}
     if partition is not None:
-        asked["partition"] = partition = _text("partition", partition)
+        asked["partition"] = partition = present_kind(_text("partition", partition), warn=warn)
     if partition == "files":  # the defaults of the federation that is deployed with these folders
         del asked["partition"]
         asked |= {"partition": "overlap"} if asked.get("scenario") == "overlapping" else {}
@@ -121,7 +123,9 @@ def resolve(
         chosen["split"] = "auto"  # that of the partition
     if preset := PRESETS.get(partition or ""):
         chosen |= preset.defaults(dataset)
-    if partition is not None and partition != chosen.get("partition"):
+    usual = default_partition(algorithm, dataset, chosen.get("partition"))
+    partition = partition or usual
+    if partition == NATURAL or partition not in (usual, chosen.get("partition")):
         chosen.pop("parties", None)  # the paper's number belongs to the paper's partition
     parties = chosen.get("parties") if parties is None else parties
     groups = groups_of(algorithm, dataset, str(asked.get("model", chosen.get("model", ""))))
@@ -136,7 +140,7 @@ def resolve(
     return Config(
         algorithm=algorithm,
         dataset=dataset,
-        partition=partition or str(chosen.get("partition", "louvain")),
+        partition=partition,
         parties=None if parties is None else _whole("parties", parties, 1),
         seed=seed,
         engine=engine,

@@ -27,7 +27,11 @@ from functools import cache
 from typing import Any
 
 from atoll import algorithms
+from atoll.data.catalog import catalog
+from atoll.data.natural import NATURAL, has_parties
 
+DROPS_NODES = ("louvain_largest",)  # FedSpray's, right for its paper's graphs
+KEEPS_ALL_NODES = "metis"
 FALLBACK = "fedavg"  # an algorithm from a file or another package runs with these defaults
 SHARED = "training"  # the file with the space of the settings that methods share
 
@@ -63,6 +67,14 @@ def spaces(algorithm: str) -> dict[str, Any]:
     for more in (*map(spaces, others), document.get("space", {})):
         found |= {name: value for name, value in more.items() if name not in found}
     return found
+
+
+def default_partition(algorithm: str, dataset: str, wanted: str | None) -> str:
+    """The partition that the paper `wanted` on public graphs; a dataset's own parties; on other graphs one that loses no node."""
+    wanted = wanted or KEEPS_ALL_NODES
+    if has_parties(dataset) and {"horizontal", "overlapping", "whole"} & set(algorithms.find(algorithm).SCENARIOS):
+        return NATURAL
+    return KEEPS_ALL_NODES if wanted in DROPS_NODES and dataset.lower() not in catalog() else wanted
 
 
 def _tables(algorithm: str) -> list[dict[str, Any]]:
