@@ -248,7 +248,8 @@ def test_room_is_counted_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_a_site_says_of_its_data_is_bounded() -> None:
     """One site's absurd description is refused by its name; the others are not made to pad their columns to it."""
-    honest = {"features": 12, "classes": 3, "names": torch.zeros(0, dtype=torch.int64), "nodes": 60, "ids": "x"}
+    honest = {"features": 12, "classes": 3, "names": torch.zeros(0, dtype=torch.int64), "nodes": 60}
+    honest |= {"named": True, "ids": torch.arange(60)}
     for field, value in (("features", 10**12), ("features", -1), ("classes", 0), ("nodes", True), ("nodes", 10**18)):
         with pytest.raises(AtollError, match=rf"The site b cannot take part: it says that it has .* {field}"):
             check_compatible({"a": honest, "b": {**honest, field: value}}, "vertical")

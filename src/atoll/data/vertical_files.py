@@ -21,7 +21,6 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from atoll.data.builder import Ints
 from atoll.data.datasets import encoded_alone
 from atoll.data.party_graphs import PartyGraph, read_folders
 from atoll.errors import AtollError, AtollWarning
@@ -48,7 +47,8 @@ def match(parties: Sequence[PartyGraph], classes: int | None = None) -> Graph:
             "their ids must be the same for the same nodes."
         )
     _warn_left_out(where, names, common)
-    graphs = [_matched(graph, ids.get_indexer(common)) for graph, ids in zip(graphs, names, strict=True)]
+    rows = (torch.from_numpy(ids.get_indexer(common).astype(np.int64)) for ids in names)
+    graphs = [matched(graph, own) for graph, own in zip(graphs, rows, strict=True)]
     class_names = graphs[0].class_names
     if classes is None:
         classes, class_names = _classes(where, graphs)
@@ -58,7 +58,7 @@ def match(parties: Sequence[PartyGraph], classes: int | None = None) -> Graph:
     blocks = [
         replace(graph, x=padded(graph.x, widest, sparse), widths=(graph.num_features,), num_classes=classes) for graph in graphs
     ]
-    return replace(stack(_with_roles(blocks)), class_names=class_names)
+    return replace(stack(with_roles(blocks)), class_names=class_names)
 
 
 def joined(parts: Graph) -> Graph:
@@ -98,9 +98,9 @@ def _warn_left_out(where: Sequence[str], names: Sequence[pd.Index], common: pd.I
             warnings.warn(sentence, AtollWarning, stacklevel=3)
 
 
-def _matched(graph: Graph, rows: Ints) -> Graph:
-    """The common nodes in the common order."""
-    return replace(graph.rows(torch.from_numpy(rows.astype(np.int64))), ids=torch.arange(len(rows)))
+def matched(graph: Graph, rows: Tensor) -> Graph:
+    """A party's graph with the common nodes in the common order, which `rows` are."""
+    return replace(graph.rows(rows), ids=torch.arange(len(rows)))
 
 
 def _classes(where: Sequence[str], graphs: Sequence[Graph]) -> tuple[int, tuple[str, ...] | None]:
@@ -136,7 +136,7 @@ def _roles(graph: Graph) -> Tensor:
     return torch.where(graph.train, 0, torch.where(graph.val, 1, torch.where(graph.test, 2, -1)))
 
 
-def _with_roles(blocks: Sequence[Graph]) -> list[Graph]:
+def with_roles(blocks: Sequence[Graph]) -> list[Graph]:
     """A node's split is that of any party that gives one, at every party that has its label."""
     role = torch.stack([_roles(block) for block in blocks]).amax(0)
     known = [block.y >= 0 for block in blocks]

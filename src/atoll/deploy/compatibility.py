@@ -12,6 +12,7 @@ from torch import Tensor
 
 from atoll.deploy import requests
 from atoll.deploy.description import SCALINGS
+from atoll.deploy.node_matching import common_nodes, invalid_nodes
 from atoll.deploy.table_forms import read_columns
 from atoll.errors import AtollError
 from atoll.federation.cohort import Fields
@@ -39,8 +40,8 @@ class CommonForm:
 
     features: int
     classes: int
-    order: Fields = field(default_factory=dict)  # digests of the columns (`columns`) and classes (`names`) in the common order
-    notes: list[str] = field(default_factory=list)  # for the user: what was reordered, and what could not be compared
+    order: Fields = field(default_factory=dict)  # digests of `columns`, classes (`names`) and vertical sites' `nodes`, in order
+    notes: list[str] = field(default_factory=list)  # for the user: what was reordered or left out, or could not be compared
     nodes: int = 0  # if all sites hold the same ones
     columns: tuple[Column, ...] = ()  # of the sites' tables, where they need an encoding; names are digests
 
@@ -62,8 +63,8 @@ def check_compatible(descriptions: Mapping[str, Fields | str], scenario: str) ->
     order = {"names": _common_order(known, "names", notes)}
     columns: tuple[Column, ...] = ()
     if scenario == "vertical":
-        _require_equal(known, "nodes")
-        _require_same_nodes(known)
+        order["nodes"], left_out = common_nodes(known)
+        notes += left_out
     elif any("table" in described for described in known.values()):
         columns = _common_columns(known, notes)
     else:
@@ -74,7 +75,7 @@ def check_compatible(descriptions: Mapping[str, Fields | str], scenario: str) ->
         _require_same_roles(known)
     features = max(described["features"] for described in known.values())
     classes = next(iter(known.values()))["classes"]
-    nodes = next(iter(known.values()))["nodes"] if scenario == "vertical" else 0
+    nodes = len(order.get("nodes", ()))
     return CommonForm(features, classes, {name: value for name, value in order.items() if len(value)}, notes, nodes, columns)
 
 
@@ -89,9 +90,9 @@ def _checked(site: str, described: Fields, scenario: str) -> Fields:
     fits = all(type(described.get(name)) is int and described[name] >= 0 for name in numbers)
     fits = fits and all(_is_list(described.get(name), dtype) for name, dtype in tensors.items())
     fits = fits and len(described["names"]) in (0, described["classes"])
-    if scenario == "vertical":
-        fits = fits and isinstance(described.get("ids"), str)
-    else:
+    if fits and scenario == "vertical" and (reason := invalid_nodes(described)):
+        raise AtollError(f"The site {site} cannot take part: it {reason}.")
+    if scenario != "vertical":
         fits = fits and len(described["columns"]) in (0, described["features"]) and described.get("scaling") in SCALINGS
     if scenario == "overlapping":
         fits = fits and len(described["shared"]) == len(described["roles"])
@@ -181,13 +182,6 @@ def _columns_of(site: str, described: Fields) -> tuple[Column, ...]:
     if [column.name for column in columns] != list(map(str, described["columns"].tolist())):
         raise AtollError(f"The site {site} cannot take part: its description of its graph could not be read.")
     return columns
-
-
-def _require_same_nodes(known: Descriptions) -> None:
-    (first, reference), *others = known.items()
-    for site, described in others:
-        if described["ids"] != reference["ids"]:
-            raise IncompatibleSites(f"the node ids of {first} and {site} differ", (first, site))
 
 
 def _compare_scaling(known: Descriptions, notes: list[str]) -> None:

@@ -6,7 +6,6 @@ but not in the server's: the server can compare sites, but it cannot guess a nam
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 
 import numpy as np
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from atoll.data.alignment import with_classes, with_columns
 from atoll.deploy.digests import digests
+from atoll.deploy.node_matching import describe_nodes
 from atoll.deploy.table_forms import column_documents, digested
 from atoll.errors import AtollError
 from atoll.federation.cohort import Fields
@@ -31,11 +31,11 @@ SCALINGS = {
 }
 
 
-def describe(graph: Graph, scenario: str, key: bytes) -> Fields:
+def describe(graph: Graph, scenario: str, key: bytes, *, first: bool = True) -> Fields:
     """What sites are compared by: the numbers of features and classes, and digests of their names.
 
     Where columns need an encoding, what each of them is (`table`), and digests of those that are `ignored`. Overlapping parties
-    add the nodes that have a role, sorted by digest; vertical ones add one digest of all nodes.
+    add the nodes that have a role, sorted by digest; vertical ones add all nodes, in their order if the site is the `first`.
     """
     description: Fields = {
         "features": graph.num_features if graph.table is None else len(graph.table.columns),
@@ -43,8 +43,7 @@ def describe(graph: Graph, scenario: str, key: bytes) -> Fields:
         "names": digests(graph.class_names or (), "class", key),
     }
     if scenario == "vertical":
-        ids = hashlib.blake2b(graph.ids.numpy().tobytes(), digest_size=32, key=key, person=b"nodes")
-        return description | {"nodes": graph.num_nodes, "ids": ids.hexdigest()}
+        return description | describe_nodes(graph, key, in_order=first)
     description |= {"columns": digests(_columns(graph), "column", key), "scaling": scaling(graph)}
     if graph.table is not None:
         documents = column_documents(digested(graph.table.columns, key))

@@ -78,6 +78,15 @@ def participants(path: Path) -> tuple[str, ...]:
         raise _not_a_kit(path) from error
 
 
+def is_first(path: Path) -> bool:
+    """Whether a kit is that of the first site, which is party 0."""
+    try:
+        document = _document(path)
+        return bool(document["site"] == document["sites"][0])
+    except (OSError, KeyError, ValueError) as error:
+        raise _not_a_kit(path) from error
+
+
 def is_server(path: Path) -> bool:
     """Whether a kit is the server's."""
     try:

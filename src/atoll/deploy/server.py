@@ -102,7 +102,7 @@ class ServerRun:
         """The whole run."""
         scenarios = algorithms.find(self.config.algorithm).SCENARIOS
         data = federate(self.config, None, scenarios) if self.simulated else None
-        self._wait(everybody=not self.resume or self.config.run.on_missing == "stop")
+        self._wait(everybody=not self.resume or not self._may_miss())
         form = self._common_form() if data is None else simulated_form(data)
         tries, reached = 0, -1
         while True:
@@ -199,6 +199,10 @@ class ServerRun:
                 return
             time.sleep(POLL_SECONDS)
 
+    def _may_miss(self) -> bool:
+        """Whether a run may be resumed without some sites; those that hold the same nodes are all needed to match them."""
+        return self.config.run.on_missing == "continue" and self.config.partition != "vertical"
+
     def _missing(self) -> list[str]:
         """The sites that are not connected or, if all seem to be, do not answer."""
         missing = [site for site in self.roster if self.carrier.session(site) is None]
@@ -215,7 +219,7 @@ class ServerRun:
         if len(plain) < len(about) and any(not isinstance(one, str) and "table" in one for one in about.values()):
             about |= self._descriptions(plain, tables=True)  # numbers beside another site's columns that need an encoding
         present = {site: one for site, one in about.items() if not isinstance(one, str) or not one.startswith(LOST_REASONS)}
-        resuming = self.resume and self.config.run.on_missing == "continue"  # then the sites that answered are enough
+        resuming = self.resume and self._may_miss()  # then the sites that answered are enough
         counted = present if resuming and present else about
         try:
             form = check_compatible(counted, self.config.partition)

@@ -22,7 +22,7 @@ from atoll.deferred import dense
 from atoll.deploy import description, requests
 from atoll.deploy.digests import digest_key
 from atoll.deploy.journal import JOURNAL_FILE, Journal, RecordingGuard
-from atoll.deploy.kit import participants
+from atoll.deploy.kit import is_first, participants
 from atoll.deploy.policy import SitePolicy
 from atoll.deploy.signing import Signing
 from atoll.deploy.site_checkpoints import SiteCheckpoints
@@ -175,7 +175,7 @@ class Site:
         graph, _ = read_graph(self.data, config, self.notify, encode="always" if tables else "")
         if graph.table is not None:
             refuse_noise(config)
-        return description.describe(graph, config.partition, self._key())
+        return description.describe(graph, config.partition, self._key(), first=self.kit is None or is_first(self.kit))
 
     def _log_differences(self, request: Fields) -> Fields:
         """Log which columns or classes of this site another site does not have."""
@@ -224,7 +224,7 @@ class Site:
         order, key = requests.table(request, "order"), self._key()
         graph, scenario, encoding = load_run(self.data, config, schema, parties, order, fitted, key, self.notify)
         checkpoints = SiteCheckpoints(self._run_folder(), self.notify)
-        digest = run_digest(self.run, request["config"][0], schema.numbers, request.get("encoding", ()))
+        digest = run_digest(self.run, request["config"][0], schema.numbers, request.get("encoding", ()), order.get("nodes"))
         secrets = self._secrets(config, schema, parties, digest, checkpoints.known()) if config.run.secure else None
         if encoding is not None:
             keep_encoding(self._run_folder(), encoding.to_dict(), self.notify)

@@ -7,17 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import scipy.sparse as sp
 from torch import Tensor, nn
 
 from atoll import algorithms
-from atoll.data import files
 from atoll.data.builder import row_normalize
 from atoll.data.encoding import Encoding
 from atoll.data.encoding_fit import FittedEncoding, fit_locally
 from atoll.data.federated import federate
+from atoll.data.party_graphs import read_party
 from atoll.data.splits import replaces_split, require_party_scope, split
 from atoll.deploy import description, requests
+from atoll.deploy.node_matching import with_common_nodes
 from atoll.deploy.table_forms import common_table, local_encoding
 from atoll.errors import AtollError
 from atoll.federation.cohort import Fields, Schema
@@ -32,6 +34,8 @@ Notify = Callable[[str], None]
 def read_graph(folder: Path | None, config: Config, notify: Notify, *, encode: str = "") -> tuple[Graph, Encoding | None]:
     """The site's graph; if vertical, its table is encoded by its own rows alone, else the graph has the table.
 
+    Vertical sites' nodes are named by what they are matched by: their ids, or nothing where they have none.
+
     `encode`: which columns of a table are to be encoded, where it is not for the configuration to say.
     """
     if folder is None:
@@ -39,7 +43,10 @@ def read_graph(folder: Path | None, config: Config, notify: Notify, *, encode: s
     try:
         how, fold = config.data, config.split.fold
         encode = encode or how.encode
-        graph = files.read(folder, directed=how.directed, encode=encode, fold=fold, edge_weights=how.edge_weights)
+        party = read_party(folder, directed=how.directed, encode=encode, fold=fold, edge_weights=how.edge_weights)
+        graph = party.graph
+        if config.partition == "vertical":
+            graph = replace(graph, node_names=None if party.node_ids is None else np.array(party.node_ids, dtype=object))
         encoding = fit_locally(graph.table) if graph.table is not None and config.partition == "vertical" else None
     except AtollError as error:  # its text may hold data of the site
         notify(str(error))
@@ -59,7 +66,8 @@ def load_run(
 ) -> tuple[Graph, str, Encoding | None]:
     """The parties' graph for the rounds of a run, the scenario, and the encoding of the site's table with the site's names.
 
-    Columns and classes are in the order that the federation agreed on; `fitted` is the encoding that the server sent.
+    Columns, classes and vertical sites' nodes are in the order that the federation agreed on; `fitted` is the encoding that the
+    server sent.
     """
     if folder is None:
         graph, scenario, encoding = *_simulated(config, parties), None
@@ -67,6 +75,8 @@ def load_run(
         (graph, encoding), scenario = read_graph(folder, config, notify, encode="always" if fitted else ""), config.partition
     if order:
         graph = description.reorder(graph, order, key, notify)
+    if folder is not None and config.partition == "vertical":
+        graph = with_common_nodes(graph, order.get("nodes"), key, notify)
     if graph.table is not None and fitted is None:
         raise AtollError("its columns need an encoding, and the server sent none.")
     if fitted is not None:

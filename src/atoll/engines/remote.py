@@ -69,7 +69,7 @@ class RemoteEngine:
         encoding: Sequence[Any] = (),
         run: str = "",
     ) -> None:
-        """`order`: digests of columns and classes in the agreed order, into which each site brings its own graph.
+        """`order`: digests of columns, classes and vertical sites' nodes in the agreed order, that of each site's graph.
 
         `columns`: documents of the columns of tables, for an engine that only fits their encoding, before the first round;
         `encoding`: its document as the only item, for the rounds. `run`: the run's name, of its own unless given.
@@ -118,7 +118,7 @@ class RemoteEngine:
     @property
     def run_digest(self) -> str:
         """Identifies the run as all sites must see it."""
-        return run_digest(self.run, self.config, self.schema.numbers, self.encoding)
+        return run_digest(self.run, self.config, self.schema.numbers, self.encoding, self.order.get("nodes"))
 
     def state(self) -> Fields:
         """Have every site save its memory; the round under which it did."""

@@ -110,13 +110,22 @@ def arguments_digest(common: Mapping[str, Any], training: bool = False, apart: I
     return digest(*parts)
 
 
-def run_digest(run: str, config: Mapping[str, Any], schema: Mapping[str, Any], encoding: Sequence[Any] = ()) -> str:
-    """The run as all of its sites must see it: its name, configuration, schema and, as the only item, its tables' encoding.
+def run_digest(
+    run: str,
+    config: Mapping[str, Any],
+    schema: Mapping[str, Any],
+    encoding: Sequence[Any] = (),
+    nodes: Tensor | None = None,
+) -> str:
+    """The run as all of its sites must see it: its name, configuration, schema, as the only item its tables' encoding, and which
+    node each row is where all sites hold the same.
 
-    Otherwise a server could have one site encode its table so that its replies, or its failures, say what is in it.
+    Otherwise a server could have one site encode its table so that its replies, or its failures, say what is in it, or have it
+    pair its rows with other nodes of the others.
     """
-    encoded = {"encoding": list(encoding)} if encoding else {}
-    return arguments_digest({"run": run, "config": [dict(config)], "schema": dict(schema), **encoded}).hex()
+    agreed: dict[str, Any] = {"encoding": list(encoding)} if encoding else {}
+    agreed |= {} if nodes is None else {"nodes": nodes}
+    return arguments_digest({"run": run, "config": [dict(config)], "schema": dict(schema), **agreed}).hex()
 
 
 def share_commitment(transcript: bytes, dealer: int, receiver: int, kind: int, share: bytes) -> bytes:
