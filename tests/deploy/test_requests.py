@@ -75,7 +75,8 @@ def doubted(config: Config, folder: Path) -> tuple[Doubting, runner.Result]:
 
     data = federate(config, None, algorithms.find(config.algorithm).SCENARIOS)
     schema = runner.schema_of(data)
-    count = min(3, schema.parties)
+    together = bool(getattr(config.settings, "theory", 0))  # what is measured takes all parties in one process
+    count = 1 if together else min(3, schema.parties)
     roster = {f"site-{place}": part.tolist() for place, part in enumerate(np.array_split(np.arange(schema.parties), count))}
     carrier = Doubting({site: Site(folder / site) for site in roster})
     engine = RemoteEngine(carrier, roster, config.to_dict(), schema, timeout=5.0)  # type: ignore[arg-type]

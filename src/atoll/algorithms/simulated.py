@@ -25,6 +25,8 @@ class Settings(SplitTraining):
     local_steps: ClassVar[int] = 1
     aggregation: ClassVar[str] = "mean"
     label_holder: ClassVar[int] = -1
+    lr_parties: ClassVar[int] = 0
+    theory: ClassVar[int] = 0
 
     @property
     def shared_layers(self) -> int:

@@ -21,6 +21,8 @@ class Settings(SplitTraining):
     aggregation: ClassVar[str] = "mean"
     backward: ClassVar[str] = "local"
     label_holder: ClassVar[int] = -1
+    lr_parties: ClassVar[int] = 0
+    theory: ClassVar[int] = 0
 
 
 __all__ = ["SCENARIOS", "TASKS", "YARDSTICKS", "Cohort", "Settings", "evaluate", "start", "step"]

@@ -13,23 +13,34 @@ index sets of all shared levels but the last up Σ 4·s_l, down Σ 4·n_l. K exc
 
 Derived from the run's seed and round, and so never sent: the batch S[L], drawn from the training nodes that all parties know.
 The server sees sums of hidden representations (with `concatenation` each party's) and which nodes each party sampled. The parties
-see the aggregates and the united index sets.
+see the aggregates and the united index sets. `theory` adds 4·(5 + 2Q) bytes up in every round that is measured.
+
+Deviation: by default SGD has momentum and weight decay, and hidden units are dropped out, where Algorithm 4 is plain SGD and the
+paper says nothing of dropout; `momentum=0`, `weight_decay=0` and `dropout=0` are the paper's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import atoll.federation.cohort
 from atoll.algorithms import State
+from atoll.algorithms.glasu import theory
+from atoll.algorithms.glasu.exchanges import (
+    backpropagate_all,
+    joint_inference,
+    require_all,
+    sample,
+    train_with_one_label_holder,
+)
 from atoll.algorithms.glasu.forward import ForwardPass
 from atoll.algorithms.glasu.inbox import Inbox
 from atoll.algorithms.glasu.sampling import Sampler
-from atoll.algorithms.glasu.settings import Settings, sampled, shared
+from atoll.algorithms.glasu.settings import Settings, rate, shared
 from atoll.errors import AtollError
 from atoll.federation import metrics
 from atoll.federation.cohort import PARTY, Fields, verb
@@ -41,7 +52,6 @@ from atoll.random import SERVER, Draws
 
 SCENARIOS = ("vertical",)
 TASKS = ("node-classification",)
-Reply = TypeVar("Reply")
 YARDSTICKS = {"centralized": "centralized_vertical"}  # what `centralized` means in a comparison with this algorithm
 
 
@@ -54,6 +64,7 @@ def joined_width(case: Case) -> int:
 NODES = nodes(ROWS)  # S[l]
 HIDDEN = real(ROWS, "hidden")  # H⁺_m[l], and its gradient
 JOINED: Numbers = real(ROWS, joined_width)  # H[l + 1], and its gradient
+METERS = {name: real() for name in theory.METERS} | {name: real("local_steps") for name in theory.STEPS}
 LAYER = Scalar(0, lambda case: case.settings.layers - 1)
 
 
@@ -153,7 +164,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         if self.shared:
             self.inbox.store("aggregate", self.shared[-1], aggregate)
             self.inbox.store("share", self.shared[0], share, each=s.aggregation == "concatenation")
-        self.optimizer.lr = s.lr * s.lr_decay ** ((forward.sampler.round - 1) // s.lr_every if s.lr_every else 0)
+        self.optimizer.lr = rate(s, forward.sampler.round, self.schema.parties)
         for _ in range(s.local_steps):
             optim.descend(self.optimizer, self._objective(forward, gradient))
             forward.next_step()
@@ -178,6 +189,16 @@ class Cohort(atoll.federation.cohort.Cohort):
         (gradient,) = torch.autograd.grad(forward.through(layer), below, retain_graph=True)
         return {"gradient": forward.per_party(gradient)}
 
+    # Theorem 1.
+
+    @verb(takes={}, gives=METERS)
+    def measure(self) -> Fields:
+        """What Theorem 1 is about, in the coming round: see `theory`. Nothing changes by it."""
+        assert self.message is not None
+        if len(self.parties) < self.schema.parties:
+            raise AtollError("theory needs all parties in one process: it looks at all of them at once; set theory=0.")
+        return theory.measure(self, self.message.round)
+
     # Evaluation.
 
     @verb(takes={"aggregate": optional(JOINED)}, gives=COUNTS)
@@ -197,17 +218,24 @@ class Cohort(atoll.federation.cohort.Cohort):
         """The forward pass of this round; started from S[L] if there is none yet."""
         if self.forward is None:
             assert self.message is not None
-            round, training = self.message.round, self.message.training
-            sampler = Sampler(self.graph, self.targets, self.settings, self.seed, self.parties, round, training)
-            self.forward = ForwardPass(self.model, self.inbox, sampler, self.settings, self.schema.parties, self.task)
+            sampler = self.sampler(self.message.round, self.settings, training=self.message.training)
+            self.forward = self.pass_over(ForwardPass, self.inbox, sampler)
         return self.forward
+
+    def sampler(self, round: int, settings: Settings, *, training: bool = True) -> Sampler:
+        """The random choices of a round, or of an evaluation."""
+        return Sampler(self.graph, self.targets, settings, self.seed, self.parties, round, training)
+
+    def pass_over(self, kind: type[ForwardPass], inbox: Inbox, sampler: Sampler) -> ForwardPass:
+        """A new forward pass on a round's batch."""
+        return kind(self.model, inbox, sampler, self.settings, self.schema.parties, self.task)
 
     def _shared_below(self, layer: int) -> int:
         return self.shared[self.shared.index(layer) - 1]
 
 
 def start(federation: Federation, settings: Settings) -> State:
-    """The server keeps nothing from round to round."""
+    """The server keeps nothing from round to round but what `theory` measures."""
     last, count = federation.schema.parties - 1, settings.shared_layers
     if federation.participation < 1:
         raise AtollError("Parties that hold the same nodes are all needed in every round; leave participation at 1.")
@@ -219,11 +247,16 @@ def start(federation: Federation, settings: Settings) -> State:
         raise AtollError(f"label_holder is {settings.label_holder}; it must be a party, 0 to {last}, and some layer shared.")
     if settings.label_holder >= 0 and last == 0:
         raise AtollError("label_holder needs another party to tell; with one party leave it out.")
-    return {}
+    if settings.theory and (settings.backward == "server" or settings.label_holder >= 0 or not count):
+        raise AtollError("theory is about Algorithms 1 to 4: it needs a shared layer, backward=local and no label_holder.")
+    return {"theory": theory.first()} if settings.theory else {}
 
 
 def step(federation: Federation, state: State, settings: Settings) -> State:
     """Algorithm 1, round t: sample, infer together, take Q steps apart."""
+    if settings.theory and (federation.round - 1) % settings.theory == 0:
+        measured = require_all(federation, federation.ask("measure"))
+        state = {"theory": theory.updated(state["theory"], {name: measured.stack(name) for name in METERS})}
     payload = joint_inference(federation, settings, sample(federation, settings))
     if settings.backward == "server":
         backpropagate_all(federation, settings, payload)
@@ -234,67 +267,9 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
     return require_all(federation, state)
 
 
-def sample(federation: Federation, settings: Settings) -> Fields:
-    """Algorithm 2, the server: unite the parties' index sets level by level; the next message carries the lowest."""
-    payload: Fields = {}
-    if not sampled(settings, federation.training):
-        return payload
-    if settings.label_holder >= 0 and federation.training:  # Algorithm 5, the server
-        drawn = require_all(federation, federation.ask("draw", to=[settings.label_holder]))
-        payload = {"nodes": drawn.stack("nodes")[0]}  # S[L]
-    for layer in reversed(shared(settings)[:-1] if SPLITS[settings.model].edges else []):
-        replies = require_all(federation, federation.ask("sample", level=layer + 1, **payload))
-        payload = {"nodes": torch.unique(torch.cat(replies.stack("nodes")))}  # ⋃_m S_m[l]
-    return payload
-
-
-def joint_inference(federation: Federation, settings: Settings, payload: Fields) -> Fields:
-    """Algorithm 3, the server: aggregate layer by layer; the next message carries the last aggregate."""
-    for layer in shared(settings):
-        call: Fields = {"verb": "embed"} if layer == shared(settings)[0] else {"verb": "infer", "layer": layer}
-        if settings.aggregation == "mean":
-            total = require_all(federation, federation.total(**call, **payload))["hidden"]
-            payload = {"aggregate": total / federation.schema.parties}
-        else:
-            replies = require_all(federation, federation.ask(**call, **payload))
-            payload = {"aggregate": replies.stack("hidden").transpose(0, 1).flatten(1)}
-    return payload
-
-
-def train_with_one_label_holder(federation: Federation, holder: int, payload: Fields) -> None:
-    """Algorithm 6, the server, lines 6-7: the holder's gradient goes to all others; then Algorithms 4 and 7."""
-    replies = require_all(federation, federation.ask("differentiate", to=[holder], **payload))
-    gradient = replies.stack("gradient")[0]  # ∇L_1
-    federation.tell("train", to=[holder])
-    federation.tell("train", to=[party for party in federation.parties if party != holder], gradient=gradient, **payload)
-
-
-def backpropagate_all(federation: Federation, settings: Settings, payload: Fields) -> None:
-    """Exact gradients: an aggregate's, summed over the parties, is passed on to the representations it was made of."""
-    total = require_all(federation, federation.total("differentiate", **payload))["gradient"]
-    for layer in reversed(shared(settings)):
-        if settings.aggregation == "mean":
-            shares: Fields = {"share": total / federation.schema.parties}
-        else:
-            shares = {"each": {"share": total.view(len(total), -1, settings.hidden).transpose(0, 1).contiguous()}}
-        if layer == shared(settings)[0]:
-            federation.tell("train", **shares)
-        else:
-            total = require_all(federation, federation.total("backpropagate", layer=layer, **shares))["gradient"]
-
-
-def require_all(federation: Federation, replies: Reply) -> Reply:
-    """The replies, if all parties are there: the others cannot make up for the columns of a missing one."""
-    if federation.missing:
-        missing = federation.reasons(federation.missing)
-        raise AtollError(
-            f"Round {federation.round}: parties that hold the same nodes are all needed, and some are missing ({missing})."
-        )
-    return replies
-
-
 def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, object]:
     """Joint inference, then the mean over the parties that hold labels: they judge the same nodes, each by its own classifier."""
     payload = joint_inference(federation, settings, sample(federation, settings))
     to = federation.parties if settings.label_holder < 0 else [settings.label_holder]
-    return metrics.evaluate(federation, to=to, **payload)
+    meters = theory.report(state["theory"], settings, federation.schema.parties, federation.round) if settings.theory else {}
+    return metrics.evaluate(federation, to=to, **payload) | meters

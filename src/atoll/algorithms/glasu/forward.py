@@ -87,11 +87,15 @@ class ForwardPass:
 
     def loss(self, top: Tensor) -> Tensor:
         """Algorithm 4, line 11: Σ_m mean over S[L] of ℓ(y, f_m(H_m[L])), over the parties that hold labels."""
+        return self.node_losses(top).sum()
+
+    def node_losses(self, top: Tensor) -> Tensor:
+        """(P·n,) the summands: ℓ / |S[L]| of every node at every party."""
         batch, layers = self.batch(), self.settings.layers
         y = self.sampler.targets[batch.level(layers).index]
         losses: Tensor = self.task.item_losses(self.model.classify(top, batch, self._dropout(layers)), y)
         counts = batch.blocks(layers).sum((y >= 0).float()).clamp(min=1)
-        return (losses / broadcast_to_rows(counts, batch.blocks(layers))).sum()
+        return losses / broadcast_to_rows(counts, batch.blocks(layers))
 
     def through(self, layer: int) -> Tensor:
         """⟨∇, H⁺_m[l]⟩: its gradient is the part of the loss's that passes through this layer."""

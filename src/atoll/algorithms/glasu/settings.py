@@ -45,12 +45,33 @@ class Settings(SplitTraining):
         choices=("local", "server"),
     )
     label_holder: int = setting(-1, "The only party that holds labels; -1 if all do.", low=-1, high=10**7)
+    lr_parties: int = setting(
+        0,
+        "Parties for which `lr` was chosen: as Algorithm 4's gradients shrink with M, the rate is lr·M / lr_parties; 0: lr.",
+        low=0,
+        high=10**7,
+        since="0.2.0",
+    )
+    theory: int = setting(
+        0,
+        "Measure the quantities of Theorem 1 before every so many rounds, all parties in one process; 0 never does.",
+        low=0,
+        high=10**9,
+        since="0.2.0",
+    )
 
 
 def shared(settings: Settings) -> list[int]:
     """𝓘: the layers whose output the server aggregates."""
     count, layers = settings.shared_layers, settings.layers
     return [-(-layers * k // count) - 1 for k in range(1, count + 1)]
+
+
+def rate(settings: Settings, round: int, parties: int) -> float:
+    """η of a round: decayed and, with local gradients, which are 1/M per shared layer, scaled with the number of parties."""
+    decayed = settings.lr * settings.lr_decay ** ((round - 1) // settings.lr_every if settings.lr_every else 0)
+    scaled = settings.lr_parties and settings.backward == "local" and shared(settings)
+    return decayed * parties / settings.lr_parties if scaled else decayed
 
 
 def sampled(settings: SplitTraining, training: bool) -> bool:
