@@ -73,6 +73,10 @@ class Training:
     weight_decay: float = setting(0.0, "L2 penalty on the weights.", low=0)
     optimizer: str = setting("adam", "Optimizer of the parties.", choices=("adam", "adamw", "sgd"))
     epochs: int = setting(5, "Local epochs per round.", low=0, high=10**5)
+    momentum: float = setting(0.0, "Momentum of optimizer=sgd.", low=0, high=0.999, since="0.2")
+    clip: float = setting(
+        0.0, "Largest norm of a party's gradient; a longer one is scaled to it. 0 does not clip.", low=0, since="0.2"
+    )
     architecture: Any = dataclasses.field(default=None, kw_only=True, metadata={"internal": True})  # the model's own settings
 
 

@@ -95,7 +95,7 @@ def test_local_equals_plain_training_of_each_party() -> None:
             torch.testing.assert_close(ours[party], plain, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("model", ["gcn", "sgc", "sage", "gat", "gcnii", "appnp", "mlp"])
+@pytest.mark.parametrize("model", ["gcn", "gcn_head", "sgc", "sage", "gat", "gcnii", "appnp", "mlp"])
 @pytest.mark.parametrize("placement", ["together", "apart"])
 def test_the_bytes_are_the_formula(model: str, placement: str) -> None:
     """Down 4·w, up 4·w + 8 a round and party, for every backbone and placement."""
@@ -112,3 +112,45 @@ def test_no_epochs_leave_the_model_as_it_is() -> None:
     result = runner.rounds(experiment)
     for name, value in result.state["model"].items():
         torch.testing.assert_close(value, first[name])
+
+
+def test_equal_weights_are_the_plain_mean() -> None:
+    """`weighting=parties`: w ← (1/P)·Σ w_k, whatever the parties' sizes."""
+    experiment = runner.prepare(small("fedavg", rounds=1, weighting="parties", split="stratified"))
+    result = runner.rounds(experiment)
+    cohort = experiment.engine.cohorts[0]  # type: ignore[attr-defined]
+    message = {"model": first_model(experiment.config.settings, experiment.federation.schema, experiment.config.seed)}
+    fresh = runner.prepare(small("fedavg", rounds=1, weighting="parties", split="stratified"))
+    fresh.federation.begin(1)
+    replies = fresh.federation.ask("fit", **message)
+    assert len(set(cohort.graph.num_train.tolist())) > 1
+    for name, value in result.state["model"].items():
+        torch.testing.assert_close(value, replies.stack("model")[name].mean(0))
+
+
+def test_local_may_start_from_fedavgs_first_model() -> None:
+    """`start=shared`: all parties begin with the server's first values; one round of FedAvg's parties is one of Local's."""
+    values = {"start": "shared", "rounds": 1}
+    experiment = runner.prepare(small("local", **values))
+    cohort = experiment.engine.cohorts[0]  # type: ignore[attr-defined]
+    first = first_model(experiment.config.settings, experiment.federation.schema, experiment.config.seed)
+    for name, value in get_parameters(cohort.model).items():
+        assert all(torch.equal(value[party], first[name]) for party in range(3))
+    runner.rounds(experiment)
+    fedavg = runner.prepare(small("fedavg", rounds=1, weighting="parties"))
+    fedavg.federation.begin(1)
+    trained = fedavg.federation.ask("fit", model=first).stack("model")
+    for name, value in get_parameters(cohort.model).items():
+        assert torch.equal(value, trained[name])
+
+
+def test_dropout_in_evaluation_is_random_but_repeatable() -> None:
+    """`evaluation_dropout` changes the metrics, differs between rounds, and `predict` gives what was evaluated."""
+    plain = runner.run(small("fedavg", dropout=0.5))
+    noisy = runner.run(small("fedavg", dropout=0.5, evaluation_dropout=True))
+    assert [row["train_loss"] for row in plain.rows] != [row["train_loss"] for row in noisy.rows]
+    still = runner.run(small("fedavg", dropout=0.5, evaluation_dropout=True, epochs=0))
+    assert len({row["val_loss"] for row in still.rows}) == len(still.rows)
+    assert noisy.model().evaluate().to_dict()["overall"]["accuracy"] == noisy.metrics["accuracy"]
+    for name, value in plain.state["model"].items():
+        assert torch.equal(value, noisy.state["model"][name])  # training is untouched

@@ -38,6 +38,8 @@ CASES = [
     ("sage", 3),
     ("gat", 2),
     ("gat", 3),
+    ("gcn_head", 2),
+    ("gcn_head", 1),
     ("gcnii", 4),
     ("appnp", 2),
     ("mlp", 3),
@@ -96,6 +98,11 @@ class Reference(nn.Module):
         widths = [FEATURES, *[HIDDEN] * (layers - 1), CLASSES]
         self.pairs: list[tuple[str, nn.Parameter]] = []  # our name, PyG's parameter
         self.convs = nn.ModuleList()
+        if name == "gcn_head":
+            widths = [FEATURES, *[HIDDEN] * layers]
+            self.convs.extend(self.conv("gcn", f"layers.{i}", widths, i, False, values) for i in range(layers))
+            self.final = self.linear("output", values)
+            return
         if name == "gcnii":
             self.first = self.linear("input", values)
             for index in range(layers):
@@ -168,6 +175,10 @@ class Reference(nn.Module):
             for conv in self.convs:
                 x = conv(x, first, edges, **weights).relu()
             return self.final(x)
+        if self.name == "gcn_head":
+            for conv in self.convs:
+                x = conv(x, edges, **weights).relu()
+            return self.final(x)
         for index, conv in enumerate(self.convs):
             x = conv(x) if self.name in ("mlp", "appnp") else conv(x, edges, **weights)
             if index < len(self.convs) - 1:
@@ -221,7 +232,7 @@ def with_weights(graph: Graph, seed: int = 0) -> Graph:
 
 
 @pytest.mark.parametrize("directed", [False, True])
-@pytest.mark.parametrize(("name", "layers"), [("gcn", 2), ("gcn", 3), ("sgc", 2), ("gcnii", 4), ("appnp", 2)])
+@pytest.mark.parametrize(("name", "layers"), [("gcn", 2), ("gcn", 3), ("gcn_head", 2), ("sgc", 2), ("gcnii", 4), ("appnp", 2)])
 def test_models_equal_pyg_with_edge_weights(name: str, layers: int, directed: bool) -> None:
     """PyG's layers with `edge_weight`; a party without weights in the same block has weights of 1."""
     weighted = [with_weights(make_graph(size, seed, directed=directed), seed) for seed, size in enumerate((30, 17))]
@@ -326,6 +337,12 @@ FIRST = {
     "sage": {"layers.0.near.weight": 12**-0.5, "layers.1.near.bias": 256**-0.5, "layers.1.own.weight": 256**-0.5},
     "gin": {"layers.0.first.weight": 12**-0.5, "layers.1.second.bias": 256**-0.5},
     "gat": {"layers.0.weight": (6 / (12 + 256)) ** 0.5, "layers.0.source": (6 / (4 + 64)) ** 0.5, "layers.0.bias": 0},
+    "gcn_head": {
+        "layers.0.weight": (6 / (12 + 256)) ** 0.5,
+        "layers.1.bias": 0,
+        "output.weight": 256**-0.5,
+        "output.bias": 256**-0.5,
+    },
     "gcnii": {"input.weight": 12**-0.5, "layers.1.weight": (6 / 512) ** 0.5, "output.bias": 256**-0.5},
     "appnp": {"layers.0.weight": 12**-0.5, "layers.1.weight": 256**-0.5},
     "mlp": {"layers.0.bias": 12**-0.5, "layers.1.weight": 256**-0.5},
@@ -398,6 +415,15 @@ def test_parameters_belong_to_layers() -> None:
     }
     assert layers["gcn"] == layers["sage"] == ["layers.0", "layers.1"]
     assert layers["gcnii"] == ["input", "layers.0", "layers.1", "output"]
+
+
+@pytest.mark.parametrize(("features", "classes", "kib"), [(1433, 7, 785.0), (3703, 6, 1919.5), (500, 3, 316.5)])
+def test_gcn_head_has_the_published_size(features: int, classes: int, kib: float) -> None:
+    """w = d·h + h + h² + h + h·C + C: with h = 128 what TopFGL's Table V prints for Cora, CiteSeer and PubMed, in KiB."""
+    model = build("gcn_head", parties=1, features=features, classes=classes, hidden=128)
+    count = sum(value.numel() for value in model.parameters())
+    assert count == features * 128 + 128 + 128**2 + 128 + 128 * classes + classes
+    assert round(4 * count / 1024, 1) == kib
 
 
 def test_models_without_bias() -> None:

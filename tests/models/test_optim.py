@@ -141,3 +141,32 @@ def test_mixed_party_counts_are_refused() -> None:
     """All parameters of one Adam belong to the same parties."""
     with pytest.raises(AtollError, match="same number of parties"):
         optim.Adam([torch.zeros(2, 1), torch.zeros(3, 1)], 0.1)
+
+
+@pytest.mark.parametrize("clip", [0.5, 1e9])
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_each_partys_gradient_is_clipped_by_itself(name: str, clip: float) -> None:
+    """A step with `clip` is a step of torch's optimizer, party by party, after torch's clip_grad_norm_; the same bits apart."""
+    ours, alone = (
+        make_params(),
+        [{key: value[p : p + 1].detach().clone() for key, value in make_params().items()} for p in range(3)],
+    )
+    directions = make_gradients(0)
+
+    def descend(params: dict[str, Tensor], rows: slice) -> None:
+        for value in params.values():
+            value.requires_grad_()
+        loss = sum((value * one[rows]).sum() for value, one in zip(params.values(), directions, strict=True))
+        optim.descend(optim.make(name, params, 0.05, clip=clip), loss)
+
+    descend(ours, slice(None))
+    for party in range(3):
+        plain = [value[party].detach().clone().requires_grad_() for value in make_params().values()]
+        for value, gradient in zip(plain, directions, strict=True):
+            value.grad = gradient[party].clone()
+        torch.nn.utils.clip_grad_norm_(plain, clip)
+        (torch.optim.Adam(plain, 0.05) if name == "adam" else torch.optim.SGD(plain, 0.05)).step()
+        descend(alone[party], slice(party, party + 1))
+        for (key, value), expected in zip(ours.items(), plain, strict=True):
+            torch.testing.assert_close(value[party], expected, atol=1e-6, rtol=1e-5)
+            assert torch.equal(value[party], alone[party][key][0])

@@ -39,6 +39,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("gat", {"settings": {"heads": 4}}),
     ("gat", {"settings": {"heads": 1}, "layers": 3}),
     ("gat", {"settings": {"heads": 8}, "layers": 1, "bias": False}),
+    ("gcn_head", {}),
+    ("gcn_head", {"layers": 1, "bias": False}),
     ("gcnii", {"layers": 4}),
     ("gcnii", {"settings": {"teleport": 0.4, "theta": 1.5}, "bias": False}),
     ("gcnii", {"settings": {"teleport": 1.0, "theta": 0.0}}),
@@ -93,7 +95,7 @@ def test_the_same_outputs_for_every_option(name: str, options: dict[str, Any], f
 
 def test_every_registered_backbone_can_be_exported() -> None:
     """Nobody adds one and forgets this."""
-    names = ("appnp", "gat", "gcn", "gcnii", "gin", "mlp", "sage", "sgc")
+    names = ("appnp", "gat", "gcn", "gcn_head", "gcnii", "gin", "mlp", "sage", "sgc")
     assert {MODELS.find(name) for name in names} == set(STANDALONE)
     assert {name for name, _ in CASES} == set(names)
 
@@ -125,7 +127,7 @@ def assert_no_paths(data: bytes, *more: str) -> None:
         assert part.encode() not in everything, part
 
 
-@pytest.mark.parametrize("name", ["gcn", "gin", "sgc", "sage", "gat", "gcnii", "appnp", "mlp"])
+@pytest.mark.parametrize("name", ["gcn", "gcn_head", "gin", "sgc", "sage", "gat", "gcnii", "appnp", "mlp"])
 def test_other_runtimes_take_graphs_of_any_size(name: str) -> None:
     """TorchScript, torch.export and ONNX: also without edges, and with one node; no path of this machine is in the files."""
     pytest.importorskip("onnxruntime")

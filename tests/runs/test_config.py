@@ -132,3 +132,10 @@ def test_the_old_experiment_is_accepted_in_capitals() -> None:
     with pytest.warns(AtollWarning, match="task is now experiment"):
         chosen = config.resolve("fedmlp", dataset="csbm", values={"task": "SC"})
     assert chosen.settings == config.resolve("fedmlp", dataset="csbm").settings
+
+
+def test_momentum_needs_sgd() -> None:
+    """Adam has its own; with SGD it is accepted."""
+    with pytest.raises(AtollError, match=r"momentum is 0\.9 but only optimizer=sgd has one"):
+        config.resolve("fedavg", values={"momentum": 0.9, "optimizer": "adam"})
+    assert config.resolve("fedavg", values={"momentum": 0.9, "optimizer": "sgd"}).settings.momentum == 0.9

@@ -23,7 +23,7 @@ from atoll.runs import export
 from atoll.runs.export import TARGETS, write_export
 from elsewhere import elsewhere, save_case
 
-MODELS = ("gcn", "gin", "sgc", "sage", "gat", "gcnii", "appnp", "mlp")
+MODELS = ("gcn", "gcn_head", "gin", "sgc", "sage", "gat", "gcnii", "appnp", "mlp")
 CLASSES = ["healthy", "ill", "unknown"]
 
 

@@ -27,8 +27,8 @@ from small import ALGORITHMS, SAMPLES, small
 PARTY = 1
 EXPORTED = [name for name in ALGORITHMS if not algorithms.find(name).Cohort.no_backbone]
 PERSONAL = ("apfl", "fedper", "fedspray", "gcfl", "local", "mlps")
-MODELS = ("gcn", "sgc", "sage", "gat", "gcnii", "appnp", "mlp")
-FORMATS = dict(zip(MODELS, ("pyg", "safetensors", "torchscript", "pt2", "pyg", "safetensors", "torchscript"), strict=True))
+MODELS = ("gcn", "gcn_head", "sgc", "sage", "gat", "gcnii", "appnp", "mlp")
+FORMATS = dict(zip(MODELS, ("pyg", "pt2", "safetensors", "torchscript", "pt2", "pyg", "safetensors", "torchscript"), strict=True))
 OWN = """
 import torch
 from torch_geometric.nn import GCNConv

@@ -61,7 +61,7 @@ class Cohort(LocalTraining):
         s = self.settings
         self.personal = backbone(s, self.schema, self.graph.parties, self.first_draws("model"))  # v_k
         self.mixture = torch.full((self.graph.parties,), s.mixture)  # α_k
-        self.personal_optimizer = optim.make(s.optimizer, self.personal, s.lr, s.weight_decay)
+        self.personal_optimizer = optim.of_settings(s, self.personal)
 
     def train(self, model: Fields) -> None:
         """α_k once per round (Section 4.3), then E epochs."""

@@ -1,7 +1,7 @@
 """FedAvg: McMahan et al., AISTATS 2017. One model for all; with `model=mlp` it is FedMLP.
 
 Payload bytes per round and party, w parameters: down 4·w, up 4·w + 8 (the number of training nodes; of all nodes with
-`weighting=nodes`).
+`weighting=nodes`; 1 with `weighting=parties`, which is what FED-PUB, FedSage, FedBN, Ditto and FedGCN call FedAvg).
 The server sees the sum of the parties' models, weighted by these nodes, and the sum of the nodes.
 """
 
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from atoll.algorithms import State
 from atoll.federation import metrics
 from atoll.federation.cohort import first_model
 from atoll.federation.federation import Federation
-from atoll.federation.local_training import LocalTraining
+from atoll.federation.local_training import EVALUATION_DROPOUT, LocalTraining
 from atoll.models.parameters import scale
 from atoll.settings import Training, setting
 
@@ -26,8 +27,13 @@ SCENARIOS = ("horizontal", "overlapping")
 class Settings(Training):
     """The shared training settings, how parties are weighted, and what becomes of the optimizer between rounds."""
 
-    weighting: str = setting("train", "A party's weight: its training nodes, or all its nodes.", choices=("train", "nodes"))
+    weighting: str = setting(
+        "train",
+        "A party's weight: its training nodes, all its nodes, or the same for all parties.",
+        choices=("train", "nodes", "parties"),
+    )
     keep_optimizer: bool = setting(True, "Keep the parties' optimizer state from round to round instead of resetting it.")
+    evaluation_dropout: bool = setting(False, EVALUATION_DROPOUT, since="0.2")
 
 
 class Cohort(LocalTraining):
@@ -38,6 +44,8 @@ class Cohort(LocalTraining):
     @property
     def weights(self) -> Tensor:
         """(P,) n_k."""
+        if self.settings.weighting == "parties":
+            return torch.ones(self.graph.parties, dtype=torch.int64)
         return super().weights if self.settings.weighting == "train" else self.graph.ptr.diff()
 
 

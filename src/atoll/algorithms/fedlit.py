@@ -76,7 +76,7 @@ class Cohort(LocalTraining):
         s, parties, types = self.settings, self.graph.parties, self.settings.link_types
         shared = shared_layers(s, self.schema, parties, None)
         self.network = BranchedModel(shared, branch(s, parties * types, None), self.graph, types, s.dropout)
-        self.optimizer = optim.make(s.optimizer, self.network.trainable, s.lr, s.weight_decay)
+        self.optimizer = optim.of_settings(s, self.network.trainable)
         self.links = LinkEnds(self.graph)
 
     @verb(takes={"shared": SHARED}, gives={"centres": CENTERS, "links": PER_TYPE})

@@ -71,10 +71,10 @@ class Cohort(LocalTraining):
     settings: Settings
 
     def setup(self) -> None:
-        """The channels and their optimizer; the links."""
+        """The channels and their optimizer, which clips each channel's gradient by itself; the links."""
         s, parties = self.settings, self.graph.parties
         self.channels = RelationalModel(backbone(s, self.schema, parties * s.link_types, None), self.graph, s.link_types)
-        self.optimizer = optim.make(s.optimizer, self.channels.channels, s.lr, s.weight_decay)
+        self.optimizer = optim.of_settings(s, self.channels.channels)
         self.links = self.channels.nodes.links
 
     @verb(takes={"model": CHANNELS}, gives={"centres": CENTERS, "links": LINKS})

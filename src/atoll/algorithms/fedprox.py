@@ -1,7 +1,7 @@
 """FedProx: Li et al., MLSys 2020. FedAvg whose parties are held near the server's model by a proximal term.
 
 Payload bytes per round and party, w parameters: down 4·w, up 4·w + 8 (the number of training nodes; of all nodes with
-`weighting=nodes`).
+`weighting=nodes`; 1 with `weighting=parties`).
 The server sees the sum of the parties' models, weighted by these nodes, and the sum of the nodes.
 """
 

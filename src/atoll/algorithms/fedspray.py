@@ -167,9 +167,9 @@ class Cohort(atoll.federation.cohort.Cohort):
         self.encoder = Encoder(s, self.schema, parties, None)
         first = torch.full((self.labeled.num_nodes, s.proxy_dim), self.recipe.initial_proxy_value)
         self.proxies = nn.ParameterDict({"own": first})  # s_i, i ∈ V_L
-        self.gnn_optimizer = optim.make(s.optimizer, self.gnn, s.lr, s.weight_decay)
-        self.encoder_optimizer = optim.make(s.optimizer, self.encoder, s.lr, s.weight_decay)
-        self.proxy_optimizer = optim.make(s.optimizer, self.proxies, s.proxy_lr if s.proxies else 0.0)
+        self.gnn_optimizer = optim.of_settings(s, self.gnn)
+        self.encoder_optimizer = optim.of_settings(s, self.encoder)
+        self.proxy_optimizer = optim.make(s.optimizer, self.proxies, s.proxy_lr if s.proxies else 0.0, momentum=s.momentum)
 
     @cached_property
     def labeled(self) -> Graph:

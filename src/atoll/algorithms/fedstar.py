@@ -142,7 +142,7 @@ class Cohort(LocalTraining):
         self.features = FeatureEncoder(s, self.schema, parties, self.first_draws("features"))
         self.structure = StructureEncoder(s, parties, len(self.features.layers), None)
         both = {"features": self.features, "structure": self.structure}
-        self.optimizer = optim.make(s.optimizer, nn.ModuleDict(both), s.lr, s.weight_decay)
+        self.optimizer = optim.of_settings(s, nn.ModuleDict(both))
         width = s.walk_steps + s.max_degree
         self.embedding = (
             torch.zeros(self.graph.num_nodes, width)

@@ -9,18 +9,27 @@ from dataclasses import dataclass
 
 from atoll.algorithms import State
 from atoll.federation import metrics
-from atoll.federation.cohort import PARTY, Fields, verb
+from atoll.federation.cohort import PARTY, Fields, first_model, verb
 from atoll.federation.declarations import COUNTS
 from atoll.federation.federation import Federation
-from atoll.federation.local_training import LocalTraining
-from atoll.settings import Training
+from atoll.federation.local_training import EVALUATION_DROPOUT, LocalTraining
+from atoll.models.parameters import set_parameters
+from atoll.settings import Training, setting
 
 SCENARIOS = ("horizontal", "overlapping")
 
 
 @dataclass(frozen=True)
 class Settings(Training):
-    """The shared training settings, nothing more."""
+    """The shared training settings, and where the parties' models begin."""
+
+    start: str = setting(
+        "own",
+        "First values of the parties' models: drawn by each party, or the same for all, those of FedAvg's first model.",
+        choices=("own", "shared"),
+        since="0.2",
+    )
+    evaluation_dropout: bool = setting(False, EVALUATION_DROPOUT, since="0.2")
 
 
 class Cohort(LocalTraining):
@@ -28,6 +37,12 @@ class Cohort(LocalTraining):
 
     memory = {"model": PARTY, "optimizer": PARTY}
     settings: Settings
+
+    def setup(self) -> None:
+        """Every party's model and optimizer."""
+        super().setup()
+        if self.settings.start == "shared" and not self.blank:
+            set_parameters(self.model, first_model(self.settings, self.schema, self.seed))
 
     @verb(takes={}, gives={})
     def fit(self) -> None:  # type: ignore[override]  # nothing arrives

@@ -18,13 +18,15 @@ from atoll.models.parameters import set_parameters, weighted
 from atoll.random import Draws
 from atoll.settings import Training
 
+EVALUATION_DROPOUT = "Apply dropout in evaluation, too, as FedTAD's released code does; outputs are then random."
+
 
 class LocalTraining(Cohort):
     """Parties that train the server's model on their own graphs: w_k ← w, E epochs down the objective, n_k·w_k back.
 
     Override `objective` to train on something other than the task's loss; `load`, `output`, `hidden` and `party_models` where
     there is more than one model; `fit` and `evaluate` where something else arrives or goes back. Settings that are read where
-    an algorithm has them: `local_steps` (instead of `epochs`), `batch_size`, `keep_optimizer`.
+    an algorithm has them: `local_steps` (instead of `epochs`), `batch_size`, `keep_optimizer`, `evaluation_dropout`.
 
     Attributes:
         model: the parties' models, (P, …); each party's own where `memory` names it.
@@ -49,7 +51,7 @@ class LocalTraining(Cohort):
         s = self.settings
         draws = self.first_draws("model") if "model" in self.memory else None
         self.model = backbone(s, self.schema, self.graph.parties, draws)
-        self.optimizer = optim.make(s.optimizer, self.model, s.lr, s.weight_decay)
+        self.optimizer = optim.of_settings(s, self.model)
 
     @verb(takes={"model": MODEL}, gives={"model": MODEL, "n": WEIGHT}, averaged={"model": "n"})
     def fit(self, model: Fields) -> Fields:
@@ -116,7 +118,13 @@ class LocalTraining(Cohort):
     def predict(self, *args: Any, **arguments: Any) -> Tensor:
         """(N, C) the output of what `load` makes of the arguments."""
         self.load(*args, **arguments)
-        return self.output(self.graph)
+        return self.output(self.graph, self.evaluation_draws())
+
+    def evaluation_draws(self) -> Draws | None:
+        """Draws of an evaluation, the same for every call in a round; none unless dropout is applied in evaluation."""
+        if not getattr(self.settings, "evaluation_dropout", False):
+            return None
+        return Draws(self.seed, self.parties, "evaluation", 0 if self.message is None else self.message.round)
 
     def embeddings(self, *args: Any, **arguments: Any) -> Tensor | None:
         """(N, h) the last hidden representation of what `load` makes of the arguments."""

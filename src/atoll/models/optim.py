@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import AtollError, suggest
+from atoll.settings import Training
 
 MAX_PIECES = 64  # parties, or groups of parties with equal step counts, that are stepped one after the other
 LANES = 16  # float32 numbers in a vector register
@@ -31,9 +32,11 @@ class Adam:
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
+        *,
+        clip: float = 0.0,
     ) -> None:
         self.params = _named(params)
-        self.lr, self.weight_decay, self.betas, self.eps = lr, weight_decay, betas, eps
+        self.lr, self.weight_decay, self.betas, self.eps, self.clip = lr, weight_decay, betas, eps, clip
         self.first = {name: torch.zeros_like(p) for name, p in self.params.items()}
         self.second = {name: torch.zeros_like(p) for name, p in self.params.items()}
         self.steps = torch.zeros(_parties(self.params))
@@ -127,9 +130,11 @@ class AdamW(Adam):
 class SGD:
     """Stochastic gradient descent with momentum and L2 weight decay as in torch.optim.SGD: v ← μv + g; w ← w − η·v."""
 
-    def __init__(self, params: Parameters, lr: float, weight_decay: float = 0.0, momentum: float = 0.0) -> None:
+    def __init__(
+        self, params: Parameters, lr: float, weight_decay: float = 0.0, momentum: float = 0.0, *, clip: float = 0.0
+    ) -> None:
         self.params = _named(params)
-        self.lr, self.weight_decay, self.momentum = lr, weight_decay, momentum
+        self.lr, self.weight_decay, self.momentum, self.clip = lr, weight_decay, momentum, clip
         self.velocity = {name: torch.zeros_like(p) for name, p in self.params.items()} if momentum else {}
 
     @torch.no_grad()
@@ -166,33 +171,54 @@ Optimizer = Adam | SGD  # AdamW is an Adam
 OPTIMIZERS = ("adam", "adamw", "sgd")
 
 
-def make(name: str, params: Parameters, lr: float, weight_decay: float = 0.0, momentum: float = 0.0) -> Optimizer:
-    """The optimizer of that name: adam, adamw or sgd."""
+def make(
+    name: str, params: Parameters, lr: float, weight_decay: float = 0.0, momentum: float = 0.0, *, clip: float = 0.0
+) -> Optimizer:
+    """The optimizer of that name: adam, adamw or sgd. With `clip`, `descend` scales a party's longer gradients to that norm."""
     if name in ("adam", "adamw"):
-        return (Adam if name == "adam" else AdamW)(params, lr, weight_decay)
+        return (Adam if name == "adam" else AdamW)(params, lr, weight_decay, clip=clip)
     if name == "sgd":
-        return SGD(params, lr, weight_decay, momentum)
+        return SGD(params, lr, weight_decay, momentum, clip=clip)
     raise AtollError(f"There is no optimizer {name!r}{suggest(name.lower(), OPTIMIZERS)}")
+
+
+def of_settings(settings: Training, params: Parameters) -> Optimizer:
+    """The optimizer that the settings of local training ask for."""
+    s = settings
+    return make(s.optimizer, params, s.lr, s.weight_decay, s.momentum, clip=s.clip)
 
 
 def descend(optimizer: Optimizer | Sequence[Optimizer], loss: Tensor) -> None:
     """One step down the loss by one or several optimizers; a parameter that the loss does not depend on has gradient zero."""
     if isinstance(optimizer, Adam | SGD):
-        optimizer.step(gradients(optimizer, loss))
+        optimizer.step(_clipped(gradients(optimizer, loss), optimizer.clip))
         return
     if len(optimizer) == 1:
-        optimizer[0].step(gradients(optimizer[0], loss))
+        descend(optimizer[0], loss)
         return
     computed = torch.autograd.grad(loss, [p for one in optimizer for p in one.params.values()], materialize_grads=True)
     parts = iter(gradient.contiguous() for gradient in computed)
     for one in optimizer:
-        one.step([next(parts) for _ in one.params])
+        one.step(_clipped([next(parts) for _ in one.params], one.clip))
 
 
 def gradients(optimizer: Optimizer, loss: Tensor) -> list[Tensor]:
     """The gradients of the loss in the order of the optimizer's parameters; nothing is accumulated in the parameters."""
     computed = torch.autograd.grad(loss, list(optimizer.params.values()), materialize_grads=True)
     return [gradient.contiguous() for gradient in computed]
+
+
+def _clipped(gradients: list[Tensor], clip: float) -> list[Tensor]:
+    """Each party's gradients, scaled to the norm `clip` where theirs, over all parameters, is longer; 0 does not clip.
+
+    A party's sum of squares is taken on a copy of its own numbers, so that it does not depend on the party's position.
+    """
+    if not clip:
+        return gradients
+    squares = [torch.stack([party.clone().double().square().sum() for party in gradient]) for gradient in gradients]
+    norms = torch.stack(squares).sum(0).sqrt()  # (P,)
+    factors = (clip / norms.clamp(min=clip)).float()
+    return [gradient * factors.view(-1, *[1] * (gradient.ndim - 1)) for gradient in gradients]
 
 
 def _pieces(tensors: Iterable[Tensor]) -> list[Tensor]:

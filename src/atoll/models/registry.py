@@ -18,6 +18,7 @@ MODELS: Registry[type[Backbone]] = Registry(
         "appnp": "atoll.models.appnp:APPNP",
         "gat": "atoll.models.gat:GAT",
         "gcn": "atoll.models.gcn:GCN",
+        "gcn_head": "atoll.models.gcn_head:GCNHead",
         "gcnii": "atoll.models.gcnii:GCNII",
         "gin": "atoll.models.gin:GIN",
         "mlp": "atoll.models.mlp:MLP",

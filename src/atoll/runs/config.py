@@ -132,6 +132,7 @@ def resolve(
     grouped = by_group(algorithm, groups, chosen, values, deciding, optional=optional)
     built = {name: build(group, grouped[name], f"{algorithm} {name}") for name, group in groups.items()}
     _check(algorithm, built)
+    _check_optimizer(built["settings"])
     _check_noise(built["dp"], grouped["dp"])
     architecture = built.pop("model", None)
     if architecture is not None and architecture != type(architecture)():
@@ -207,6 +208,12 @@ def _check(algorithm: str, built: Mapping[str, Any]) -> None:
         raise AtollError("participation is 0 but must be above 0: at least one party takes part in a round.")
     if run.secure_min == 1:
         raise AtollError("secure_min is 1 but must be at least 2: the sum of one party is its reply.")
+
+
+def _check_optimizer(settings: Any) -> None:
+    """Refuse momentum where it would have no effect."""
+    if isinstance(settings, Training) and settings.momentum and settings.optimizer != "sgd":
+        raise AtollError(f"momentum is {settings.momentum} but only optimizer=sgd has one; set optimizer=sgd, or leave it out.")
 
 
 def _check_noise(dp: NoiseSettings, asked: Mapping[str, Any]) -> None:

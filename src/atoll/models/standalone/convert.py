@@ -18,6 +18,7 @@ from atoll.models.appnp import APPNP
 from atoll.models.backbone import Backbone
 from atoll.models.gat import GAT
 from atoll.models.gcn import GCN
+from atoll.models.gcn_head import GCNHead
 from atoll.models.gcnii import GCNII
 from atoll.models.gin import GIN
 from atoll.models.mlp import MLP
@@ -29,7 +30,7 @@ from atoll.models.user import digest, file_of
 
 FLAVORS = {"torch": "atoll.models.standalone.torch_modules", "pyg": "atoll.models.standalone.pyg_modules"}
 PREFIX = {"torch": "Torch", "pyg": "PyG"}  # of the classes' names
-STANDALONE: tuple[type[Backbone], ...] = (APPNP, GAT, GCN, GCNII, GIN, GraphSAGE, MLP, SGC)
+STANDALONE: tuple[type[Backbone], ...] = (APPNP, GAT, GCN, GCNHead, GCNII, GIN, GraphSAGE, MLP, SGC)
 ABOUT = "A network trained with atoll, which it does not need: `Model(...)(x, edge_index)` gives logits (N, C)."
 
 
@@ -100,6 +101,10 @@ def _gcn(key: str, flavor: str) -> tuple[str, bool]:
     return (key.replace("weight", "lin.weight" if flavor == "pyg" else "linear.weight")), turned
 
 
+def _gcn_head(key: str, flavor: str) -> tuple[str, bool]:
+    return _linear(key, flavor) if key.startswith("output") else _gcn(key, flavor)
+
+
 def _sgc(key: str, flavor: str) -> tuple[str, bool]:
     head, _, last = key.rpartition(".")
     return (f"{head}.lin.{last}" if flavor == "pyg" else _gcn(key, flavor)[0]), last == "weight"
@@ -134,6 +139,7 @@ RENAMED: dict[type[Backbone], Callable[[str, str], tuple[str, bool]]] = {  # our
     APPNP: _linear,
     GAT: _gat,
     GCN: _gcn,
+    GCNHead: _gcn_head,
     GCNII: _gcnii,
     GIN: _gin,
     GraphSAGE: _sage,

@@ -42,6 +42,23 @@ class PyGGCN(nn.Module):
         return x
 
 
+class PyGGCNHead(nn.Module):
+    """Convolutions relu(Â·H·W + b), Â = D^(-1/2)(A + I)D^(-1/2), below a linear layer."""
+
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, bias: bool = True) -> None:
+        super().__init__()
+        widths = [in_channels] + [hidden_channels] * num_layers
+        self.layers = nn.ModuleList(GCNConv(widths[i], widths[i + 1], bias=bias) for i in range(num_layers))
+        self.output = nn.Linear(hidden_channels, out_channels, bias=bias)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Logits (N, C)."""
+        for layer in self.layers:
+            x = layer(x, edge_index).relu()
+        logits: Tensor = self.output(x)
+        return logits
+
+
 class PyGSGC(nn.Module):
     """Wu et al., ICML 2019: Â²·X·W + b."""
 
