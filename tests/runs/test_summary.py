@@ -53,8 +53,9 @@ def test_what_went_otherwise_is_said() -> None:
 def test_a_comparison_is_a_table() -> None:
     """A row per algorithm, columns in line; before it is run, one line."""
     compared = atoll.compare("local,fedavg", **TINY, seeds=2)
-    title, empty, head, *rows = str(compared).splitlines()
+    title, words, empty, head, *rows = str(compared).splitlines()
     assert title == "csbm, random, mean ± standard deviation over 2 seeds (%)"
+    assert words == "evaluation personal (local) and global (fedavg), average pooled, best round by validation loss"
     assert not empty
     assert head.split() == ["accuracy", "minority", "MB", "up", "MB", "down", "seconds"]
     assert [row.split()[0] for row in rows] == ["local", "fedavg"]

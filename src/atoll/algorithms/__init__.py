@@ -19,6 +19,7 @@ from atoll.errors import AtollError, AtollWarning
 from atoll.federation import cohort
 from atoll.federation.federation import Federation
 from atoll.federation.memory import FRESH, NODE, PARTY, SHARED
+from atoll.federation.metrics import EVALUATIONS
 from atoll.registry import Registry
 
 State = dict[str, Any]  # tensors, or dicts of tensors
@@ -31,7 +32,8 @@ class Algorithm(Protocol):
     """What an algorithm's module holds; one that is not for every task also has `TASKS`, a tuple of their names.
 
     One whose state is not the same for all data, a model for instance, also has `STATE_AXES`: the name of a piece of it → its
-    first axis (`PARTY`, `NODE`), `SHARED` or `FRESH`. A run that begins from another's model needs it.
+    first axis (`PARTY`, `NODE`), `SHARED` or `FRESH`. A run that begins from another's model needs it. One that does not judge
+    the server's model, or can judge others, too, also has `EVALUATIONS`: what `evaluation` may be, its own first.
     """
 
     Settings: type
@@ -49,6 +51,12 @@ class Algorithm(Protocol):
     def evaluate(self, federation: Federation, state: State, settings: Any) -> dict[str, Any]:
         """Metrics of the state."""
         ...
+
+
+def evaluations(algorithm: Algorithm) -> tuple[str, ...]:
+    """Which models it can judge, its own first."""
+    words: tuple[str, ...] = getattr(algorithm, "EVALUATIONS", EVALUATIONS[:1])
+    return words
 
 
 def names() -> list[str]:
@@ -131,6 +139,9 @@ def _check(module: Any, where: str) -> None:
         and set(module.SCENARIOS) <= set(SCENARIOS),
         f"STATE_AXES must be a dict of {', '.join(STATE_KINDS)}": isinstance(axes, dict)
         and set(axes.values()) <= set(STATE_KINDS),
+        f"EVALUATIONS must be a tuple of {', '.join(EVALUATIONS)}": isinstance(words := evaluations(module), tuple)
+        and len(words) > 0
+        and set(words) <= set(EVALUATIONS),
         "start, step and evaluate must be functions": all(callable(getattr(module, part)) for part in PARTS[3:]),
     }
     for sentence, holds in fit.items():

@@ -30,6 +30,8 @@ from atoll.settings import Training, setting
 
 __all__ = ["SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
+EVALUATIONS = ("personal",)
+
 
 @dataclass(frozen=True)
 class Settings(Training):

@@ -2,7 +2,8 @@
 
 Payload bytes per round and party, w parameters: down 4·w, up 4·w + 8 (the number of training nodes; of all nodes with
 `weighting=nodes`; 1 with `weighting=parties`, which is what FED-PUB, FedSage, FedBN, Ditto and FedGCN call FedAvg).
-The server sees the sum of the parties' models, weighted by these nodes, and the sum of the nodes.
+The server sees the sum of the parties' models, weighted by these nodes, and the sum of the nodes. The evaluation `finetuned`
+sends the model once more, 4·w down, counted as evaluation.
 """
 
 from __future__ import annotations
@@ -10,17 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from atoll.algorithms import State
+from atoll.errors import AtollError
 from atoll.federation import metrics
-from atoll.federation.cohort import first_model
+from atoll.federation.cohort import MODEL, Fields, first_model, verb
 from atoll.federation.federation import Federation
 from atoll.federation.local_training import EVALUATION_DROPOUT, LocalTraining
+from atoll.models import optim
 from atoll.models.parameters import scale
 from atoll.settings import Training, setting
 
 SCENARIOS = ("horizontal", "overlapping")
+EVALUATIONS = ("global", "trained", "finetuned", "union")
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,15 @@ class Cohort(LocalTraining):
 
     settings: Settings
 
-    @property
-    def weights(self) -> Tensor:
-        """(P,) n_k."""
-        if self.settings.weighting == "parties":
-            return torch.ones(self.graph.parties, dtype=torch.int64)
-        return super().weights if self.settings.weighting == "train" else self.graph.ptr.diff()
+    @verb(takes={"model": MODEL}, gives={})
+    def finetune(self, model: Fields) -> None:
+        """Keep the server's model after local training with a fresh optimizer, to be judged next; training goes on without it."""
+        if self.evaluation != metrics.FINETUNED:
+            raise AtollError("this run does not judge fine-tuned models.")
+        self.load(model)
+        draws = self.draws()
+        with torch.enable_grad():
+            self.descend([optim.of_settings(self.settings, self.model)], draws, model=model)
 
 
 def start(federation: Federation, settings: Settings) -> State:

@@ -23,6 +23,7 @@ from atoll.federation import metrics
 from atoll.federation.cohort import MODEL, Fields, first_model, verb
 from atoll.federation.declarations import ROWS, WEIGHT, Case, Forms, Scalar, nodes, optional, ragged, real, share, whole
 from atoll.federation.federation import Federation
+from atoll.federation.local_training import LocalTraining
 from atoll.federation.memory import FRESH, NODE
 from atoll.graphs import knn
 from atoll.graphs.graph import Graph
@@ -34,6 +35,7 @@ from atoll.settings import setting
 from atoll.tasks.node_classification import TASK
 
 SCENARIOS = ("overlapping", "horizontal")
+EVALUATIONS = ("global", "union")
 TASKS = ("node-classification",)
 STATE_AXES = {"nodes": FRESH, "predictions": NODE, "embeddings": NODE}
 
@@ -101,7 +103,7 @@ def reply(case: Case) -> Forms:
     return {**forms, **{name: form for name, form in told.items() if name not in unused}}
 
 
-class Cohort(fedavg.Cohort):
+class Cohort(LocalTraining):
     """Parties that train the server's model with its pseudo labels over its pseudo graph."""
 
     settings: Settings

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.algorithms import fedavg
-from atoll.algorithms.fedavg import Cohort, evaluate, start, step
+from atoll.algorithms.fedavg import EVALUATIONS, Cohort, evaluate, start, step
 from atoll.settings import setting
 
-__all__ = ["SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["EVALUATIONS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 SCENARIOS = ("node", "horizontal", "overlapping")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from atoll.algorithms import State
 from atoll.federation import metrics
 from atoll.federation.cohort import PARTY, Fields, backbone, first_model, verb
-from atoll.federation.declarations import COUNTS, WEIGHT
+from atoll.federation.declarations import COUNTS, WEIGHT, optional
 from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.federation import Federation
 from atoll.federation.local_training import LocalTraining
@@ -20,6 +20,7 @@ from atoll.models.parameters import Parameters, get_parameters, scale, set_param
 from atoll.settings import Training, setting
 
 SCENARIOS = ("horizontal", "overlapping")
+EVALUATIONS = ("personal", "trained")
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Cohort(LocalTraining):
         self.train()
         return {"base": weighted(base_of(self.model, self.settings.personal_layers), self.weights), "n": self.weights}
 
-    @verb(takes={"base": BASE}, gives=COUNTS)
+    @verb(takes={"base": optional(BASE)}, gives=COUNTS)
     def evaluate(self, base: Fields | None = None) -> Fields:
         """Counts of the server's base under each party's own layers."""
         return self.task.counts(self.predict(base), self.graph)

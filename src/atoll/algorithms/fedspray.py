@@ -37,6 +37,7 @@ from atoll.random import SERVER, Draws
 from atoll.settings import Training, setting
 
 SCENARIOS = ("horizontal", "overlapping")
+EVALUATIONS = ("personal",)
 TASKS = ("node-classification",)
 
 

@@ -36,6 +36,7 @@ from atoll.random import SERVER, Draws
 from atoll.settings import Training, setting
 
 SCENARIOS = ("horizontal", "overlapping")
+EVALUATIONS = ("personal",)
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class Cohort(LocalTraining):
         return {"structure": weighted(self.structure, self.weights), "n": self.weights}
 
     @verb(takes={"structure": STRUCTURE}, gives=COUNTS)
-    def evaluate(self, structure: Fields) -> Fields:
+    def evaluate(self, structure: Fields) -> Fields:  # type: ignore[override]  # not a model
         """Counts of each party's feature encoder with the server's structure encoder."""
         return self.task.counts(self.predict(structure), self.graph)
 

@@ -21,6 +21,7 @@ from atoll.federation.cohort import Fields, Schema, backbone, verb
 from atoll.federation.declarations import COUNTS, WEIGHT
 from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.federation import Federation, Replies
+from atoll.federation.local_training import LocalTraining
 from atoll.federation.memory import PARTY
 from atoll.federation.memory import SHARED as SAME_FOR_ALL
 from atoll.models import optim
@@ -31,6 +32,7 @@ from atoll.random import SERVER, Draws
 from atoll.settings import setting
 
 SCENARIOS = ("horizontal", "overlapping")
+EVALUATIONS = ("personal",)
 PERSONAL = ("input", "post", "output")  # the layers that stay with their party with `share=convolutions`
 STATE_AXES = {"model": SAME_FOR_ALL, "cluster": PARTY, "update": PARTY, "n": PARTY, "norms": PARTY, "heard": PARTY}
 
@@ -90,8 +92,8 @@ def shared_of(model: Backbone) -> Parameters:
 SHARED = ModelForm(lambda settings, schema: shared_of(network(settings, schema, 1, None)))
 
 
-class Cohort(fedavg.Cohort):
-    """FedAvg's parties, which train the model of their cluster."""
+class Cohort(LocalTraining):
+    """Parties that train the model of their cluster."""
 
     memory = {"optimizer": PARTY, "personal": PARTY}
     settings: Settings
@@ -100,7 +102,7 @@ class Cohort(fedavg.Cohort):
         """The network, the layers of it that stay here, and an optimizer for all of it."""
         s = self.settings
         self.model = network(s, self.schema, self.graph.parties, self.first_draws("model"))
-        self.optimizer = optim.make(s.optimizer, self.model, s.lr, s.weight_decay)
+        self.optimizer = optim.of_settings(s, self.model)
         framed = isinstance(self.model, Framed)
         self.personal = nn.ModuleDict({name: getattr(self.model, name) for name in PERSONAL} if framed else {})
 
@@ -109,7 +111,7 @@ class Cohort(fedavg.Cohort):
         set_parameters(self.model, {**get_parameters(self.model), **(model or {})})
 
     @verb(takes={"model": SHARED}, gives=COUNTS)
-    def evaluate(self, model: Fields) -> Fields:
+    def evaluate(self, model: Fields | None = None) -> Fields:
         """Counts of the model of each party's cluster, with the party's own layers."""
         return self.task.counts(self.predict(model), self.graph)
 

@@ -17,6 +17,7 @@ from atoll.models.parameters import set_parameters
 from atoll.settings import Training, setting
 
 SCENARIOS = ("horizontal", "overlapping")
+EVALUATIONS = ("personal", "trained")
 
 
 @dataclass(frozen=True)

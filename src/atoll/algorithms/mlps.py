@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from atoll.algorithms import local
 from atoll.algorithms.fedmlp import SCENARIOS
-from atoll.algorithms.local import Cohort, evaluate, start, step
+from atoll.algorithms.local import EVALUATIONS, Cohort, evaluate, start, step
 from atoll.settings import setting
 
-__all__ = ["SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["EVALUATIONS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 
 @dataclass(frozen=True)

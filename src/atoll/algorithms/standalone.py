@@ -25,4 +25,5 @@ class Settings(SplitTraining):
     theory: ClassVar[int] = 0
 
 
-__all__ = ["SCENARIOS", "TASKS", "YARDSTICKS", "Cohort", "Settings", "evaluate", "start", "step"]
+EVALUATIONS = ("personal",)
+__all__ = ["EVALUATIONS", "SCENARIOS", "TASKS", "YARDSTICKS", "Cohort", "Settings", "evaluate", "start", "step"]

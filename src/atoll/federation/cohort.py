@@ -113,9 +113,10 @@ class Cohort:
         secrets: Secrets | None = None,
         blank: bool = False,
         task: Task | None = None,
+        evaluation: str = "auto",
     ) -> None:
         """`secrets`: for secure totals; not part of the memory. `blank` skips the first random values: memory is about to be
-        restored."""
+        restored. `evaluation`: which models are judged, where there are several."""
         self.graph = graph
         self.settings = settings
         self.schema = schema
@@ -124,7 +125,7 @@ class Cohort:
         self.parties = Parties(parties)
         self.guards = tuple(guards)
         self.secrets = secrets
-        self.blank = blank
+        self.blank, self.evaluation = blank, evaluation
         self.message: Message | None = None
         self.subgraphs: dict[bytes, Graph] = {}
         self.phase = torch.full((len(self.parties),), -1)  # 2·round + training that the round memory of each party belongs to
@@ -239,6 +240,7 @@ class Cohort:
             secrets=self.secrets,
             blank=True,
             task=self.task,
+            evaluation=self.evaluation,
         )
         part.limits = self.limits
         whole = self.state()

@@ -75,6 +75,8 @@ class Federation:
         names: Sequence[str] = (),
         limits: Limits | None = None,
         task: Task | None = None,
+        evaluation: str = "auto",
+        average: str = "pooled",
     ) -> None:
         """`verbs`: name → public or private. `robust`: how replies are averaged where parties may lie.
         `public`: what the scenario lets the server know (the node scenario's edges).
@@ -83,6 +85,7 @@ class Federation:
         `scenario`: how the graph is spread over the parties. `network`: for the seconds that messages would take.
         `names`: the parties' names, where they have any; messages address them by number all the same.
         `limits`: what the verbs declare of their replies. `task`: what is predicted and how it is judged.
+        `evaluation`: which models are judged, where the algorithm offers several. `average`: how parties' metrics become one.
         """
         self.engine = engine
         self.schema = schema
@@ -101,6 +104,7 @@ class Federation:
         self.network = network
         self.names = tuple(names)
         self.limits = limits
+        self.evaluation, self.average = evaluation, average
         self.task = task or TASKS.find(DEFAULT_TASK)
         self.derived: dict[str, Any] = {}  # what the server makes once of what it knows, by name
         self.counted: Fields = {}  # the counts of the last evaluation (`metrics.keep_counts`)

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from atoll.federation.cohort import MODEL, PARTY, Cohort, Fields, backbone, verb
-from atoll.federation.declarations import COUNTS, WEIGHT
+from atoll.federation.declarations import COUNTS, WEIGHT, optional
+from atoll.federation.metrics import KEPT
 from atoll.graphs.graph import Graph
 from atoll.models import optim
 from atoll.models.backbone import Backbone
@@ -26,7 +28,8 @@ class LocalTraining(Cohort):
 
     Override `objective` to train on something other than the task's loss; `load`, `output`, `hidden` and `party_models` where
     there is more than one model; `fit` and `evaluate` where something else arrives or goes back. Settings that are read where
-    an algorithm has them: `local_steps` (instead of `epochs`), `batch_size`, `keep_optimizer`, `evaluation_dropout`.
+    an algorithm has them: `local_steps` (instead of `epochs`), `batch_size`, `keep_optimizer`, `weighting`,
+    `evaluation_dropout`.
 
     Attributes:
         model: the parties' models, (P, …); each party's own where `memory` names it.
@@ -47,9 +50,14 @@ class LocalTraining(Cohort):
     settings: Training
 
     def setup(self) -> None:
-        """The model and its optimizer; parties draw first values where `memory` names the model, else load the server's."""
+        """The model and its optimizer; parties draw first values where `memory` names the model, else load the server's.
+
+        Where the models are judged that local training leaves, they are memory, too; before its first training a party's is zero.
+        """
         s = self.settings
         draws = self.first_draws("model") if "model" in self.memory else None
+        if self.evaluation in KEPT:
+            self.memory = {**self.memory, "model": PARTY}  # type: ignore[misc]
         self.model = backbone(s, self.schema, self.graph.parties, draws)
         self.optimizer = optim.of_settings(s, self.model)
 
@@ -60,9 +68,9 @@ class LocalTraining(Cohort):
         self.train(model=model)
         return {"model": weighted(self.model, self.weights), "n": self.weights}
 
-    @verb(takes={"model": MODEL}, gives=COUNTS)
-    def evaluate(self, model: Fields) -> Fields:
-        """Counts of the server's model at each party."""
+    @verb(takes={"model": optional(MODEL)}, gives=COUNTS)
+    def evaluate(self, model: Fields | None = None) -> Fields:
+        """Counts of the server's model at each party; without one, of the model that each party keeps."""
         return self.task.counts(self.predict(model), self.graph)
 
     def objective(self, batch: Graph, draws: Draws, *args: Any, **arguments: Any) -> Tensor:
@@ -74,9 +82,12 @@ class LocalTraining(Cohort):
         if not getattr(self.settings, "keep_optimizer", True):
             for optimizer in self.optimizers:
                 optimizer.reset()
-        draws = self.draws()
+        self.descend(self.optimizers, self.draws(), *args, **arguments)
+
+    def descend(self, optimizers: Sequence[Optimizer], draws: Draws, *args: Any, **arguments: Any) -> None:
+        """The steps of local training."""
         for batch in self.batches(draws):
-            optim.descend(self.optimizers, self.objective(batch, draws, *args, **arguments))
+            optim.descend(optimizers, self.objective(batch, draws, *args, **arguments))
 
     def batches(self, draws: Draws) -> Iterator[Graph]:
         """The graphs of this round's steps, in order."""
@@ -98,8 +109,11 @@ class LocalTraining(Cohort):
 
     @property
     def weights(self) -> Tensor:
-        """(P,) n_k, how much each party counts: its training items."""
-        return self.graph.num_train
+        """(P,) n_k, how much each party counts: its training items; with the setting `weighting`, perhaps all nodes, or 1."""
+        weighting = getattr(self.settings, "weighting", "train")
+        if weighting == "parties":
+            return torch.ones(self.graph.parties, dtype=torch.int64)
+        return self.graph.ptr.diff() if weighting == "nodes" else self.graph.num_train
 
     def load(self, model: Fields | None = None) -> None:
         """w_k ← w; without an argument the model stays as it is."""

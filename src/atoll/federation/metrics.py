@@ -8,12 +8,17 @@ from typing import Any
 import torch
 
 from atoll.deferred import dense
+from atoll.errors import AtollError
+from atoll.federation.averages import POOLED, averaged, every_average
 from atoll.federation.cohort import Fields, backbone
 from atoll.federation.federation import Federation
 from atoll.federation.fields import sum_over_parties
 from atoll.models.parameters import set_parameters
 from atoll.settings import Training
 
+UNION, TRAINED, FINETUNED = "union", "trained", "finetuned"
+KEPT = (TRAINED, FINETUNED)  # evaluations of models that the parties keep
+EVALUATIONS = ("global", "personal", TRAINED, FINETUNED, UNION)
 NOT_TEST = ("val_", "train_")  # how the names of metrics of other than test items begin
 MAX_LISTED_PARTIES = 100  # of more parties, no metrics of each one are kept
 
@@ -21,10 +26,15 @@ MAX_LISTED_PARTIES = 100  # of more parties, no metrics of each one are kept
 def evaluate(
     federation: Federation, verb: str = "evaluate", *, each: Mapping[str, Any] | None = None, **common: Any
 ) -> dict[str, Any]:
-    """Metrics over all parties' items pooled and, unless the server gets sums only, of each party.
+    """Metrics over the parties, averaged as the run wants them, and, unless the server gets sums only, of each party.
 
-    Where parties overlap, what they measure on their own graphs is the local goal: `local_accuracy` and so on.
+    Where parties overlap, what they measure on their own graphs is the local goal: `local_accuracy` and so on. With the
+    evaluation `trained` or `finetuned` the parties are sent nothing and judge the models that they keep.
     """
+    if federation.evaluation == FINETUNED:
+        federation.tell("finetune", each=each, **common)
+    if federation.evaluation in KEPT:
+        each, common = None, {}
     if federation.secure or not federation.evaluate_at_server:
         sums = federation.total(verb, each=each, **common)
         keep_counts(federation, sums)
@@ -33,7 +43,9 @@ def evaluate(
     counts = {name: replies.stack(name) for name in federation.task.fields if name in replies.fields}
     sums = {name: sum_over_parties(value) for name, value in counts.items()}
     keep_counts(federation, sums, replies.parties, counts)
-    return _goal(federation, federation.task.metrics(sums)) | by_party(federation, replies.parties, counts)
+    pooled = federation.average == POOLED
+    metrics = federation.task.metrics(sums) if pooled else averaged(federation.task, dense(counts), federation.average)
+    return _goal(federation, metrics) | by_party(federation, replies.parties, counts)
 
 
 def keep_counts(federation: Federation, sums: Fields, parties: Sequence[int] = (), counts: Fields | None = None) -> None:
@@ -44,13 +56,26 @@ def keep_counts(federation: Federation, sums: Fields, parties: Sequence[int] = (
     federation.counted = kept
 
 
+def averages_of(federation: Federation, kept: Fields) -> dict[str, dict[str, float]]:
+    """The metrics of an evaluation whose counts were kept, in every average; pooled alone where each party's are not known."""
+    if "sums" not in kept or not kept["sums"]:
+        return {}
+    task = federation.task
+    ways = every_average(task, kept["by_party"]) if "by_party" in kept else {POOLED: task.metrics(kept["sums"])}
+    return {how: _goal(federation, metrics) for how, metrics in ways.items()}
+
+
 def evaluate_shared(federation: Federation, settings: Training, model: Fields) -> dict[str, Any]:
     """Metrics of one model for all, at the parties and, where they overlap, on the union of their graphs: the global goal.
 
-    The validation scores and the training loss are always the parties': outside a simulation there is no union graph.
+    With the evaluation `union`, on the union wherever the parties' graphs come from one. The validation scores and the training
+    loss are always the parties': outside a simulation there is no union graph.
     """
     metrics = evaluate(federation, model=model)
-    if federation.scenario != "overlapping" or federation.whole is None:
+    asked = federation.evaluation == UNION
+    if asked and federation.whole is None:
+        raise AtollError("evaluation=union needs all parties' graphs with the edges between them, which only a simulation has.")
+    if federation.whole is None or not (asked or (federation.evaluation == "auto" and federation.scenario == "overlapping")):
         return metrics
     network = backbone(settings, federation.schema, 1, None)
     set_parameters(network, model)
@@ -76,6 +101,6 @@ def by_party(federation: Federation, parties: Sequence[int], counts: Fields) -> 
 
 
 def _goal(federation: Federation, metrics: dict[str, float]) -> dict[str, float]:
-    if federation.scenario != "overlapping":
+    if federation.scenario != "overlapping" and federation.evaluation != UNION:
         return metrics
     return {name if name.startswith(NOT_TEST) else f"local_{name}": value for name, value in metrics.items()}

@@ -26,6 +26,7 @@ from atoll.models import user
 from atoll.models.registry import find_model
 from atoll.privacy.masking import SECURE_STEPS
 from atoll.privacy.noise_settings import NoiseSettings
+from atoll.runs import protocol
 from atoll.runs.defaults import default_partition, defaults
 from atoll.runs.run_settings import RunSettings
 from atoll.runs.setting_names import ARGUMENTS, GROUPS, bare_names, by_group, with_present_names
@@ -196,6 +197,7 @@ def _check(algorithm: str, built: Mapping[str, Any]) -> None:
     if run.task not in (tasks := getattr(algorithms.find(algorithm), "TASKS", (run.task,))):
         raise AtollError(f"{algorithm} is for the task {' or '.join(tasks)}, not for {run.task}; choose another algorithm.")
     selecting_metric(TASKS.find(run.task), run.select_by)
+    protocol.check(algorithm, run, built["dp"])
     class_weights.check(run.class_weight)
     if run.class_weight == class_weights.BALANCED and built["dp"].active:
         raise AtollError(

@@ -169,7 +169,13 @@ def build_cohort(
     allocator.keep_freed_blocks()
     cohort, task = algorithms.find(config.algorithm).Cohort, task_of(config, schema, graph.class_names)
     schema = _for_task(schema, task)
-    made = cohort(graph, config.settings, schema, config.seed, parties, guards, secrets=secrets, blank=blank, task=task)
+    made = cohort(
+        *(graph, config.settings, schema, config.seed, parties, guards),
+        secrets=secrets,
+        blank=blank,
+        task=task,
+        evaluation=config.run.evaluation,
+    )
     made.limits = limits_of(config, schema, graph.class_names)
     return made
 
@@ -246,5 +252,7 @@ def build_experiment(
         names=data.names if data else names,
         limits=limits_of(config, schema, names_of_classes),
         task=task,
+        evaluation=config.run.evaluation,
+        average=config.run.average,
     )
     return Experiment(config, algorithm, data, federation, releases or Releases())

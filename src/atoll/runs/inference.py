@@ -17,6 +17,7 @@ from atoll.errors import AtollError
 from atoll.federation.cohort import PARTY, Cohort, Message, Observation, Schema
 from atoll.federation.fields import Fields, put, take
 from atoll.federation.memory import rows_of
+from atoll.federation.metrics import UNION
 from atoll.graphs.blocks import spans
 from atoll.graphs.graph import Graph
 from atoll.parties import Parties
@@ -80,6 +81,8 @@ def plain(config: Config) -> Config:
         bandwidth=(),
         evaluate_at_server=True,
         amnesia=False,
+        evaluation="auto" if config.run.evaluation == UNION else config.run.evaluation,
+        average="pooled",
     )
     return replace(config, engine="inprocess", dp=NoiseSettings(), run=run)
 

@@ -10,6 +10,7 @@ from typing import Any
 from atoll.errors import AtollWarning
 from atoll.federation import class_counts
 from atoll.federation.federation import Federation
+from atoll.federation.metrics import averages_of
 from atoll.privacy.releases import RELEASES_FILE, epsilon_of, require_accountant
 from atoll.runs import absence, checkpoint, detail, extension, model_files, unchanged, warm_start
 from atoll.runs.best import BestRound
@@ -100,6 +101,7 @@ def _finish(
     """The result, with the best round's detail and model; written where it is not yet. `began`: the round of the checkpoint."""
     result = _result(experiment, progress, rows, state)
     result.folder = folder.path if folder else None
+    result.averages = averages_of(experiment.federation, best.counts)
     threshold = detail.threshold_of(experiment, best)
     result.detail = detail.of_best(experiment, best, next((row for row in rows if row["round"] == best.round), {}), threshold)
     unchosen = detail.missing_threshold(experiment, threshold)

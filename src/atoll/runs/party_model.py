@@ -28,6 +28,7 @@ from atoll.privacy.noise_settings import EVALUATE
 from atoll.runs.config import Config
 from atoll.runs.experiment import build_cohort, build_experiment
 from atoll.runs.model_files import ModelFiles
+from atoll.runs.predictions import without_finetuning
 
 MAX_LISTED = 20  # parties that an error lists
 NODES = 12  # of a party's random graph
@@ -53,7 +54,7 @@ def party_backbone(files: ModelFiles, config: Config, party: str | int | None = 
     if party is None and not inputs.shared:
         raise AtollError(f"Every party has a model of its own; say which one with --party: {_listed(names)}.")
     cohort = _cohort(config, about, inputs.parties)
-    if missing := sorted(name for name in cohort.trained() if kind.memory[name] == PARTY and name not in inputs.memory):
+    if missing := sorted(name for name in cohort.trained() if cohort.memory[name] == PARTY and name not in inputs.memory):
         place = (
             "is at the parties' sites; export it there, from KIT/runs/NAME" if about.get("memory_at_sites") else "is not in it"
         )
@@ -96,7 +97,7 @@ class _Inputs:
     def of(cls, files: ModelFiles, config: Config, kind: type[Cohort], number: int) -> _Inputs:
         """Of one party of a run, or of the parties of a site."""
         about = files.description
-        memory = {name: value for name, value in files.memory.items() if kind.memory.get(name) == PARTY}
+        memory = {name: value for name, value in files.memory.items() if kind.memory.get(name, PARTY) == PARTY}
         if (local := about.get("party_numbers")) is not None:
             held = list(map(int, local))
             return cls(held, dict(files.arguments), memory, len(held) == 1)
@@ -150,6 +151,7 @@ def _sent(files: ModelFiles, config: Config, number: int) -> Message:
     if about["scenario"] == "node":
         federation.public = {"edge_index": torch.zeros(2, 0, dtype=torch.int64), "y_train": torch.zeros(nodes, dtype=torch.int64)}
     federation.begin(about["best_round"])
+    federation.evaluation = without_finetuning(federation.evaluation)
     try:
         with torch.no_grad(), federation.evaluating():
             experiment.algorithm.evaluate(federation, files.state, config.settings)

@@ -14,6 +14,7 @@ from atoll.errors import AtollError
 from atoll.federation.cohort import Observation
 from atoll.federation.fields import Fields
 from atoll.federation.messages import Answer, Engine, Failure, Message
+from atoll.federation.metrics import FINETUNED, TRAINED
 from atoll.privacy.noise_settings import EVALUATE
 from atoll.runs.experiment import Experiment
 
@@ -25,13 +26,19 @@ def observe(experiment: Experiment, state: dict[str, Any], *, hidden: bool = Tru
     """
     federation = experiment.federation
     observer = _Observer(federation.engine, hidden)
-    federation.engine = observer
+    federation.engine, asked = observer, federation.evaluation
+    federation.evaluation = without_finetuning(asked)
     try:
         with torch.no_grad(), federation.evaluating():
             experiment.algorithm.evaluate(federation, state, experiment.config.settings)
     finally:
-        federation.engine = observer.engine
+        federation.engine, federation.evaluation = observer.engine, asked
     return observer.seen
+
+
+def without_finetuning(evaluation: str) -> str:
+    """The evaluation of models that are in the parties' memory already: nothing is tuned again."""
+    return TRAINED if evaluation == FINETUNED else evaluation
 
 
 def predict(experiment: Experiment, state: dict[str, Any]) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.runs.run_settings import RunSettings
-from atoll.tasks import TASKS, selecting_metric
+from atoll.tasks import LAST, TASKS, selecting_metric
 
 NOT_METRICS = frozenset(  # what a line of a history says beside the metrics
     ("round", "up", "down", "missing", "missing_names", "partial", "dominant", "simulated_seconds", "seconds")
@@ -21,12 +21,13 @@ class Selection:
 
     metric: str = "loss"  # without val_
     higher_is_better: bool = False
+    last: bool = False  # whether every round is better than those before, whatever its score
 
     @classmethod
     def of(cls, run: RunSettings) -> Selection:
         """What a run selects by."""
         name, metric = selecting_metric(TASKS.find(run.task), run.select_by)
-        return cls(name, metric.higher_is_better)
+        return cls(name, metric.higher_is_better, run.select_by == LAST)
 
     def score(self, metrics: Mapping[str, Any]) -> float:
         """The metric as a score, lower is better; infinite where it is not known.
@@ -34,6 +35,8 @@ class Selection:
         Of loss and accuracy, which are known of every round or of none, the score is −∞ then: the last round is the best.
         """
         value = metrics.get(f"val_{self.metric}")
+        if self.last:
+            return -math.inf
         if value is None:
             return -math.inf if self.metric in ("loss", "accuracy") else math.inf
         return -float(value) if self.higher_is_better else float(value)

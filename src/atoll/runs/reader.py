@@ -52,6 +52,7 @@ def read(path: str | Path, config: Config | None = None, *, history: bool = True
         best_round=written["best_round"],
         metrics=written["metrics"],
         last=written.get("last", {}),
+        averages=written.get("averages") or {},
         detail=written.get("detail") or {},
         bytes=written["bytes"],
         seconds=written["seconds"],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.data.given import Given
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
-from atoll.runs import summary
+from atoll.runs import protocol, summary
 from atoll.runs.config import Config
 from atoll.runs.model_files import ModelFiles
 from atoll.runs.unchanged import file_digests
@@ -33,6 +33,7 @@ class Result:
         best_round: The round with the best validation score.
         metrics: Test metrics at the best round.
         last: Test metrics at the last evaluated round.
+        averages: The best round's metrics in every average that the parties' counts tell: `pooled`, `mean`, `nodes`, `worst`.
         detail: Of the best round's test nodes: metrics overall, by class and by party, confusion matrix, calibration, threshold.
         bytes: Payload of training by direction (`up`, `down`) and verb, and of evaluation apart.
         seconds: `total` and `per_round`; with a network model also `simulated`.
@@ -77,6 +78,7 @@ class Result:
     rows: list[dict[str, Any]]
     state: dict[str, Any]  # the server's state after the last round
     memory: dict[str, Any]  # what the parties keep, as far as this process holds them
+    averages: dict[str, dict[str, float]] = field(default_factory=dict)  # metrics at the best round by kind of average
     detail: dict[str, Any] = field(default_factory=dict)  # of the best round: `Evaluation.to_dict`
     names: tuple[str, ...] = ()  # what the parties are called, in party order; empty where they have only numbers
     missing: dict[str, int] = field(default_factory=dict)  # party → rounds in which it was missing
@@ -101,6 +103,11 @@ class Result:
         from atoll.runs.history import HistoryTable
 
         return HistoryTable.of(self.rows)
+
+    @property
+    def protocol(self) -> dict[str, str]:
+        """What the numbers mean: `evaluation` (whose model), `average`, `select` (the best round) and `select_on` (where)."""
+        return protocol.words_of(self.config.algorithm, self.scenario, self.config.run)
 
     def model(self) -> TrainedModel:
         """The model of the best round, to predict with.
@@ -134,8 +141,10 @@ class Result:
             **({"start_from": self.start} if self.start else {}),
             "rounds": self.rounds,
             "best_round": self.best_round,
+            **self.protocol,
             "metrics": self.metrics,
             "last": self.last,
+            "averages": self.averages,
             "detail": self.detail,
             "missing": self.missing,
             "partial": self.partial,

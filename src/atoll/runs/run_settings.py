@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from atoll.federation.averages import AVERAGES
+from atoll.federation.metrics import EVALUATIONS
 from atoll.federation.robust import RULES
 from atoll.settings import setting
 from atoll.tasks import DEFAULT_TASK
@@ -29,8 +31,23 @@ class RunSettings:
     select_by: str = setting(
         "loss",
         "The validation metric that names the best round: loss, score (the task's own), accuracy, macro_f1, weighted_f1, auc, "
-        "average_precision, brier, calibration_error, minority_accuracy, or of one class, as in recall[CLASS].",
+        "average_precision, brier, calibration_error, minority_accuracy, or of one class, as in recall[CLASS]; or last.",
         was="select",
+    )
+    evaluation: str = setting(
+        "auto",
+        "Which models are judged: auto (the algorithm's own: global or personal), trained (each party's after local training, "
+        "before aggregation), finetuned (the server's after local training that nothing else uses), or union (the server's on "
+        "all parties' graphs with the edges between them).",
+        choices=("auto", *EVALUATIONS),
+        since="0.2",
+    )
+    average: str = setting(
+        "pooled",
+        "How the parties' metrics become one, for selection and in tables: pooled over all nodes, their mean, their mean "
+        "weighted by nodes, or the worst party's.",
+        choices=AVERAGES,
+        since="0.2",
     )
     class_weight: str = setting(
         "none",

@@ -11,6 +11,7 @@ from atoll.runs.columns import column_of
 from atoll.runs.config import GIVEN
 from atoll.runs.metrics import in_order, metric_format
 from atoll.runs.scores import score_of, selected_metric
+from atoll.tasks import LAST
 
 if TYPE_CHECKING:
     from atoll.runs.result import Result
@@ -51,7 +52,10 @@ def facts(result: Result) -> list[Fact]:
     lines = _selected(result) + [_metric(result, name) for name in _metrics(result)[:MAX_METRICS]] + _decision(result)
     run = result.config.run
     early = "" if result.rounds >= run.rounds else ", stopped early" if result.finished else " so far"
-    note = f"by validation {run.select_by}" if result.metrics else "no round was evaluated"
+    by = "the last round" if run.select_by == LAST else f"by validation {run.select_by}"
+    note = by if result.metrics else "no round was evaluated"
+    words = result.protocol
+    lines.append(("evaluation", f"{words['evaluation']}, {words['average']}", "whose model, how averaged"))
     lines.append(("best round", f"{result.best_round} of {result.rounds}{early}", note))
     if result.start:
         lines.append(("began with", f"{result.start['path']}, round {result.start['round']}", result.start["carried"]))

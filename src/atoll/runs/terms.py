@@ -14,6 +14,7 @@ from atoll.settings import known, renamed
 
 ARGUMENTS = ("dataset", "partition", "parties")
 GROUPS = ("data", "partition_settings", "split", "run")
+WORDS = ("evaluation", "average", "select_by")  # settings of a run that say what its numbers mean
 DATA = ("data", "partition_settings", "split")  # of these, the groups that decide which graphs, features and splits a party has
 
 
@@ -56,23 +57,24 @@ def shared_names(config: Config) -> set[str]:
 
 
 def data_key(config: Config) -> dict[str, Any]:
-    """What decides the data of a run, but for the seed: two runs that differ in it do not belong in one table."""
+    """What decides a run's data, but for the seed, and what its numbers mean; runs that differ in it do not fit in one table."""
     values: dict[str, Any] = {name: getattr(config, name) for name in ARGUMENTS}
     for group in DATA:
         values |= plain(dataclasses.asdict(getattr(config, group)))
-    return values
+    return values | {name: getattr(config.run, name) for name in WORDS}
 
 
 def check_same_data(configs: Mapping[str, Config] | Iterable[tuple[str, Config]]) -> None:
-    """Refuse configurations, by row, that do not have the same data."""
+    """Refuse configurations, by row, that do not have the same data or whose numbers do not mean the same."""
     pairs = list(configs.items() if isinstance(configs, Mapping) else configs)
     for row, config in pairs[1:]:
         first, other = data_key(pairs[0][1]), data_key(config)
         if different := [name for name in first | other if first.get(name) != other.get(name)]:
             name = different[0]
+            what = "protocols" if name in WORDS else "data"
             raise AtollError(
-                f"{pairs[0][0]} and {row} have different data ({name} is {_text(first.get(name))} and {_text(other.get(name))}); "
-                "they cannot stand in one table."
+                f"{pairs[0][0]} and {row} have different {what} ({name} is {_text(first.get(name))} and "
+                f"{_text(other.get(name))}); they cannot stand in one table."
             )
 
 

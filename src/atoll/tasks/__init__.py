@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from atoll.registry import Registry
-from atoll.tasks.options import TaskOptions, configured, selecting_metric
+from atoll.tasks.options import LAST, TaskOptions, configured, selecting_metric
 from atoll.tasks.task import CountField, Metric, Task
 
 __all__ = [
     "DEFAULT_TASK",
+    "LAST",
     "TASKS",
     "CountField",
     "Metric",

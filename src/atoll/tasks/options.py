@@ -16,6 +16,7 @@ CLASS_METRICS = {  # metrics of one class, as in recall[CLASS]
     "auc": Metric("AUC", percent=True),
     "average_precision": Metric("average precision", percent=True),
 }
+LAST = "last"  # select_by: the last round, whatever its scores
 LOSS_NAMES = ("loss", "log_loss")  # the same for classes
 
 
@@ -45,8 +46,8 @@ def configured(task: Task, options: TaskOptions) -> Task:
 
 
 def selecting_metric(task: Task, select_by: str) -> tuple[str, Metric]:
-    """The metric that `select_by` names, without `val_`, and how it is read; an unknown name is an error."""
-    if select_by in LOSS_NAMES:
+    """The metric that `select_by` names, without `val_`, and how it is read; the loss for `last`; an unknown name is an error."""
+    if select_by in (*LOSS_NAMES, LAST):
         return "loss", task.headings.get("loss", Metric("loss", higher_is_better=False))
     scores = ("score", *(() if "accuracy" in task.headings else ("accuracy",)))
     name = task.score if select_by in scores else select_by
@@ -58,7 +59,7 @@ def selecting_metric(task: Task, select_by: str) -> tuple[str, Metric]:
     per_class = getattr(task, "class_metrics", {})
     if label and kind in per_class:
         return name, per_class[kind]
-    options = ["loss", "score", *task.headings, *(f"{kind}[CLASS]" for kind in per_class)]
+    options = ["loss", "score", LAST, *task.headings, *(f"{kind}[CLASS]" for kind in per_class)]
     near = closest(kind, options) or f"; it is one of {', '.join(dict.fromkeys(options))}."
     raise AtollError(f"select_by is {select_by!r}, which is not a metric of {task.name}{near}")
 
