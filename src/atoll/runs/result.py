@@ -62,8 +62,8 @@ class Result:
         >>> print(result)  # doctest: +ELLIPSIS
         fedavg on csbm: 2 parties, horizontal, seed 0
         test accuracy ...
-        >>> sorted(result.to_dict())[:4]
-        ['algorithm', 'atoll', 'best_round', 'bytes']
+        >>> [result.to_dict()[word] for word in ("evaluation", "average", "select")]
+        ['global', 'pooled', 'loss']
     """
 
     config: Config
