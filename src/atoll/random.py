@@ -46,6 +46,13 @@ class Draws:
         result.bits = [one for one in self.bits for _ in range(times)]
         return result
 
+    def select(self, parties: Sequence[int]) -> Draws:
+        """The draws of some of the parties, which go on with them."""
+        result = object.__new__(Draws)
+        result.generators = [self.generators[p] for p in parties]
+        result.bits = [self.bits[p] for p in parties]
+        return result
+
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
         """(P, *shape) uniform numbers."""
         return torch.stack([torch.rand(shape, generator=g) for g in self.generators]) * (high - low) + low

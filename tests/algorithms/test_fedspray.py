@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import atoll
 from atoll import wire
 from atoll.algorithms import fedspray
-from atoll.errors import AtollError
+from atoll.algorithms.fedspray.encoder import Encoder
+from atoll.errors import AtollError, AtollWarning
+from atoll.federation.cohort import Message
+from atoll.graphs.blocks import Blocks
 from atoll.graphs.graph import Graph
 from atoll.models import optim
+from atoll.random import Draws
 from atoll.runs import runner
 from atoll.runs.runner import Experiment, Result
 from small import small
@@ -287,3 +293,142 @@ def test_several_optimizers_descend_one_loss(make: Callable[..., Any]) -> None:
         fresh = [t.detach().clone().requires_grad_() for t in same]
         optim.descend(make([fresh[place]], lr), (fresh[0].sum() * fresh[1]).square().sum())
         assert torch.equal(fresh[place], (a, b)[place])
+
+
+def test_the_same_backbone_by_party_is_the_usual_one() -> None:
+    """`models=gcn` has the numbers of `model=gcn`, bit for bit, also with dropout: same first weights, same draws."""
+    mixed, usual = run(models="gcn", dropout=0.3), run(model="gcn", dropout=0.3)
+    assert mixed.metrics == usual.metrics
+    found = dict(wire.leaves(mixed.state))
+    assert all(torch.equal(value, found[name]) for name, value in wire.leaves(usual.state))
+
+
+def test_backbones_by_party_equal_a_loop_over_parties() -> None:
+    """Parties 0 and 2 have a GCN, party 1 a GraphSAGE; two rounds of Algorithm 1 by PyG's layers."""
+    config = small("fedspray", rounds=2, models="gcn,sage", variant="authors", confidence=0.6)
+    experiment = runner.prepare(config)
+    first = experiment.engine.state()["0"]["gnn"]
+    graph, names = experiment.party_data.parts, ["gcn", "sage", "gcn"]
+    parties = []
+    for p, name in enumerate(names):
+        prefix = f"backbones.{name}."
+        own = {key.removeprefix(prefix): value for key, value in first.items() if key.startswith(prefix)}
+        parties.append(Party(graph.select([p]), Network(name, own, p), config.settings))
+    state = fedspray.start(experiment.federation, config.settings)
+    for _ in range(2):
+        replies = [party.update(state["encoder"], state["proxies"]) for party in parties]
+        n = [int(party.train.sum()) for party in parties]
+        encoder = {k: sum(r[0][k] * c for r, c in zip(replies, n, strict=True)) / sum(n) for k in state["encoder"]}
+        shares = sum(r[2] for r in replies)
+        proxies = sum(r[1] * r[2][:, None] for r in replies) / shares[:, None]
+        state = {"encoder": {k: v.detach() for k, v in encoder.items()}, "proxies": proxies}
+    found = runner.rounds(experiment).state
+    for (name, value), (_, other) in zip(wire.leaves(found), wire.leaves(state), strict=True):
+        torch.testing.assert_close(value, other, atol=1e-4, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("elsewhere", [{"placement": "apart"}, {"amnesia": True}, {"participation": 0.5}])
+def test_backbones_by_party_may_be_anywhere(elsewhere: dict[str, Any]) -> None:
+    """A party has the same backbone and numbers wherever it lives."""
+    some = {name: value for name, value in elsewhere.items() if name == "participation"}
+    usual, moved = run(models="sgc,gin,sage", rounds=4, **some), run(models="sgc,gin,sage", rounds=4, **elsewhere)
+    found = dict(wire.leaves(moved.state))
+    for name, value in wire.leaves(usual.state):
+        torch.testing.assert_close(value, found[name], atol=1e-5, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_party_uses_and_trains_only_its_own_backbone(tmp_path: Path) -> None:
+    """The parameters of the others stay zero; an export holds the party's own."""
+    result = runner.run(small("fedspray", models="gcn,sage", rounds=2, weight_decay=0.1), out=tmp_path / "run")
+    gnn = result.memory["0"]["gnn"]
+    for name, value in gnn.items():
+        own = [p for p in range(3) if name.startswith(f"backbones.{['gcn', 'sage', 'gcn'][p]}.")]
+        assert all(bool(value[p].any()) == (p in own) for p in range(3)), name
+    for party, layer in ((0, "gcn"), (1, "sage")):
+        out = tmp_path / f"party{party}"
+        result.model().export("safetensors", out, party=party)
+        assert ("neighbors" in "".join(path.read_text() for path in out.glob("*.py"))) == (layer == "sage")
+
+
+def test_unknown_backbones_are_refused() -> None:
+    """By name, before anything is trained."""
+    with pytest.raises(AtollError, match="models names 'gcm', but must name some of appnp, gat, gcn"):
+        run(models="gcn,gcm")
+
+
+def test_concatenation_is_a_wider_classifier() -> None:
+    """g_p takes [e ‖ s]: h·C numbers more; its sum with a twice repeated weight is addition; no tie to the projector."""
+    result = run(combine="concat", variant="paper", rounds=2, proxy_dim=8)
+    assert result.state["encoder"]["classifier.weight"].shape == (16, 3)
+    assert result.bytes["down"] == 2 * 3 * 4 * (12 * 8 + 8 + 8 * 3 + 3 + 16 * 3 + 3 + 3 * 8)
+    settings = fedspray.Settings(proxy_dim=4)
+    schema = runner.prepare(small("fedspray")).federation.schema
+    added = Encoder(settings, schema, 2, Draws(0, [0, 1], "x"))
+    joined = Encoder(replace(settings, combine="concat"), schema, 2, None)
+    weights = {f"classifier.{name}": value for name, value in added.classifier.named_parameters()}
+    with torch.no_grad():
+        joined.classifier.weight.copy_(torch.cat([weights["classifier.weight"]] * 2, 1))
+        joined.classifier.bias.copy_(weights["classifier.bias"])
+    e, s = torch.randn(6, 4), torch.randn(6, 4)
+    blocks = Blocks([2, 4])
+    torch.testing.assert_close(joined.classify(e, s, blocks), added.classify(e, s, blocks))
+    with pytest.raises(AtollError, match="set tie_projector=false"):
+        run(combine="concat", variant="authors")
+
+
+def without_labels(graph: Graph, party: int) -> Graph:
+    """The parties' graph with the training nodes of one of them taken out."""
+    return replace(graph, train=graph.train & (graph.party != party))
+
+
+def test_a_party_without_labels_learns_from_soft_targets_and_gives_nothing() -> None:
+    """Its report is zero, its GNN moves, and the others' encoder and proxies are those of a federation without it."""
+    experiment = runner.prepare(small("fedspray", variant="paper"))
+    settings, schema = experiment.config.settings, experiment.federation.schema
+    graph = without_labels(experiment.party_data.parts, 1)
+    cohort = fedspray.Cohort(graph, settings, schema, 3, range(3))
+    others = fedspray.Cohort(graph.select([0, 2]), settings, schema, 3, [0, 2])
+    state = fedspray.start(experiment.federation, settings)
+    before = {name: value.clone() for name, value in cohort.state()["gnn"].items()}
+    for number in (1, 2):
+        message = Message("update", number, 0, True, (0, 1, 2), state, {})
+        report, rest = cohort.answer(message), others.answer(message.select([0, 2]))
+        for (name, value), (_, other) in zip(wire.leaves(report), wire.leaves(rest), strict=True):
+            assert not bool(value[1].any()), name
+            torch.testing.assert_close(value[[0, 2]], other, atol=1e-5, rtol=1e-5)
+    after = cohort.state()["gnn"]
+    assert all(bool(torch.isfinite(value).all()) for value in after.values())
+    assert any(not torch.equal(value[1], after[name][1]) for name, value in before.items())
+
+
+@pytest.mark.parametrize("elsewhere", [{"placement": "apart"}, {"amnesia": True}])
+def test_a_federation_with_an_unlabeled_party_runs_anywhere(elsewhere: dict[str, Any], tmp_path: Path) -> None:
+    """Refused by other methods, run by FedSpray with a sentence; its test nodes count, none of them as a minority node."""
+    for party in range(3):
+        rows = ["id,x0,x1,label,split"]
+        for i in range(12):
+            label = "" if party == 1 and i < 8 else str(i % 2)
+            split = ["train", "val", "test"][0 if i < 8 else 1 + i % 2] if not (party == 1 and i < 8) else ""
+            rows.append(f"p{party}n{i},{(i % 2) - 0.5 + 0.1 * party},{i / 10},{label},{split}")
+        folder = tmp_path / f"p{party}"
+        folder.mkdir()
+        (folder / "nodes.csv").write_text("\n".join(rows) + "\n")
+        edges = [f"p{party}n{i},p{party}n{(i + 2) % 12}" for i in range(12)]
+        (folder / "edges.csv").write_text("\n".join(["source,target", *edges]) + "\n")
+    chosen: dict[str, Any] = {"dataset": str(tmp_path), "partition": "files", "rounds": 2, "patience": 0}
+    with pytest.raises(AtollError, match="no training nodes"):
+        atoll.run("fedavg", **chosen)
+    with pytest.warns(AtollWarning, match="1 of 3 parties have no training nodes"):
+        usual = atoll.run("fedspray", **chosen)
+    with pytest.warns(AtollWarning):
+        moved = atoll.run("fedspray", **chosen, **elsewhere)
+    assert usual.metrics["val_loss"] == pytest.approx(moved.metrics["val_loss"], abs=1e-5)
+    assert usual.metrics["party_accuracy"][1] is not None
+    assert usual.metrics["party_minority_accuracy"][1] is None
+
+
+def test_a_round_in_which_nobody_has_labels_changes_nothing() -> None:
+    """All sums are zero: the server keeps its encoder and proxies."""
+    state = {"encoder": {"w": torch.ones(2)}, "proxies": torch.ones(2, 1)}
+    sums = Sums(encoder={"w": torch.zeros(2)}, n=torch.tensor(0), proxies=torch.zeros(2, 1), share=torch.zeros(2))
+    assert fedspray.step(sums, state, fedspray.Settings()) is state  # type: ignore[arg-type]

@@ -31,6 +31,7 @@ PARTS = ("Settings", "Cohort", "SCENARIOS", "start", "step", "evaluate")
 class Algorithm(Protocol):
     """What an algorithm's module holds; one that is not for every task also has `TASKS`, a tuple of their names.
 
+    One that can do with parties without training nodes has `UNLABELED_PARTIES = True`.
     One whose state is not the same for all data, a model for instance, also has `STATE_AXES`: the name of a piece of it → its
     first axis (`PARTY`, `NODE`), `SHARED` or `FRESH`. A run that begins from another's model needs it. One that does not judge
     the server's model, or can judge others, too, also has `EVALUATIONS`: what `evaluation` may be, its own first.
@@ -67,6 +68,11 @@ def names() -> list[str]:
 def find(name: str) -> Algorithm:
     """The algorithm of that name, or in that file (`path/to/own.py`)."""
     return _in_file(Path(name).resolve()) if name.endswith(".py") else ALGORITHMS.find(name)
+
+
+def takes_unlabeled(name: str) -> bool:
+    """Whether an algorithm can do with parties that have no training nodes."""
+    return bool(getattr(find(name), "UNLABELED_PARTIES", False))
 
 
 _digests: dict[Path, str] = {}  # of the files that were imported

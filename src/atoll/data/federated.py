@@ -23,7 +23,8 @@ from atoll.data.natural import NATURAL, natural_parties
 from atoll.data.partition import SCENARIO_OF, from_lists, partition, scenario_of
 from atoll.data.party_graphs import PartyGraph, parts_of, pooled, read_folders, scenario_of_parties, with_tables
 from atoll.data.registry import lookup
-from atoll.data.splits import SplitSettings, replaces_split, require_party_scope, split, split_before_cut
+from atoll.data.splits import replaces_split, require_party_scope, split, split_before_cut
+from atoll.data.training_nodes import check_training
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.edges import distinct_edges
 from atoll.graphs.graph import Graph, majority_class
@@ -47,12 +48,17 @@ class FederatedData:
     node_lists: tuple[Ints, ...] | None = None  # the rows that each party holds, where a script gave the partition
 
 
-def federate(config: DataConfig, given: Graph | Given | None, scenarios: Sequence[str]) -> FederatedData:
-    """The data of a run; `given` is what a script gave as an object instead of a name."""
+def federate(
+    config: DataConfig, given: Graph | Given | None, scenarios: Sequence[str], *, unlabeled: bool = False
+) -> FederatedData:
+    """The data of a run; `given` is what a script gave as an object instead of a name.
+
+    With `unlabeled`, parties may be without training nodes, as long as some have some.
+    """
     given = given if isinstance(given, Given) else Given(given)
     check_scenario(config, scenarios, config.algorithm)
     if config.partition in ("files", NATURAL):
-        return _own_parties(config, given, scenarios)
+        return _own_parties(config, given, scenarios, unlabeled=unlabeled)
     graph = _whole_graph(config, given)
     encoding = None
     if config.partition == "vertical" and graph.table is not None:
@@ -68,7 +74,7 @@ def federate(config: DataConfig, given: Graph | Given | None, scenarios: Sequenc
     else:
         parts = split(parts, config.split, config.seed)
     scenario = scenario_of(config.partition, parts)
-    _check_training(parts, scenario, config.split)
+    parts = check_training(parts, scenario, config.split, unlabeled=unlabeled)
     if scenario == "node":  # the parties' rows are the graph's, whether a node has one or several
         if graph.edge_weight is not None:
             sentence = (
@@ -135,7 +141,7 @@ def _node_ids(config: DataConfig, given: Given, graph: Graph) -> Sequence[str] |
     return None if graph.node_names is None else graph.node_names.tolist()
 
 
-def _own_parties(config: DataConfig, given: Given, scenarios: Sequence[str]) -> FederatedData:
+def _own_parties(config: DataConfig, given: Given, scenarios: Sequence[str], *, unlabeled: bool) -> FederatedData:
     """Data as its owners have it: one graph per party."""
     from atoll.data import vertical_files  # pandas takes a while to import
 
@@ -164,7 +170,7 @@ def _own_parties(config: DataConfig, given: Given, scenarios: Sequence[str]) -> 
         parts = parts_of(parties, scenario, config.split, config.seed, normalize=normalize)
         source = pooled(parts)
         whole = union(parts, source, merged=True)
-    _check_training(parts, scenario, config.split, names)
+    parts = check_training(parts, scenario, config.split, names, unlabeled=unlabeled)
     if scenarios == ("whole",):
         return FederatedData("whole", whole, whole, source, **own)
     return FederatedData(scenario, parts, whole, source, names=names, **own)
@@ -244,20 +250,4 @@ def check_scenario(config: DataConfig, scenarios: Sequence[str], algorithm: str,
         raise AtollError(
             f"{algorithm} is for {' or '.join(scenarios)} parties, but the partition {config.partition!r} is {scenario}; "
             "choose another --partition or another algorithm."
-        )
-
-
-def _check_training(parts: Graph, scenario: str, settings: SplitSettings, names: Sequence[str] = ()) -> None:
-    """Refuse data without training nodes, or with a party without any where each party trains."""
-    if not bool(parts.train.any()):
-        labeled = int((parts.y >= 0).sum())
-        raise AtollError(
-            f"The graph has no training nodes: split={settings.split!r} selects none of the parties' {labeled} labeled nodes; "
-            "label more nodes, or choose another split, for instance --set split=per_class."
-        )
-    if scenario in ("horizontal", "overlapping") and int(parts.num_train.min()) == 0:
-        party = int(parts.num_train.argmin())
-        raise AtollError(
-            f"Party {names[party] if names else party} has {parts.sizes[party]} nodes but no training nodes; "
-            f"{'label some there' if names else 'use fewer parties, another partition'} or another split."
         )

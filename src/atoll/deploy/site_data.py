@@ -111,7 +111,8 @@ def load_tables(
 
 def _simulated(config: Config, parties: Parties) -> tuple[Graph, str]:
     """The part of the configured dataset that belongs to some parties."""
-    data = federate(config, None, algorithms.find(config.algorithm).SCENARIOS)
+    scenarios, unlabeled = algorithms.find(config.algorithm).SCENARIOS, algorithms.takes_unlabeled(config.algorithm)
+    data = federate(config, None, scenarios, unlabeled=unlabeled)
     return data.parts.select(parties), data.scenario
 
 
@@ -145,6 +146,8 @@ def as_party(graph: Graph, config: Config, schema: Schema, parties: Parties, not
     require_party_scope(config.split)
     graph = split(graph, config.split, config.seed, parties)
     if config.partition != "vertical" and int(graph.train.sum()) == 0:
+        if algorithms.takes_unlabeled(config.algorithm):
+            return replace(graph, majority=graph.y)  # it has no most frequent training class, so no minority nodes
         raise AtollError("it has no training nodes; label some, or choose another split.")
     return graph
 

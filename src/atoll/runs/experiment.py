@@ -129,7 +129,8 @@ def load_parties(
     config: Config, given: Graph | Given | None = None, encoding: Encoding | None = None
 ) -> tuple[FederatedData, Ledger | None]:
     """The parties' data, and what passed to fit the encoding of their tables; a given encoding is applied instead."""
-    data = federate(config, given, algorithms.find(config.algorithm).SCENARIOS)
+    scenarios, unlabeled = algorithms.find(config.algorithm).SCENARIOS, algorithms.takes_unlabeled(config.algorithm)
+    data = federate(config, given, scenarios, unlabeled=unlabeled)
     if data.parts.table is None:
         return data, None
     if encoding is None and config.start_from is not None:  # a run that begins with a trained model takes its encoding

@@ -21,6 +21,7 @@ from atoll.models.gcn import GCN
 from atoll.models.gcn_head import GCNHead
 from atoll.models.gcnii import GCNII
 from atoll.models.gin import GIN
+from atoll.models.mixed import MixedBackbone
 from atoll.models.mlp import MLP
 from atoll.models.parameters import Parameters, get_parameters, set_parameters
 from atoll.models.plain import PlainModule
@@ -46,6 +47,8 @@ class Standalone:
 
 def one_party(backbone: Backbone, party: int) -> Backbone:
     """The backbone of one of P parties, alone (P = 1)."""
+    if isinstance(backbone, MixedBackbone):
+        return backbone.alone(party)
     alone = type(backbone)(dataclasses.replace(backbone.shape, parties=1), None, backbone.settings)
     set_parameters(alone, {name: value[party : party + 1] for name, value in get_parameters(backbone).items()})
     return alone

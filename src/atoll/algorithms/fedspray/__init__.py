@@ -1,16 +1,18 @@
 """FedSpray: Fu et al., KDD 2024, Algorithm 1. Personal GNNs, a shared feature-structure encoder, aligned class proxies.
 
 Payload bytes a round and party, for d features, C classes and width h (`proxy_dim`): the encoder has w = d·h + h + 2·(h·C + C)
-numbers, the proxies C·h. Down 4·(w + C·h); up 4·(w + C·h + C) + 8 (each class's share and the number of training nodes).
+numbers (h·C more with `combine=concat`), the proxies C·h. Down 4·(w + C·h); up 4·(w + C·h + C) + 8 (each class's share and the
+number of training nodes).
 The server sees sums over the parties alone: their encoders weighted by their training nodes, those nodes, their class proxies
-weighted by the classes' shares, those shares. The GNNs never leave their parties.
+weighted by the classes' shares, those shares. The GNNs never leave their parties, so that each party may have another backbone
+(`models`). A party without training nodes trains its GNN on the soft targets and adds nothing to the sums.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -19,123 +21,40 @@ from torch import Tensor, nn
 
 import atoll.federation.cohort
 from atoll.algorithms import State
+from atoll.algorithms.fedspray.encoder import Encoder
+from atoll.algorithms.fedspray.settings import RECIPES, Recipe, Settings, recipe
 from atoll.errors import AtollError
 from atoll.federation import metrics
-from atoll.federation.cohort import PARTY, TRAIN_ITEM, Fields, Schema, backbone, verb
+from atoll.federation.cohort import PARTY, TRAIN_ITEM, Fields, backbone, verb
 from atoll.federation.declarations import COUNTS, WEIGHT, Forms, real, share
 from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.federation import Federation
-from atoll.graphs.blocks import Blocks
-from atoll.graphs.features import Features
 from atoll.graphs.graph import Graph
 from atoll.models import optim
-from atoll.models.backbone import Backbone
-from atoll.models.layers import Dense
+from atoll.models.backbone import Backbone, ModelShape
 from atoll.models.losses import kl
+from atoll.models.mixed import MixedBackbone, check_kinds, draw_uniform
 from atoll.models.parameters import get_parameters, scale, set_parameters, weighted
 from atoll.random import SERVER, Draws
-from atoll.settings import Training, setting
 
 SCENARIOS = ("horizontal", "overlapping")
 EVALUATIONS = ("personal",)
 TASKS = ("node-classification",)
+UNLABELED_PARTIES = True  # a party without training nodes learns from the soft targets
 
-
-@dataclass(frozen=True)
-class Settings(Training):
-    """The paper's settings, and what its text and its authors' code do differently, all of it by `variant` or one by one."""
-
-    soft_target_weight: float = setting(
-        5.0, "Weight of the soft targets in a GNN's loss; 0 is Local.", low=0, was="lambda1"
-    )  # λ₁
-    belief_weight: float = setting(1.0, "Weight of a GNN's beliefs in the encoder's loss.", low=0, was="lambda2")  # λ₂
-    proxy_dim: int = setting(64, "Width of the feature embeddings and of the structure proxies.", low=1, high=10**6)  # d_s
-    proxy_lr: float = setting(0.02, "Learning rate of the structure proxies.", low=0)
-    proxies: bool = setting(True, "Learn structure proxies; if false, they stay zero (S = 0).")
-    variant: str = setting(
-        "default",
-        "Which recipe: the most accurate on all and minority validation nodes, Algorithm 1 to the letter, or the authors' code.",
-        choices=("default", "paper", "authors"),
-    )
-    confidence: float | None = setting(
-        None,
-        "Distill on unlabeled nodes whose projected class has a higher probability than this (default: the variant's).",
-        low=0,
-        high=1,
-    )
-    refresh_proxies: bool | None = setting(
-        None, "Labeled nodes take the server's proxies every round instead of keeping their own (default: the variant's)."
-    )
-    tie_projector: bool | None = setting(
-        None, "Start the projector of every round's second phase from the classifier (default: the variant's)."
-    )
-    initial_proxies: str | None = setting(
-        None,
-        "The server's initial proxies: zero, or 0.01 times the class index (default: the variant's).",
-        choices=("zero", "class"),
-        was="first_proxies",
-    )
-    initial_proxy_value: float | None = setting(
-        None, "Initial value of the proxies that labeled nodes keep (default: the variant's).", was="proxy_start"
-    )
-    encoder_init: str | None = setting(
-        None,
-        "Bound of the initial encoder weights: 1/√inputs, as in torch's linear layers, or 1/√outputs (default: the variant's).",
-        choices=("inputs", "outputs"),
-    )
-    uniform_weights: bool | None = setting(None, "Draw a GNN's initial weights from U(0, 1) (default: the variant's).")
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """The switches of a variant; the fields are those of `Settings`."""
-
-    confidence: float
-    refresh_proxies: bool
-    tie_projector: bool
-    initial_proxies: str
-    initial_proxy_value: float
-    encoder_init: str
-    uniform_weights: bool
-
-
-RECIPES = {
-    "paper": Recipe(0.0, True, False, "zero", 0.0, "inputs", False),  # Algorithm 1 does not say how ω, S and θ begin
-    "authors": Recipe(0.7, False, True, "class", 0.1, "outputs", True),
-    "default": Recipe(0.8, False, False, "class", 0.1, "outputs", True),
-}
-
-
-def recipe(settings: Settings) -> Recipe:
-    """The variant's switches, those that were set by hand replaced."""
-    own = {field.name: getattr(settings, field.name) for field in fields(Recipe)}
-    chosen = replace(RECIPES[settings.variant], **{name: value for name, value in own.items() if value is not None})
-    if not settings.proxies:
-        chosen = replace(chosen, initial_proxies="zero", initial_proxy_value=0.0)
-    return (
-        chosen if settings.soft_target_weight else replace(chosen, uniform_weights=False)
-    )  # λ₁ = 0 is Local: it begins as Local does
-
-
-class Encoder(nn.Module):
-    """The feature-structure encoder ω: e = relu(g_e(x)), p = softmax(g_p(e + s)), q = softmax(g_q(e))."""
-
-    def __init__(self, settings: Settings, schema: Schema, parties: int, draws: Draws | None) -> None:
-        super().__init__()
-        width, classes = settings.proxy_dim, schema.classes
-        self.embedding = Dense(parties, schema.features, width, draws)  # g_e
-        self.classifier = Dense(parties, width, classes, draws)  # g_p
-        self.projector = Dense(parties, width, classes, draws)  # g_q
-
-    def embed(self, features: Features, blocks: Blocks) -> Tensor:
-        """Features → e (N, d_s)."""
-        embedded: Tensor = self.embedding(features, blocks, relu=True)
-        return embedded
-
-    def tie(self) -> None:
-        """The projector becomes the classifier."""
-        set_parameters(self.projector, get_parameters(self.classifier))
-
+__all__ = [
+    "RECIPES",
+    "SCENARIOS",
+    "TASKS",
+    "UNLABELED_PARTIES",
+    "Cohort",
+    "Recipe",
+    "Settings",
+    "evaluate",
+    "recipe",
+    "start",
+    "step",
+]
 
 ENCODER = ModelForm(lambda settings, schema: Encoder(settings, schema, 1, None))
 PROXIES = real("classes", "proxy_dim")
@@ -162,15 +81,29 @@ class Cohort(atoll.federation.cohort.Cohort):
                 "A training node has no label, but FedSpray needs its class; label it or take it out of the training nodes."
             )
         self.recipe = recipe(s)
-        self.gnn = backbone(s, self.schema, parties, self.first_draws("model"))
-        if self.recipe.uniform_weights and (draws := self.first_draws("uniform")):
-            set_parameters(self.gnn, {name: draws.uniform(*value.shape[1:]) for name, value in get_parameters(self.gnn).items()})
+        self.gnn = self.make_gnn()
         self.encoder = Encoder(s, self.schema, parties, None)
         first = torch.full((self.labeled.num_nodes, s.proxy_dim), self.recipe.initial_proxy_value)
         self.proxies = nn.ParameterDict({"own": first})  # s_i, i ∈ V_L
         self.gnn_optimizer = optim.of_settings(s, self.gnn)
         self.encoder_optimizer = optim.of_settings(s, self.encoder)
         self.proxy_optimizer = optim.make(s.optimizer, self.proxies, s.proxy_lr if s.proxies else 0.0, momentum=s.momentum)
+
+    def make_gnn(self) -> Backbone:
+        """θ⁽ᵏ⁾, of one backbone or of one after the other of `models`."""
+        s, schema = self.settings, self.schema
+        if not s.models:
+            gnn = backbone(s, schema, self.graph.parties, self.first_draws("model"))
+            if self.recipe.uniform_weights and (draws := self.first_draws("uniform")):
+                draw_uniform(gnn, draws)
+            return gnn
+        check_kinds(s.models)
+        names = [s.models[party % len(s.models)] for party in self.parties]
+        shape = ModelShape(len(names), schema.features, schema.classes, s.hidden, s.layers, s.dropout, s.input_dropout, s.bias)
+        mixed = MixedBackbone(s.models, names, shape, lambda: self.first_draws("model"))
+        if self.recipe.uniform_weights and not self.blank:
+            mixed.draw_uniform(lambda: Draws(self.seed, self.parties, "setup", "uniform"))
+        return mixed
 
     @cached_property
     def labeled(self) -> Graph:
@@ -201,7 +134,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         projected = self.encoder.projector(embedded, graph.blocks).softmax(1)  # q, Eq. 10
         structure = projected @ proxies  # s_i = ⟨q_i, S⟩
         structure[self.rows] = self.proxies["own"]
-        targets = self.encoder.classifier(embedded + structure, graph.blocks).softmax(1)  # p, Eq. 9
+        targets = self.encoder.classify(embedded, structure, graph.blocks).softmax(1)  # p, Eq. 9
         return targets, graph.train | (projected.amax(1) > self.recipe.confidence)
 
     def train_gnn(self, targets: Tensor, counted: Tensor) -> None:
@@ -222,20 +155,24 @@ class Cohort(atoll.federation.cohort.Cohort):
         for _ in range(self.settings.epochs):
             embedded = self.encoder.embed(labeled.features, blocks)
             loss = self.task.loss(self.encoder.projector(embedded, blocks), labeled)  # Eq. 12
-            fused = self.encoder.classifier(embedded + own, blocks)
-            loss = loss + self.settings.belief_weight * kl(beliefs, fused, labeled)  # Eqs. 11, 13
+            guesses = self.encoder.classify(embedded, own, blocks)
+            loss = loss + self.settings.belief_weight * kl(beliefs, guesses, labeled)  # Eqs. 11, 13
             optim.descend([self.encoder_optimizer, self.proxy_optimizer], loss)
 
     def report(self) -> Fields:
-        """What the server adds up: n_k·ω⁽ᵏ⁾ and n_k; π_j·s_j and π_j for every class j, s_j the mean of its s_i (line 23)."""
+        """What the server adds up: n_k·ω⁽ᵏ⁾ and n_k; π_j·s_j and π_j for every class j, s_j the mean of its s_i (line 23).
+
+        All of it is zero for a party without labeled nodes.
+        """
         labeled, classes = self.labeled, self.schema.classes
         of_class = nn.functional.one_hot(labeled.y, classes).float()  # (n, C)
-        shares = labeled.blocks.sum(of_class) / labeled.num_train[:, None]  # π_j⁽ᵏ⁾
+        n = labeled.num_train.clamp(min=1)
+        shares = labeled.blocks.sum(of_class) / n[:, None]  # π_j⁽ᵏ⁾
         sums = labeled.blocks.gram(of_class, self.proxies["own"].detach())  # (P, C, d_s)
         return {
             "encoder": weighted(self.encoder, labeled.num_train),
             "n": labeled.num_train,
-            "proxies": sums / labeled.num_train[:, None, None],
+            "proxies": sums / n[:, None, None],
             "share": shares,
         }
 
@@ -249,9 +186,9 @@ class Cohort(atoll.federation.cohort.Cohort):
         logits: Tensor = self.gnn(self.graph)
         return logits
 
-    def embeddings(self) -> Tensor:
-        """(N, h) the last hidden layer of each party's own GNN."""
-        return self.gnn.embed(self.graph)
+    def embeddings(self) -> Tensor | None:
+        """(N, h) the last hidden layer of each party's own GNN; None where parties have different ones."""
+        return None if self.settings.models else self.gnn.embed(self.graph)
 
     def transfer(self, memory: Mapping[str, Any]) -> None:
         """The GNN is all that predicts; proxies are for training."""
@@ -279,6 +216,8 @@ def start(federation: Federation, settings: Settings) -> State:
 def step(federation: Federation, state: State, settings: Settings) -> State:
     """ω ← Σ_k (n_k / n)·ω⁽ᵏ⁾;  s_j ← Σ_k (π_j⁽ᵏ⁾ / π_j)·s_j⁽ᵏ⁾; a class that no party has keeps its proxy."""
     total = federation.total("update", **state)
+    if not bool(total["n"] > 0):  # nobody who answered has labels
+        return state
     share = total["share"][:, None]  # π_j
     return {
         "encoder": scale(total["encoder"], 1 / total["n"]),  # Eq. 14
