@@ -21,6 +21,7 @@ from atoll.cli.predict import predict
 from atoll.cli.report import report
 from atoll.cli.reproduce import reproduce
 from atoll.cli.run import resume, run
+from atoll.cli.theory import theory
 from atoll.cli.tune import tune
 from atoll.errors import AtollError, AtollWarning, shown
 from atoll.version import __version__
@@ -34,7 +35,7 @@ app = typer.Typer(
     "Start with `atoll compare local,fedavg,centralized`: a small synthetic graph, no data needed.",
 )
 COMMANDS = (
-    *(run, resume, compare, tune, predict, evaluate, export, partition, report, reproduce),
+    *(run, resume, compare, tune, predict, evaluate, export, partition, report, reproduce, theory),
     *(provision, serve, join, journal, algorithms, models, datasets),
 )
 for command in COMMANDS:

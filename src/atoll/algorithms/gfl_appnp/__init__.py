@@ -14,7 +14,6 @@ The server sees every ĥ_j and ∇ĥ_j (from which a party's vector can be read)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from math import sqrt
 from typing import Any
 
@@ -24,9 +23,11 @@ from torch import Tensor
 import atoll.federation.cohort
 from atoll.algorithms import State
 from atoll.algorithms.gfl_appnp.compensation import Mixture, Sources, Upload, mix, single, to_means, to_rows, width
+from atoll.algorithms.gfl_appnp.convergence import theory as theory
 from atoll.algorithms.gfl_appnp.local_steps import Explicit, Implicit, LocalModels, Trained
 from atoll.algorithms.gfl_appnp.propagation import MAX_DENSE, Propagation, Toward, appnp
 from atoll.algorithms.gfl_appnp.settings import Settings
+from atoll.algorithms.gfl_appnp.vectors import roles, training_vectors, votes
 from atoll.errors import AtollError
 from atoll.federation import metrics
 from atoll.federation.cohort import PARTY, Fields, Schema, verb
@@ -186,35 +187,6 @@ class Cohort(atoll.federation.cohort.Cohort):
         if s.experiment != "dnc":
             raise AtollError("gfl_appnp cannot be exported: its nodes have several vectors each, and no backbone takes those.")
         return appnp(model, self.graph.parties, s.teleport, s.steps)
-
-
-def roles(graph: Graph) -> dict[str, Tensor]:
-    """(P,) which parties train, and which have labels for training, validation or test."""
-    if "trains" not in graph.derived:
-        known = graph.y >= 0
-        graph.derived["trains"] = graph.blocks.sum((known & graph.train).long()) > 0
-        graph.derived["labelled"] = graph.blocks.sum((known & (graph.train | graph.val | graph.test)).long()) > 0
-    return {name: graph.derived[name] for name in ("trains", "labelled")}
-
-
-def training_vectors(graph: Graph) -> Graph:
-    """Each party's training vectors; all vectors of a party without any."""
-    known = graph.train & (graph.y >= 0)
-    rows = (known | ~roles(graph)["trains"][graph.party]).nonzero()[:, 0]
-    if len(rows) == graph.num_nodes:
-        return graph
-    sizes = torch.bincount(graph.party[rows], minlength=graph.parties)
-    return replace(graph.rows(rows), ptr=torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
-
-
-def votes(logits: Tensor, graph: Graph) -> Tensor:
-    """(P, 2) whether a party has test vectors, and whether most of them are given its class."""
-    rows = (graph.test & (graph.y >= 0)).nonzero()[:, 0]
-    party = graph.party[rows]
-    ballots = torch.zeros(graph.parties, graph.num_classes)
-    ballots.index_put_((party, logits[rows].argmax(1)), torch.ones(len(rows)), accumulate=True)
-    label = torch.full((graph.parties,), -1).index_copy_(0, party, graph.y[rows])
-    return torch.stack([label >= 0, (ballots.argmax(1) == label) & (label >= 0)], 1).double()
 
 
 def start(federation: Federation, settings: Settings) -> State:

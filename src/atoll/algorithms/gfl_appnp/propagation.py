@@ -163,7 +163,7 @@ def appnp(model: Mapping[str, Tensor], parties: int, teleport: float, steps: int
 def connectivity(edge_index: Tensor, nodes: int) -> float:
     """λ_max(B_N·L†), B_N = I/N − 11ᵀ/N²: 1 / (N·λ₂(L)), infinite where the graph is not connected (GFL-APPNP, Theorem 4.1)."""
     laplacian = torch.zeros(nodes, nodes, dtype=torch.float64)
-    laplacian[edge_index[0], edge_index[1]] = -1
+    laplacian[edge_index[0], edge_index[1]] = laplacian[edge_index[1], edge_index[0]] = -1
     laplacian -= torch.diag(laplacian.sum(1))
     second = float(torch.linalg.eigvalsh(laplacian)[1])
     return 1 / (nodes * second) if second > 1e-9 else float("inf")
