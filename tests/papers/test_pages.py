@@ -137,6 +137,10 @@ def test_numbers_in_prose_are_the_records(results: Results) -> None:
         ("{{table | Cora our}}", "book.toml refers to 'Cora our', which is not a line of table; did you mean 'Cora ours'?"),
         ("{{Cora ours}}", "book.toml has '{{Cora ours}}', which is not a reference such as {{table1 | Cora FedGL}}."),
         (
+            "{{table | Cora ours − Other ours}}",
+            "book.toml refers to '{{table | Cora ours − Other ours}}', of which there is no result; remove it or record it.",
+        ),
+        (
             "{{paper table | Cora theirs}}",
             "book.toml refers to '{{paper table | Cora theirs}}', of which there is no result; remove it or record it.",
         ),
@@ -213,3 +217,22 @@ def test_every_link_of_the_pages_is_there() -> None:
     for page in DOCS.glob("*.md"):
         for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text()):
             assert (DOCS / target).exists(), f"{page.name}: {target}"
+
+
+NOTES = [
+    (f"{exhibit.name}{f', {cell.row}' if cell else ''}", text)
+    for exhibit in papers.all_exhibits()
+    for cell, text in [(None, exhibit.note), *((cell, cell.note) for cell in exhibit.cells)]
+    if text
+]
+BARE = re.compile(r"(?<![\d.,])\d{2}\.\d+")  # a percentage such as 87.65; settings such as 0.003 are written with one digit
+RANKING = re.compile(r"\b(ahead|highest|beats?|outperforms?|stronger|leads)\b", re.IGNORECASE)
+
+
+@pytest.mark.parametrize(("where", "note"), NOTES, ids=[where for where, _ in NOTES])
+def test_notes_refer_to_the_record(where: str, note: str) -> None:
+    """No result is typed into prose, and nobody is called ahead or highest without the paired difference in the same sentence."""
+    plain = references.ANY.sub("", note)
+    assert not BARE.findall(plain), f"{where}: write a reference such as {{{{table1 | ROW}}}} instead"
+    for sentence in re.split(r"(?<=[.;:])\s", note):
+        assert not RANKING.search(sentence) or references.MINUS in sentence, f"{where}: {sentence}"

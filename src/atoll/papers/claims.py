@@ -12,7 +12,7 @@ from atoll import papers
 from atoll.papers.results import Results
 from atoll.runs.paired import Difference, holm
 
-HOLDS, FAILS, OPEN, MEANS = "holds", "does not hold", "undecided", "means only"
+HOLDS, FAILS, OPEN, MEANS, NOT_RUN = "holds", "does not hold", "undecided", "means only", "not run"
 WORDS = {FAILS: "contradicted"}  # where only some of several do not hold
 
 
@@ -53,7 +53,9 @@ class Verdict:
     @property
     def words(self) -> str:
         """The verdict in a few words."""
-        counts = {word: sum(finding.verdict == word for finding in self.findings) for word in (HOLDS, FAILS, OPEN, MEANS)}
+        counts = {
+            word: sum(finding.verdict == word for finding in self.findings) for word in (HOLDS, FAILS, OPEN, MEANS, NOT_RUN)
+        }
         total = len(self.findings)
         for word, count in counts.items():
             if count == total:
@@ -106,6 +108,8 @@ def _pair(difference: Difference, margin: float, seeds: int) -> Finding:
     shifted = replace(
         difference, mean=difference.mean + margin, low=difference.low + margin, high=difference.high + margin
     )  # the difference itself
+    if math.isnan(difference.mean):
+        return Finding(difference.row, NOT_RUN)
     if difference.pairs < 2:
         verdict = MEANS
     elif difference.significant:
@@ -118,7 +122,7 @@ def _pair(difference: Difference, margin: float, seeds: int) -> Finding:
 def _value(claim: Claim, row: str, results: Results) -> Finding:
     line = results.line(claim.table, row)
     if claim.metric not in line.ours or claim.metric not in line.ranges:
-        return Finding(row, OPEN)
+        return Finding(row, OPEN if line.ours else NOT_RUN)
     inside = line.ranges[claim.metric].holds(line.ours[claim.metric][0])
     return Finding(row, HOLDS if inside else FAILS, runs=line.seeds)
 
@@ -137,8 +141,6 @@ def _label(row: str, against: str) -> str:
 
 def interval(difference: Difference, digits: int = 1) -> str:
     """`+1.2 [0.4, 2.0]`: a mean and the 95 % confidence interval; of means alone, without one."""
-    if math.isnan(difference.mean):
-        return "–"
     text = f"{difference.mean:+.{digits}f}"
     if difference.pairs > 1:
         text += f" [{difference.low:.{digits}f}, {difference.high:.{digits}f}]"

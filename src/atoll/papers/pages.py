@@ -12,7 +12,7 @@ from atoll.papers.matrices import matrices
 from atoll.papers.references import resolve
 from atoll.papers.results import Results
 from atoll.papers.text import folded, header, row, table
-from atoll.runs.paired import TEST
+from atoll.runs.paired import TEST, Difference
 
 MANY = 4  # pairs of a claim that a summary lists one by one
 HEAD = """\
@@ -43,17 +43,22 @@ def summary(results: Results, verdicts: Sequence[Verdict], pictures: Mapping[str
     """One screen: each claim, whether it holds, by how much, on how many runs, and the command; what is missing; a figure."""
     text = ["## Summary", ""]
     if verdicts:
-        rows = [_claim_row(results.paper, verdict) for verdict in verdicts]
-        text += [*table(["the paper's claim", "comes out", "by how much", "runs", "again"], rows, numbers=False), ""]
+        rows = [[str(number), *_claim_row(results.paper, verdict)] for number, verdict in enumerate(verdicts, 1)]
+        text += [*table(["", "the paper's claim", "comes out", "by how much", "runs", "again"], rows, numbers=False), ""]
     text += [*agreement(results), ""]
     if missing := _missing(results):
         text += [missing, ""]
     if "claims" in pictures:
         text += [f"![Differences that the claims are about]({pictures['claims']})", ""]
-    if pairs := [finding for verdict in verdicts for finding in verdict.findings if finding.difference]:
-        rows = [_pair_row(finding.label, finding.verdict, finding.difference) for finding in pairs]
-        head = ["difference", "mean and 95 % interval", "seeds", "higher in", "p", "comes out"]
-        text += folded(f"Every difference ({len(pairs)})", table(head, rows))
+    pairs = [
+        _pair_row(number, finding.label, finding.verdict, finding.difference)
+        for number, verdict in enumerate(verdicts, 1)
+        for finding in verdict.findings
+        if finding.difference
+    ]
+    if pairs:
+        head = ["claim", "difference", "mean and 95 % interval", "seeds", "higher in", "p", "comes out"]
+        text += folded(f"Every difference ({len(pairs)})", table(head, pairs))
     return text
 
 
@@ -73,10 +78,10 @@ def _claim_row(paper: str, verdict: Verdict) -> list[str]:
     return [f"{claim.text}{note}", f"**{verdict.words}**", amount, str(verdict.runs), f"`atoll reproduce {paper}/{claim.table}`"]
 
 
-def _pair_row(label: str, verdict: str, difference: Any) -> list[str]:
-    p = "–" if difference.p is None else f"{difference.p:.3f}"
+def _pair_row(claim: int, label: str, verdict: str, difference: Difference) -> list[str]:
+    p = "–" if difference.p is None else "< 0.001" if difference.p < 0.001 else f"{difference.p:.3f}"
     wins = f"{difference.wins} of {difference.pairs}" if difference.pairs else "–"
-    return [label, interval(difference, 2), str(difference.pairs or "means"), wins, p, verdict]
+    return [str(claim), label, interval(difference, 2), str(difference.pairs or "means"), wins, p, verdict]
 
 
 def agreement(results: Results) -> list[str]:

@@ -16,6 +16,8 @@ import re
 from atoll.errors import AtollError
 from atoll.papers.claims import interval
 from atoll.papers.results import Results
+from atoll.papers.text import pair as written
+from atoll.runs.metrics import mean_text
 
 REFERENCE = re.compile(r"\{\{(?P<kind>±|paper|seeds|wins)?\s*(?P<table>\w+) \| (?P<row>[^|}]+?)(?: \| (?P<metric>[\w.]+))?\}\}")
 ANY = re.compile(r"\{\{.*?\}\}", re.DOTALL)
@@ -38,6 +40,8 @@ def _number(reference: str, results: Results) -> str:
     if MINUS in row:
         first, _, second = row.partition(MINUS)
         found = results.difference(table, first, second, metric)
+        if math.isnan(found.mean):
+            raise _without_result(reference, results)
         if kind == "wins":
             return f"{found.wins} of {found.pairs}"
         return interval(found, digits) + (" (means only)" if found.pairs < 2 else "")
@@ -50,6 +54,11 @@ def _number(reference: str, results: Results) -> str:
     else:
         pair = list(line.ours.get(metric, ()))
     if not pair:
-        raise AtollError(f"{results.paper}.toml refers to {reference!r}, of which there is no result; remove it or record it.")
-    spread = f" ± {pair[1]:.{digits}f}" if kind == "±" and len(pair) > 1 and not math.isnan(pair[1]) else ""
-    return f"{pair[0]:.{digits}f}{spread}"
+        raise _without_result(reference, results)
+    if kind != "±":
+        pair = pair[:1]
+    return mean_text(pair[0], pair[1] if len(pair) > 1 else None, 1) if exhibit.percent and metric != "rounds" else written(*pair)
+
+
+def _without_result(reference: str, results: Results) -> AtollError:
+    return AtollError(f"{results.paper}.toml refers to {reference!r}, of which there is no result; remove it or record it.")
