@@ -67,6 +67,7 @@ LINKS = whole("link_types")
 class Cohort(LocalTraining):
     """Parties that cluster their links and train one channel per type."""
 
+    one_graph = "its types of links are those of one graph"
     no_backbone = "its network has one channel per type of links, and the types are clusters that it finds in each graph"
     settings: Settings
 

@@ -133,6 +133,7 @@ def depth(settings: Settings) -> int:
 class Cohort(LocalTraining):
     """Parties with a feature encoder of their own and the server's structure encoder."""
 
+    one_graph = "it keeps embeddings of each node's structure, which are those of one graph"
     no_backbone = "its network also takes embeddings of each node's structure, which it computes from the graph"
     memory = {"features": PARTY, "structure": PARTY, "optimizer": PARTY, "embedding": NODE}
     settings: Settings

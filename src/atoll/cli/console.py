@@ -208,7 +208,7 @@ def settings_table(groups: Mapping[str, type], chosen: Any) -> Table:
     for name in ("setting", "default", ""):
         table.add_column(name)
     holders = {"settings": chosen.settings, "run": chosen.run, "partition": chosen.partition_settings, "split": chosen.split}
-    holders |= {"data": chosen.data, "dp": chosen.dp, "model": chosen.model}
+    holders |= {"data": chosen.data, "dp": chosen.dp, "noise": chosen.noise, "model": chosen.model}
     for group, kind in groups.items():
         for name, field in known(kind).items():
             choices = field.metadata.get("choices")

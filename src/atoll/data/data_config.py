@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from atoll.data.damage import DamageSettings
 from atoll.data.partition_settings import PartitionSettings
 from atoll.data.splits import SplitSettings
 
@@ -44,6 +45,11 @@ class DataConfig(Protocol):
     @property
     def partition_settings(self) -> PartitionSettings:
         """The partition's settings."""
+        ...
+
+    @property
+    def noise(self) -> DamageSettings:
+        """What is wrong with the graphs that the parties train on."""
         ...
 
     @property

@@ -13,6 +13,7 @@ import torch
 from atoll.data.builder import Ints, row_normalize
 from atoll.data.catalog import DataSettings
 from atoll.data.components import largest_component
+from atoll.data.damage import require_divided_nodes
 from atoll.data.data_config import DataConfig
 from atoll.data.datasets import read_dataset
 from atoll.data.encoding import Encoding
@@ -74,6 +75,7 @@ def federate(
     else:
         parts = split(parts, config.split, config.seed)
     scenario = scenario_of(config.partition, parts)
+    require_divided_nodes(config.noise, scenario)
     parts = check_training(parts, scenario, config.split, unlabeled=unlabeled)
     if scenario == "node":  # the parties' rows are the graph's, whether a node has one or several
         if graph.edge_weight is not None:
@@ -148,6 +150,7 @@ def _own_parties(config: DataConfig, given: Given, scenarios: Sequence[str], *, 
     require_party_scope(config.split)
     parties = _party_graphs(config, given)
     scenario = scenario_of_parties(parties, config.algorithm, scenarios, config.partition_settings.scenario)
+    require_divided_nodes(config.noise, scenario)
     if config.parties not in (None, len(parties)):
         raise AtollError(f"{_named(config)} holds {len(parties)} parties, not {config.parties}; leave --parties out.")
     names = tuple(party.name for party in parties) if parties[0].name else ()

@@ -17,6 +17,7 @@ from typing import Any
 
 from atoll import algorithms, storage
 from atoll.data import files
+from atoll.data.damage import require_no_damage
 from atoll.data.federated import federate
 from atoll.data.given import Given
 from atoll.data.partition import SCENARIO_OF
@@ -134,6 +135,7 @@ def deployment_config(document: Mapping[str, Any], where: str, sites: Sequence[s
     if "split" not in document.get("split", {}):
         config = replace(config, split=replace(config.split, split="auto"))  # the data's own, not the paper's
     require_party_scope(config.split)
+    require_no_damage(config.noise)
     if user.is_user_model(model := getattr(config.settings, "model", "")):
         raise AtollError(
             f"{where} names the model {model}, but sites run no code that the server names; install it as a package with an "

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from atoll import algorithms
 from atoll.data.builder import row_normalize
+from atoll.data.damage import require_no_damage
 from atoll.data.encoding import Encoding
 from atoll.data.encoding_fit import FittedEncoding, fit_locally
 from atoll.data.federated import federate
@@ -144,6 +145,7 @@ def as_party(graph: Graph, config: Config, schema: Schema, parties: Parties, not
     if replaces_split(graph, config.split):
         notify(f"the data's own split is replaced: the server's configuration says split={config.split.split!r}")
     require_party_scope(config.split)
+    require_no_damage(config.noise)
     graph = split(graph, config.split, config.seed, parties)
     if config.partition != "vertical" and int(graph.train.sum()) == 0:
         if algorithms.takes_unlabeled(config.algorithm):

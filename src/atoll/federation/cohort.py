@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -28,6 +27,7 @@ from atoll.federation.memory import (
     state_of,
 )
 from atoll.federation.messages import Guard, Message, Schema, verb
+from atoll.federation.observation import Observation, graph_for
 from atoll.federation.round_memory import enter_phase
 from atoll.graphs.graph import Graph
 from atoll.models.backbone import Backbone
@@ -59,17 +59,6 @@ __all__ = [
 MAX_SUBGRAPHS = 4  # graphs of some of a cohort's parties that are kept for the next message to the same ones
 
 
-@dataclass(frozen=True, eq=False)
-class Observation:
-    """What some parties predict."""
-
-    parties: Parties
-    graph: Graph
-    output: Tensor  # (N, C); NaN for a node that the method leaves out of an evaluation
-    hidden: Tensor | None  # (N, h) the last hidden representation, where a single model has one
-    personal: bool = False  # whether the parties were sent something of their own
-
-
 class Cohort:
     """The parties of one site: private graphs in one block-diagonal graph, a memory, the verbs they answer.
 
@@ -97,8 +86,10 @@ class Cohort:
     memory: ClassVar[Mapping[str, str]] = {}  # attributes that survive between messages, restarts and resume → their first axis
     round_memory: ClassVar[Mapping[str, str]] = {}  # likewise, but within one round or one evaluation only
     no_backbone: ClassVar[str] = ""  # why the parties do not predict with a backbone each, in words; empty where they do
+    one_graph: ClassVar[str] = ""  # why the parties cannot train on another graph than they predict on, in words; empty: they can
     same_backbone: ClassVar[bool] = False  # whether all parties predict with the same one, whatever else `evaluate` brings
     limits: Limits | None = None  # what the verbs declare, in this run
+    clean_graph: Graph | None = None  # what evaluation uses in place of `graph`, where training uses a damaged one
     class_weights: Tensor  # (P, C) of the loss, where they follow from the federation's class counts
 
     def __init__(
@@ -179,7 +170,7 @@ class Cohort:
             return self._answer_for_some(message)
         self._receive(message)
         sessions = secure_steps.enter_sessions(self, message, message.secure) if message.secure is not None else []
-        with torch.set_grad_enabled(message.training):
+        with torch.set_grad_enabled(message.training), graph_for(self, message):
             fields = method(self, **message.common, **message.each) or {}
         for guard in self.guards:
             fields = guard(message, fields, Draws(self.seed, self.parties, "guard", message.verb, message.round, message.call))
@@ -223,9 +214,9 @@ class Cohort:
             return self._part(message.parties)[0].observe(message, hidden=hidden)
         self._receive(message)
         arguments = {**message.common, **message.each}
-        with torch.no_grad():
+        with torch.no_grad(), graph_for(self, message):
             output, embeddings = self.predict(**arguments), self.embeddings(**arguments) if hidden else None
-        return Observation(self.parties, self.graph, output, embeddings, personal=bool(message.each))
+            return Observation(self.parties, self.graph, output, embeddings, personal=bool(message.each))
 
     def _part(self, parties: Parties) -> tuple[Cohort, Fields, dict[str, Tensor]]:
         """A cohort of some of the parties; the memory of all, and the rows of theirs in each piece of it."""
@@ -243,6 +234,7 @@ class Cohort:
             evaluation=self.evaluation,
         )
         part.limits = self.limits
+        part.clean_graph = None if self.clean_graph is None else self.clean_graph.select(index)
         whole = self.state()
         axes = {PHASE: PARTY, **self.round_memory, **self.memory}
         rows = {name: rows_of(index, axes[name], self.graph) for name in whole}

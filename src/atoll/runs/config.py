@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from atoll import algorithms
 from atoll.data.catalog import DataSettings
+from atoll.data.damage import DamageSettings
 from atoll.data.datasets import settings_of
 from atoll.data.named import named_partitions
 from atoll.data.natural import NATURAL
@@ -21,12 +21,14 @@ from atoll.data.registry import lookup
 from atoll.data.splits import SplitSettings
 from atoll.engines import ENGINES
 from atoll.errors import AtollError, suggest
+from atoll.federation.memory import TRAIN_ITEM
 from atoll.federation.robust import check_algorithm
 from atoll.models import user
 from atoll.models.registry import find_model
 from atoll.privacy.masking import SECURE_STEPS
 from atoll.privacy.noise_settings import NoiseSettings
 from atoll.runs import protocol
+from atoll.runs.argument_values import as_text, as_whole
 from atoll.runs.defaults import default_partition, defaults
 from atoll.runs.run_settings import RunSettings
 from atoll.runs.setting_names import ARGUMENTS, GROUPS, bare_names, by_group, with_present_names
@@ -52,6 +54,7 @@ class Config:
     split: SplitSettings = field(default_factory=SplitSettings)
     data: Any = field(default_factory=DataSettings)
     dp: NoiseSettings = field(default_factory=NoiseSettings)
+    noise: DamageSettings = field(default_factory=DamageSettings)
     start_from: str | None = None  # the folder of the run whose model this one begins with
     start_digest: str | None = None  # SHA-256 of that model; None until the run begins
 
@@ -62,8 +65,9 @@ class Config:
 
     @property
     def groups(self) -> dict[str, Any]:
-        """The groups of settings by the names of their tables in config.toml; noise and the model's only where they are set."""
-        names = ("settings", "run", "partition_settings", "split", "data", *(("dp",) if self.dp.active else ()))
+        """The groups of settings by the names of their tables in config.toml; dp, noise and model only where they are set."""
+        set_only = [name for name in ("dp", "noise") if getattr(self, name).active]
+        names = ("settings", "run", "partition_settings", "split", "data", *set_only)
         groups = {name: getattr(self, name) for name in names}
         architecture = getattr(self.settings, "architecture", None)
         return groups if architecture is None else groups | {"model": architecture}
@@ -105,15 +109,15 @@ def resolve(
     (in a comparison it is meant for another one). Without `load`, a model that is a file or an object is not imported: `values`
     are not the caller's own.
     """
-    algorithm, seed = _text("algorithm", algorithm), _whole("seed", seed)
+    algorithm, seed = as_text("algorithm", algorithm), as_whole("seed", seed)
     ENGINES.check(engine)
-    dataset = defaults(algorithm, {})[0].get("dataset", "csbm") if dataset is None else _text("dataset", dataset)
+    dataset = defaults(algorithm, {})[0].get("dataset", "csbm") if dataset is None else as_text("dataset", dataset)
     groups = groups_of(algorithm, dataset)
     values = _with_loaded_model(values or {}, algorithm) if load else values or {}
     values = with_present_names(values, algorithm, groups, warn=warn)
     asked = bare_names(values, algorithm) | {"dataset": dataset}
     if partition is not None:
-        asked["partition"] = partition = present_kind(_text("partition", partition), warn=warn)
+        asked["partition"] = partition = present_kind(as_text("partition", partition), warn=warn)
     if partition == "files":  # the defaults of the federation that is deployed with these folders
         del asked["partition"]
         asked |= {"partition": "overlap"} if asked.get("scenario") == "overlapping" else {}
@@ -143,18 +147,18 @@ def resolve(
         algorithm=algorithm,
         dataset=dataset,
         partition=partition,
-        parties=None if parties is None else _whole("parties", parties, 1),
+        parties=None if parties is None else as_whole("parties", parties, 1),
         seed=seed,
         engine=engine,
-        start_from=None if start_from is None else _text("start_from", str(start_from)),
-        start_digest=None if start_digest is None else _text("start_digest", start_digest),
+        start_from=None if start_from is None else as_text("start_from", str(start_from)),
+        start_digest=None if start_digest is None else as_text("start_digest", start_digest),
         **built,
     )
 
 
 def check(config: Config) -> Config:
     """The configuration, if its values fit together."""
-    _check(config.algorithm, {"dp": config.dp, "run": config.run})
+    _check(config.algorithm, {"dp": config.dp, "run": config.run, "noise": config.noise})
     return config
 
 
@@ -168,6 +172,7 @@ def groups_of(algorithm: str, dataset: str, model: str | None = None) -> dict[st
         "split": SplitSettings,
         "data": settings_of(dataset),
         "dp": NoiseSettings,
+        "noise": DamageSettings,
     }
     if model is None or not issubclass(settings, Training):
         return groups
@@ -193,6 +198,7 @@ def _check(algorithm: str, built: Mapping[str, Any]) -> None:
     if verb in SECURE_STEPS:
         raise AtollError(f"dp.verb is {verb!r}, a step of secure totals; its reply holds nothing that noise can be added to.")
     run = built["run"]
+    _check_damage(algorithm, built["noise"])
     TASKS.check(run.task)
     if run.task not in (tasks := getattr(algorithms.find(algorithm), "TASKS", (run.task,))):
         raise AtollError(f"{algorithm} is for the task {' or '.join(tasks)}, not for {run.task}; choose another algorithm.")
@@ -216,6 +222,15 @@ def _check_optimizer(settings: Any) -> None:
     """Refuse momentum where it would have no effect."""
     if isinstance(settings, Training) and settings.momentum and settings.optimizer != "sgd":
         raise AtollError(f"momentum is {settings.momentum} but only optimizer=sgd has one; set optimizer=sgd, or leave it out.")
+
+
+def _check_damage(algorithm: str, noise: DamageSettings) -> None:
+    """Refuse injected noise where the parties' memory belongs to one graph."""
+    cohort = algorithms.find(algorithm).Cohort
+    if noise.active and cohort.one_graph:
+        raise AtollError(f"{algorithm} cannot train on a damaged graph: {cohort.one_graph}; leave noise.… out.")
+    if noise.label_sparsity and TRAIN_ITEM in cohort.memory.values():
+        raise AtollError(f"{algorithm} keeps something for each training node, so none can be dropped; leave label_sparsity out.")
 
 
 def _check_noise(dp: NoiseSettings, asked: Mapping[str, Any]) -> None:
@@ -248,13 +263,13 @@ def from_dict(document: Mapping[str, Any], where: str, over: Mapping[str, Any] |
         values |= {f"{group}.{name}": value for name, value in entries.items()}
     for name in ("algorithm", "dataset", "partition", "start_from", "start_digest"):
         if name in arguments:
-            _text(f"{where}: {name}", arguments[name])
+            as_text(f"{where}: {name}", arguments[name])
     return resolve(
         arguments["algorithm"],
         dataset=arguments.get("dataset"),
         partition=arguments.get("partition"),
         parties=arguments.get("parties"),
-        seed=_whole(f"{where}: seed", arguments.get("seed", 0)),
+        seed=as_whole(f"{where}: seed", arguments.get("seed", 0)),
         engine=arguments.get("engine", "inprocess"),
         start_from=arguments.get("start_from"),
         start_digest=arguments.get("start_digest"),
@@ -277,24 +292,6 @@ def takes_backbone(algorithm: Any) -> bool:
         return False
     settings = algorithms.find(algorithm).Settings
     return issubclass(settings, Training) and not known(settings)["model"].metadata["choices"]
-
-
-def _text(what: str, value: Any) -> str:
-    """A name or a path, as text."""
-    if not isinstance(value, (str, Path)) or not str(value).strip():
-        raise AtollError(f"{what} is {value!r} but must be a name or a path.")
-    return str(value)
-
-
-def _whole(what: str, value: Any, low: int | None = None) -> int:
-    """An integer, including numpy's."""
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or (low is not None and number < low):
-        raise AtollError(f"{what} is {value!r} but must be a whole number{'' if low is None else f' of at least {low}'}.")
-    return number
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:

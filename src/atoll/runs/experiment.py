@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll import algorithms, allocator
+from atoll.data.damage import damaged
 from atoll.data.encoding import Encoding
 from atoll.data.federated import FederatedData, federate
 from atoll.data.given import Given
@@ -23,6 +24,7 @@ from atoll.federation.ledger import Ledger
 from atoll.federation.network import NetworkModel
 from atoll.graphs.graph import Graph
 from atoll.models.registry import MODELS, find_model
+from atoll.parties import Parties
 from atoll.privacy.identities import Identities, simulated_identities
 from atoll.privacy.masking import min_total_parties
 from atoll.privacy.noise import Noise
@@ -169,7 +171,8 @@ def build_cohort(
     """The cohort of some parties; `blank` where their memory is about to be restored; `secrets` for secure totals."""
     allocator.keep_freed_blocks()
     cohort, task = algorithms.find(config.algorithm).Cohort, task_of(config, schema, graph.class_names)
-    schema = _for_task(schema, task)
+    schema, clean = _for_task(schema, task), graph
+    graph = damaged(graph, config.noise, config.seed, Parties(parties))
     made = cohort(
         *(graph, config.settings, schema, config.seed, parties, guards),
         secrets=secrets,
@@ -178,6 +181,7 @@ def build_cohort(
         evaluation=config.run.evaluation,
     )
     made.limits = limits_of(config, schema, graph.class_names)
+    made.clean_graph = clean if config.noise.active else None
     return made
 
 

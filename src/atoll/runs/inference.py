@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atoll.data.damage import DamageSettings
 from atoll.data.federated import FederatedData
 from atoll.engines.inprocess import InProcessEngine
 from atoll.errors import AtollError
@@ -71,7 +72,7 @@ def infer(files: ModelFiles, config: Config, nodes: Nodes) -> Predicted:
 
 
 def plain(config: Config) -> Config:
-    """The configuration without what concerns the messages of training."""
+    """The configuration without what concerns training and its messages."""
     run = replace(
         config.run,
         secure=False,
@@ -84,7 +85,7 @@ def plain(config: Config) -> Config:
         evaluation="auto" if config.run.evaluation == UNION else config.run.evaluation,
         average="pooled",
     )
-    return replace(config, engine="inprocess", dp=NoiseSettings(), run=run)
+    return replace(config, engine="inprocess", dp=NoiseSettings(), noise=DamageSettings(), run=run)
 
 
 def _ask(files: ModelFiles, config: Config, nodes: Nodes, parts: Graph) -> list[Observation]:

@@ -11,9 +11,9 @@ from atoll.settings import known, renamed, warn_renamed
 
 ARGUMENTS = ("dataset", "partition", "parties", "seed", "engine", "start_from", "start_digest")  # beside algorithm and settings
 OPTIONS = {"start_from": "from", "start_digest": "from"}  # of the command line, where they have other names
-GROUPS = ("settings", "run", "partition", "split", "data", "dp", "model")
+GROUPS = ("settings", "run", "partition", "split", "data", "dp", "noise", "model")
 EXPERIMENTS = ("dnc", "snc", "sc")  # before 0.2 `task` named these, of GFL-APPNP and of the baselines that run as it does
-PREFIXED = ("dp", "model")  # groups whose settings must be named with the group
+PREFIXED = ("dp", "noise", "model")  # groups whose settings must be named with the group
 
 
 def with_present_names(values: Mapping[str, Any], algorithm: str, groups: Mapping[str, type], *, warn: bool) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from atoll.runs.setting_names import PREFIXED
 from atoll.settings import known, renamed
 
 ARGUMENTS = ("dataset", "partition", "parties")
-GROUPS = ("data", "partition_settings", "split", "run")
+GROUPS = ("data", "partition_settings", "split", "noise", "run")
+DATA = ("data", "partition_settings", "split", "noise")  # of these, what decides the graphs, features and splits of a party
 WORDS = ("evaluation", "average", "select_by")  # settings of a run that say what its numbers mean
-DATA = ("data", "partition_settings", "split")  # of these, the groups that decide which graphs, features and splits a party has
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from atoll import algorithms
+from atoll.data.partition import present_kind
 from atoll.models import user
 from atoll.runs.config import Config
 from atoll.settings import renamed
@@ -19,7 +20,7 @@ ENDINGS = frozenset(("run.rounds", "run.patience", "run.target_accuracy"))  # wh
 
 def record(config: Config) -> list[dict[str, Any]]:
     """Every setting by its full name, for a checkpoint; in a list, so that the file format keeps it as one value."""
-    tables = config.to_dict() | {"dp": dataclasses.asdict(config.dp)}
+    tables = config.to_dict() | {name: dataclasses.asdict(getattr(config, name)) for name in ("dp", "noise")}
     if config.model is not None:
         tables["model"] = dataclasses.asdict(config.model)
     flat = _flat(tables)
@@ -68,7 +69,8 @@ def _with_present_names(flat: dict[str, Any], config: Config) -> dict[str, Any]:
     """A record by the names that its settings have now."""
     groups = config.groups | {"dp": config.dp}
     new = {f"{group}.{old}": f"{group}.{now}" for group, held in groups.items() for old, now in renamed(type(held)).items()}
-    return {new.get(name, name): value for name, value in flat.items()}
+    present = {new.get(name, name): value for name, value in flat.items()}
+    return present | ({"partition": present_kind(str(flat["partition"]), warn=False)} if "partition" in flat else {})
 
 
 def _flat(tables: dict[str, Any]) -> dict[str, Any]:
