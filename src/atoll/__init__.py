@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from atoll.runs.evaluation import Evaluation, judge
     from atoll.runs.export import export_model
     from atoll.runs.loggers import LOGGERS, Logger
+    from atoll.runs.ranks import Ranks, mean_ranks
     from atoll.runs.reader import read
     from atoll.runs.result import Result
     from atoll.runs.trained import TrainedModel, load_model
@@ -71,6 +72,7 @@ __all__ = [
     "Graph",
     "LocalTraining",
     "Logger",
+    "Ranks",
     "Result",
     "Task",
     "TrainedModel",
@@ -83,6 +85,7 @@ __all__ = [
     "judge",
     "load",
     "load_model",
+    "mean_ranks",
     "read",
     "resume",
     "run",
@@ -102,6 +105,8 @@ _HOME = {
     "Result": "runs.result",
     "Comparison": "runs.comparison",
     "Tuned": "runs.tuned",
+    "mean_ranks": "runs.ranks",
+    "Ranks": "runs.ranks",
     # Use what was trained
     "load_model": "runs.trained",
     "TrainedModel": "runs.trained",

@@ -84,6 +84,45 @@ def test_compare_prints_a_row_each(call) -> None:
     assert [row["row"] for row in json.loads(Path("runs/c/comparison.json").read_text())] == ["local", "fedavg", "centralized"]
 
 
+def test_compare_several_datasets(call) -> None:
+    """One table and one folder each, then the ranks over them."""
+    from atoll import load
+
+    for seed, name in enumerate(("one", "two")):
+        data = load("csbm", nodes=80, graph_seed=seed)
+        Path(name).mkdir()
+        edges = data.edge_index.T.tolist()
+        Path(name, "edges.csv").write_text("source,target\n" + "".join(f"{a},{b}\n" for a, b in edges if a < b))
+        rows = [f"{index},{label},{index % 7}\n" for index, label in enumerate(data.y.tolist())]
+        Path(name, "nodes.csv").write_text("id,label,x\n" + "".join(rows))
+    arguments = ("--dataset", "one,two", "--partition", "random", "--parties", "2", "--rounds", "1", "--seeds", "2")
+    code, out, err = call("compare", "local,fedavg,fedprox", *arguments, "--out", "runs/many", "--quiet")
+    assert code == 0, err
+    assert out.count("mean ± standard deviation (n − 1) over 2 seeds") == 2
+    assert "Friedman's test: χ² =" in " ".join(out.split())
+    ranks = json.loads(Path("runs/many/ranks.json").read_text())
+    assert ranks["datasets"] == ["one", "two"]
+    assert sorted(ranks["mean_ranks"]) == ["fedavg", "fedprox", "local"]
+    assert len(list(Path("runs/many/two").glob("*/result.json"))) == 6
+
+
+def test_tune_and_use(call) -> None:
+    """The command, its file, and comparisons with it and with tuning of their own."""
+    Path("space.toml").write_text("lr = [0.003, 0.05]\n")
+    tuning = ("--space", "space.toml", "--trials", "3", "--seeds", "1", "--out", "runs/t")
+    code, out, err = call("tune", "fedavg", *TINY, *tuning)
+    assert code == 0, err
+    assert "Chosen: lr=" in out
+    tuned = json.loads(Path("runs/t/tuned.json").read_text())
+    assert (tuned["seeds"], len(tuned["trials"])) == ([1000], 3)
+    code, out, _ = call("compare", "local,fedavg", *TINY, "--seeds", "1", "--tuned", "runs/t/tuned.json")
+    assert (code, "Not tuned alike: local not at all, fedavg 3 trials on 1 seeds." in " ".join(out.split())) == (0, True)
+    more = ("--tune", "2", "--tune-seeds", "1", "--space", "space.toml", "--out", "runs/c")
+    code, out, _ = call("compare", "local,fedavg", *TINY, "--seeds", "1", *more)
+    assert (code, "Tuned on validation nodes" in out) == (0, True)
+    assert json.loads(Path("runs/c/comparison.json").read_text())[1]["tuned"]["space"] == {"lr": [0.003, 0.05]}
+
+
 def test_lists_and_help(call) -> None:
     """A stranger finds algorithms, their settings, datasets and what a partition looks like."""
     assert "fedavg" in call("algorithms")[1]
@@ -99,6 +138,24 @@ def test_lists_and_help(call) -> None:
 
 
 WRONG = [
+    (["tune", "fedavgg"], "no algorithm 'fedavgg'"),
+    (["tune", "fedavg", "--space", "nothing.toml"], "--space nothing.toml cannot be read"),
+    (["tune", "fedavg", "--trials", "1"], "--trials is 1 but must be at least 2"),
+    (["tune", "fedavg", "--seeds", "x"], "--seeds is 'x' but must be a number of seeds"),
+    (["tune", "fedavg", "--sampler", "best"], "--sampler is 'best' but must be one of"),
+    (["tune", "fedavg", "--sampler", "grid"], "A grid needs values, but lr is a range"),
+    (["tune", "fedavg", "--jobs", "0"], "--jobs is 0"),
+    (["tune", "fedavg", "--set", "lr=1", "--set", "lr=2"], "--set lr is given twice"),
+    (["compare", "local", "--set", "lr=1", "--set", "lr=2"], "--set lr is given twice"),
+    (["compare", "local", "--rounds", "1", "--set", "rounds=2"], "--set rounds is given twice"),
+    (["compare", "local", "--tune", "1"], "--tune is 1 but must be at least 2"),
+    (["compare", "local", "--tune", "-3"], "--tune is -3 but must be at least 2"),
+    (["compare", "local", "--tune", "3", "--tune-seeds", "0,1"], "Seed 0, 1 would be both tuned on and reported"),
+    (["compare", "local", "--space", "x.toml"], "--space and --tune-seeds are for tuning; give --tune N"),
+    (["compare", "local", "--tuned", "x.json"], "--tuned x.json cannot be read"),
+    (["compare", "local", "--dataset", "csbm,csbm"], "--dataset names csbm twice"),
+    (["compare", "local", "--dataset", ","], "--dataset is a comma"),
+    (["run", "fedavg", "--tuned", "x.json"], "--tuned x.json cannot be read"),
     (["run", "fedavgg"], "no algorithm 'fedavgg'; did you mean 'fedavg'?"),
     (["run", "fedavg", "--dataset", "coraa"], "'coraa'"),
     (["run", "fedavg", "--set", "learning_rte=1"], "no setting 'learning_rte'"),
@@ -122,7 +179,7 @@ WRONG = [
     (["run", "fedavg", "--dataset", "y" * 5000], "(File name too long); check the path"),
     (["run", "fedavg", "--threads", "100000"], "at most 256"),
     (["run", "fedavg", "--set", "lr=inf"], "lr is inf but must be a finite number"),
-    (["run", "fedavg", "--set", "optimizer=ADAM"], "must be one of adam, sgd; did you mean 'adam'?"),
+    (["run", "fedavg", "--set", "optimizer=ADAM"], "must be one of adam, adamw, sgd; did you mean 'adam'?"),
     (["run", "fedavg", "--set", "verb=fit"], "did you mean 'dp.verb'?"),
     (["run", "fedavg", "--set", "parties=3"], "say --parties in place of --set parties"),
     (["run", "fedavg", "--set", "local.lr=1"], "'local.lr' is a setting of local, but fedavg is run"),

@@ -179,10 +179,10 @@ def test_the_page_is_text(report: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_tables_for_papers_are_text(report: Path) -> None:
     """Markdown without tags, LaTeX without commands."""
     made = library.make([report], embeddings="none")
-    for form in (table.markdown(made.table), table.latex(made.table)):
+    for form in (table.markdown(made.tables[0]), table.latex(made.tables[0])):
         assert not DANGEROUS & set(form) - {"\n"}
-    assert "<b>" not in table.markdown(made.table)
-    assert "$x^" not in table.latex(made.table)
+    assert "<b>" not in table.markdown(made.tables[0])
+    assert "$x^" not in table.latex(made.tables[0])
 
 
 def test_plotly_and_matplotlib_get_text() -> None:

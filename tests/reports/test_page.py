@@ -52,7 +52,7 @@ def test_what_must_be_on_the_page(runs: Path) -> None:
     assert drawn["loss-round"]["layout"]["yaxis"]["title"]["text"] == "loss"
     assert [entry["text"] for entry in drawn["loss-round"]["legend"]] == ["fedavg", "local"]
     assert "<h1>fedavg and local on csbm</h1>" in text
-    assert "mean ± standard deviation over 2 seeds" in text
+    assert "mean ± standard deviation (n − 1) over 2 seeds" in text
     order = [text.index(f"<section id={name}") for name in ("learning", "classes", "parties", "cost", "partition")]
     assert text.index('<section id="comparison">') < order[0]
     assert order == sorted(order)
@@ -126,14 +126,14 @@ def test_the_page_in_a_real_browser(runs: Path, tmp_path: Path) -> None:
         assert browser.evaluate(lines) < before
         browser.click("#l-accuracy-round button")
         assert browser.evaluate(lines) == before
-        shown = "[...document.querySelectorAll('#results tbody tr')].map(row => row.cells[0].textContent)"
+        shown = "[...document.querySelectorAll('table.results tbody tr')].map(row => row.cells[0].textContent)"
         assert browser.evaluate(shown) == ["fedavg", "local"]
-        browser.click("#results thead th:first-child button")
+        browser.click("table.results thead th:first-child button")
         assert browser.evaluate(shown) == ["fedavg", "local"]
-        browser.click("#results thead th:first-child button")
+        browser.click("table.results thead th:first-child button")
         assert browser.evaluate(shown) == ["local", "fedavg"]
-        headings = browser.evaluate("[...document.querySelectorAll('#results thead th')].map(cell => cell.textContent)")
-        sent = f"#results thead th:nth-child({headings.index('MB up') + 1})"
+        headings = browser.evaluate("[...document.querySelectorAll('table.results thead th')].map(cell => cell.textContent)")
+        sent = f"table.results thead th:nth-child({headings.index('MB up') + 1})"
         browser.click(f"{sent} button")
         assert browser.evaluate(f"document.querySelector('{sent}').getAttribute('aria-sort')") == "descending"
         assert browser.evaluate(shown) == ["fedavg", "local"]

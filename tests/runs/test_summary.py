@@ -54,7 +54,7 @@ def test_a_comparison_is_a_table() -> None:
     """A row per algorithm, columns in line; before it is run, one line."""
     compared = atoll.compare("local,fedavg", **TINY, seeds=2)
     title, words, empty, head, *rows = str(compared).splitlines()
-    assert title == "csbm, random, mean ± standard deviation over 2 seeds (%)"
+    assert title == "csbm, random, mean ± standard deviation (n − 1) over 2 seeds (%)"
     assert words == "evaluation personal (local) and global (fedavg), average pooled, best round by validation loss"
     assert not empty
     assert head.split() == ["accuracy", "minority", "MB", "up", "MB", "down", "seconds"]

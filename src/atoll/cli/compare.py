@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll.cli.options import (
-    Dataset,
     Log,
     Parties,
     Partition,
@@ -26,6 +26,7 @@ from atoll.errors import AtollError
 
 if TYPE_CHECKING:
     from atoll.runs.comparison import Comparison
+    from atoll.runs.parallel import Pool
     from atoll.runs.result import Result
     from atoll.runs.trial import Trial
     from atoll.runs.tuning import TuningRequest
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 def compare(
     algorithms: Annotated[str, typer.Argument(help="Algorithms, separated by commas.")],
-    dataset: Dataset = None,
+    dataset: Annotated[str | None, typer.Option(help="As for `atoll run`; several with commas, then ranks over them.")] = None,
     partition: Partition = None,
     parties: Parties = None,
     model: Annotated[str | None, typer.Option(help="Models (`atoll models`, or a FILE.py), separated by commas.")] = None,
@@ -64,26 +65,67 @@ def compare(
 
     if tune == 0 and (space != "defaults" or tune_seeds != "2"):
         raise AtollError("--space and --tune-seeds are for tuning; give --tune N, the number of trials, too.")
-    request = read_request(tune, tune_seeds, space, option="--tune-seeds") if tune else None
-    comparison = Comparison(
-        split_names(algorithms),
-        dataset=dataset,
-        models=split_names(model),
-        seeds=read_seeds(seeds),
-        partition=partition,
-        parties=parties,
-        values=read_values(sets, rounds=rounds),
-        sweep=read_sweep(sweep),
-        against=against,
-        tuned_files=[read_tuned(path) for path in tuned or []],
-    )
-    _run(comparison, request, out, jobs, quiet, log or [])
-    _show(comparison)
-    if out is not None:
-        from atoll.cli.console import out as console
+    request = read_request(tune, tune_seeds, space, within=True) if tune else None
+    comparisons = {
+        name: Comparison(
+            split_names(algorithms),
+            dataset=each,
+            models=split_names(model),
+            seeds=read_seeds(seeds),
+            partition=partition,
+            parties=parties,
+            values=read_values(sets, rounds=rounds),
+            sweep=read_sweep(sweep),
+            against=against,
+            tuned_files=[read_tuned(path) for path in tuned or []],
+        )
+        for name, each in read_datasets(dataset).items()
+    }
+    if jobs != 1 and log:
+        raise AtollError("--log is for runs in this process; leave --jobs or --log out.")
+    _compare(comparisons, request, out, jobs, quiet, log or [])
 
-        comparison.save(out / "comparison.json")
+
+def _compare(
+    comparisons: dict[str, Comparison],
+    request: TuningRequest | None,
+    out: Path | None,
+    jobs: int,
+    quiet: bool,
+    log: list[str],
+) -> None:
+    """Run and show the comparison of each dataset, then the ranks over them; all are checked before the first run."""
+    from atoll.cli.console import out as console
+    from atoll.runs import parallel
+
+    for comparison in comparisons.values():
+        comparison.check(request)
+    with parallel.open_pool(jobs) as pool:
+        for name, comparison in comparisons.items():
+            folder = out / name if out is not None and len(comparisons) > 1 else out
+            _run(comparison, request, folder, pool, quiet, log)
+            _show(comparison)
+            if folder is not None:
+                comparison.save(folder / "comparison.json")
+    if len(comparisons) > 1:
+        _show_ranks(comparisons, out)
+    if out is not None:
         console.print(f"Written to {out}")
+
+
+def read_datasets(text: str | None) -> dict[str, str | None]:
+    """`cora,citeseer` → both by name; a path that has a comma is one dataset."""
+    if text is None or "," not in text or Path(text).exists():
+        return {"": text}
+    datasets: dict[str, str | None] = {}
+    for each in split_names(text):
+        name = Path(each).name
+        if name in datasets:
+            raise AtollError(f"--dataset names {name} twice; name each dataset once.")
+        datasets[name] = each
+    if not datasets:
+        raise AtollError("--dataset is a comma; give the name of a dataset (`atoll datasets`), or several separated by commas.")
+    return datasets
 
 
 def read_sweep(items: list[str] | None) -> dict[str, list[str]]:
@@ -100,7 +142,9 @@ def read_sweep(items: list[str] | None) -> dict[str, list[str]]:
     return swept
 
 
-def _run(comparison: Comparison, request: TuningRequest | None, out: Path | None, jobs: int, quiet: bool, log: list[str]) -> None:
+def _run(
+    comparison: Comparison, request: TuningRequest | None, out: Path | None, pool: Pool | None, quiet: bool, log: list[str]
+) -> None:
     from atoll.cli.board import Board
     from atoll.runs import parallel
     from atoll.runs.loggers import open_loggers
@@ -112,17 +156,14 @@ def _run(comparison: Comparison, request: TuningRequest | None, out: Path | None
             watch.finish(result)
         return result
 
-    if jobs != 1 and log:
-        raise AtollError("--log is for runs in this process; leave --jobs or --log out.")
-    with parallel.open_pool(jobs) as pool:
-        if request is not None:
-            with TuningLine(quiet=quiet) as line:
-                comparison.tune(request, pool.execute if pool else execute_here(), out, line.show)
-        with Board(comparison, quiet=quiet) as board:
-            if pool is None:
-                comparison.run(one, out)
-            else:
-                parallel.run(comparison, out, pool, board.watch)
+    if request is not None:
+        with TuningLine(quiet=quiet) as line:
+            comparison.tune(request, pool.execute if pool else execute_here(), out, line.show)
+    with Board(comparison, quiet=quiet) as board:
+        if pool is None:
+            comparison.run(one, out)
+        else:
+            parallel.run(comparison, out, pool, board.watch)
 
 
 def _show(comparison: Comparison) -> None:
@@ -138,3 +179,19 @@ def _show(comparison: Comparison) -> None:
     differences = comparison.differences()
     if differences and len(comparison.seeds) > 1:
         console.print(difference_table(differences, comparison.metric))
+
+
+def _show_ranks(comparisons: dict[str, Comparison], out: Path | None) -> None:
+    """The ranks over the datasets, and ranks.json."""
+    from atoll import storage
+    from atoll.cli.console import out as console
+    from atoll.cli.console import ranks_table
+    from atoll.runs.ranks import MIN_ROWS, mean_ranks
+
+    if any(len(comparison.results) < MIN_ROWS for comparison in comparisons.values()):
+        return  # one algorithm alone has no rank
+    ranks = mean_ranks(comparisons.values(), list(comparisons))
+    console.print(ranks_table(ranks))
+    console.print(ranks.caption, soft_wrap=True)
+    if out is not None:
+        storage.write_whole(out / "ranks.json", (json.dumps(ranks.to_dict(), indent=1) + "\n").encode())

@@ -28,6 +28,7 @@ from atoll.runs.tuned import listed
 from atoll.stages import listening
 
 if TYPE_CHECKING:
+    from atoll.runs.ranks import Ranks
     from atoll.runs.result import Result
     from atoll.runs.tuned import Tuned
 
@@ -197,6 +198,16 @@ def tuned_table(tuned: Mapping[str, Tuned]) -> Table:
     for row, one in tuned.items():
         scores = (one.text(one.default_score), one.text(one.score))
         table.add_row(row, str(len(one.trials)), str(len(one.failed)), *scores, listed(one.values))
+    return table
+
+
+def ranks_table(ranks: Ranks) -> Table:
+    """Each row's mean rank over the datasets and its rank on each."""
+    table = Table(title="Ranks over the datasets", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    for index, name in enumerate(("", "mean rank", *ranks.datasets)):
+        table.add_column(name, justify="right" if index else "left", no_wrap=True)
+    for row, mean, each in zip(ranks.rows, ranks.mean, ranks.by_dataset, strict=True):
+        table.add_row(row, f"{mean:.2f}", *(f"{one:g}" for one in each))
     return table
 
 

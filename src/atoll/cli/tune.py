@@ -81,13 +81,14 @@ def tune(
 
 
 def read_request(
-    trials: int, seeds: str, space: str, sampler: str = "tpe", sampler_seed: int = 0, option: str = "--seeds"
+    trials: int, seeds: str, space: str, sampler: str = "tpe", sampler_seed: int = 0, *, within: bool = False
 ) -> TuningRequest:
-    """The options of tuning as one request."""
+    """The options of tuning as one request; `within` a comparison they have other names."""
     from atoll.runs.space import asked_space
     from atoll.runs.tuning import FIRST_SEED, TuningRequest
 
-    return TuningRequest(trials, read_seeds(seeds, option, FIRST_SEED), asked_space(space), sampler, sampler_seed)
+    chosen = read_seeds(seeds, "--tune-seeds" if within else "--seeds", FIRST_SEED)
+    return TuningRequest(trials, chosen, asked_space(space), sampler, sampler_seed, "--tune" if within else "--trials")
 
 
 class TuningLine:

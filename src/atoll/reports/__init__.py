@@ -19,6 +19,7 @@ from atoll.reports.figures.curves import learning
 from atoll.reports.figures.embeddings import embeddings as embedding_figures
 from atoll.reports.figures.parties import groups, parties
 from atoll.reports.figures.partition import partition
+from atoll.reports.figures.ranks import ranks
 from atoll.reports.gaps import Gaps
 from atoll.reports.page_table import PageTable
 from atoll.reports.partitions import Partition, majority, partition_of
@@ -39,7 +40,7 @@ class Report:
     """Everything a report says, not yet in any format."""
 
     rows: list[Row]
-    table: ComparisonTable
+    tables: list[ComparisonTable]  # one for each data
     cards: list[Figure | PageTable]  # figures and further tables, section by section
     notes: list[str]  # which parties were missing in a run; what could not be shown, and why
 
@@ -71,6 +72,7 @@ def make(paths: Iterable[str | Path], *, embeddings: str = "tsne", progress: Pro
     if all(row.done for row in rows):
         details, maps = _from_models(rows, embeddings, gaps, progress or (lambda _: None))
     cards: list[Figure | PageTable] = [
+        *ranks(rows),
         *learning(rows),
         *classes(rows, details),
         *party_table(rows, details),
@@ -80,7 +82,7 @@ def make(paths: Iterable[str | Path], *, embeddings: str = "tsne", progress: Pro
         *_partitions(rows, gaps),
         *maps,
     ]
-    return Report(rows, table.table(rows, majority), cards, notes + gaps.sentences())
+    return Report(rows, table.tables(rows, majority), cards, notes + gaps.sentences())
 
 
 def _repeated_seeds(row: Row) -> str:
@@ -158,9 +160,9 @@ def write(
         if folder is not None:
             files |= {folder / f"{figure.name}.{form}": matplotlib.draw(figure, form) for figure in report.figures}
     if latex is not None:
-        files[latex] = table.latex(report.table).encode()
+        files[latex] = "\n".join(map(table.latex, report.tables)).encode()
     if markdown is not None:
-        files[markdown] = table.markdown(report.table).encode()
+        files[markdown] = "\n".join(map(table.markdown, report.tables)).encode()
     _save(files)
     return list(files)
 

@@ -95,7 +95,7 @@ def _panel(figure: Figure, axes: Any) -> None:
     from matplotlib.ticker import PercentFormatter
 
     kinds = {"bars": bars, "stack": bars, "heat": heat, "lines": lines, "dots": dots, "boxes": boxes, "reliability": reliability}
-    kinds["intervals"] = intervals
+    kinds |= {"intervals": intervals, "sketch": sketch}
     kinds.get(figure.kind, points)(figure, axes)
     axes.set(xlabel=figure.x, ylabel=figure.y)
     if figure.percent and figure.kind != "heat":
@@ -237,6 +237,25 @@ def heat(figure: Figure, axes: Any) -> None:
             ink = "white" if value > 0.6 * share.max() else "black"
             axes.text(column, line, f"{100 * value:.0f}", ha="center", va="center", fontsize=6, color=ink)
     axes.figure.colorbar(image, ax=axes, format=lambda value, _: f"{100 * value:.0f}%")
+
+
+def sketch(figure: Figure, axes: Any) -> None:
+    """Lines and texts as they are; the picture is as wide as the lines and the names beside them need."""
+    drawing = figure.sketch
+    assert drawing is not None
+    for line in drawing.lines:
+        width = 2.5 if line.wide else 0.8
+        axes.plot([line.x, line.to_x], [line.y, line.to_y], color="black", linewidth=width, solid_capstyle="butt")
+    for text in drawing.texts:
+        written = axes.text(text.x, text.y, shown(text.text).replace("$", r"\$"), ha=text.side, va="center", fontsize=7)
+        written.set_in_layout(False)  # the limits make room for it
+    xs = [x for line in drawing.lines for x in (line.x, line.to_x)]
+    room = {side: max((len(one.text) for one in drawing.texts if one.side == side), default=0) for side in ("left", "right")}
+    unit = (max(xs) - min(xs)) / (0.7 * WIDTH)  # per inch
+    axes.set_xlim(min(xs) - unit * LETTER_WIDTH * room["right"], max(xs) + unit * LETTER_WIDTH * room["left"])
+    axes.figure.set_figwidth(0.7 * WIDTH + LETTER_WIDTH * (room["left"] + room["right"]))
+    axes.set_ylim(min(line.to_y for line in drawing.lines) - 0.3, max(text.y for text in drawing.texts) + 0.2)
+    axes.set_axis_off()
 
 
 def _color(index: int) -> str:

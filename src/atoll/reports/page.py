@@ -35,8 +35,7 @@ def render(report: Report) -> str:
         "summary": escape(titles.summary(report.rows)),
         "refresh": "" if report.done else f"<meta http-equiv=refresh content={REFRESH}>",
         "going": "" if report.done else f"<p class=going role=status>{escape(progress(report.rows))}</p>",
-        "table": table.html(report.table),
-        "caption": escape(report.table.caption),
+        "tables": tables(report.tables),
         "contents": contents(report.cards),
         "sections": sections(report.cards),
         "notes": notes(report.notes),
@@ -47,6 +46,13 @@ def render(report: Report) -> str:
     }
     template = importlib.resources.files("atoll.reports").joinpath("page.html").read_text()
     return re.sub(r"<!--atoll:(\w+)-->", lambda match: parts[match[1]], template)
+
+
+def tables(several: Sequence[table.ComparisonTable]) -> str:
+    """The comparison: a table for each data, with its caption."""
+    return "\n".join(
+        f"<div class=wide tabindex=0>{table.html(each)}</div><p class=note>{escape(each.caption)}</p>" for each in several
+    )
 
 
 def progress(rows: Sequence[Row]) -> str:

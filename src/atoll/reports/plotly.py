@@ -16,6 +16,8 @@ HORIZONTAL_FROM = 12  # letters of a name from which on bars may be horizontal
 MAX_HORIZONTAL = 16  # names of parties or classes whose bars may be horizontal
 ROOM = 60  # letters of all names of parties or classes together that fit below upright bars
 MAX_SIZE = 16  # pixels of the largest point of a reliability curve
+SKETCH_LETTERS = 32  # of a text that is as long as a sketch is wide
+SKETCH = "#888888"  # lines of a sketch, on a light and on a dark page
 ALWAYS_NAMED = ("Learning", "Cost")  # sections whose figures have a legend even for a single series
 
 
@@ -41,7 +43,10 @@ def plot(figure: Figure) -> dict[str, Any]:
     if figure.kind == "reliability":
         layout["xaxis"] |= {"tickformat": ".0%", "range": [0, 1.02]}
         layout["yaxis"] |= {"range": [-0.02, 1.02]}
-    if figure.heat is not None:
+    if figure.kind == "sketch":
+        layout["xaxis"], layout["yaxis"] = {"visible": False, "range": sketch_range(figure)}, {"visible": False}
+        traces = sketch(figure)
+    elif figure.heat is not None:
         traces = heat(figure)
     else:
         traces = [trace for series in figure.series for trace in traces_of(figure, series)]
@@ -65,6 +70,36 @@ def legend(figure: Figure) -> list[dict[str, str]]:
         }
         for series in figure.series
     ]
+
+
+def sketch(figure: Figure) -> list[dict[str, Any]]:
+    """Thin lines, wide lines and texts, each as one trace in the color of the page's text."""
+    drawing = figure.sketch
+    assert drawing is not None
+    traces: list[dict[str, Any]] = []
+    for wide in (False, True):
+        lines = [line for line in drawing.lines if line.wide == wide]
+        x = [value for line in lines for value in (line.x, line.to_x, None)]
+        y = [value for line in lines for value in (line.y, line.to_y, None)]
+        style = {"mode": "lines", "line": {"color": SKETCH, "width": 4 if wide else 1}}
+        traces.append({"type": "scatter", "hoverinfo": "skip", "x": short(x), "y": short(y)} | style)
+    for side, position in (("left", "middle right"), ("right", "middle left"), ("center", "top center")):
+        texts = [text for text in drawing.texts if text.side == side]
+        if texts:
+            where = {"x": short([text.x for text in texts]), "y": short([text.y for text in texts])}
+            words = {"text": [label(text.text) for text in texts], "textposition": position, "textfont": {"size": 12}}
+            traces.append({"type": "scatter", "hoverinfo": "skip", "mode": "text", "cliponaxis": False} | where | words)
+    return traces
+
+
+def sketch_range(figure: Figure) -> list[float]:
+    """The ends of a sketch's lines, with room for the texts that begin or end there."""
+    drawing = figure.sketch
+    assert drawing is not None
+    xs = [x for line in drawing.lines for x in (line.x, line.to_x)]
+    letter = (max(xs) - min(xs)) / SKETCH_LETTERS
+    room = {side: max((len(one.text) for one in drawing.texts if one.side == side), default=0) for side in ("left", "right")}
+    return [min(xs) - letter * room["right"], max(xs) + letter * room["left"]]
 
 
 def traces_of(figure: Figure, series: Series) -> list[dict[str, Any]]:

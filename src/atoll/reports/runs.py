@@ -13,12 +13,15 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.runs import absence
+from atoll.runs.comparison import TUNING
 from atoll.runs.config import GIVEN, Config
 from atoll.runs.folder import Folder
 from atoll.runs.metrics import mean_std
-from atoll.runs.own_partition import unlocated
+from atoll.runs.model_files import folder_of, read_description
+from atoll.runs.own_partition import PARTITION, unlocated
 from atoll.runs.reader import read
 from atoll.runs.result import Result
+from atoll.runs.terms import data_key
 
 MAX_NAMES = 4  # of sites in a title
 
@@ -103,6 +106,25 @@ class Row:
     runs: list[StoredRun] = field(default_factory=list)
 
     @property
+    def data(self) -> str:
+        """What decides its data, as text: rows that differ in it do not belong in one table."""
+        run = self.runs[0]
+        key = data_key(unlocated(run.config, run.path)) | {"names": run.result.names if run.config.dataset == GIVEN else ()}
+        return json.dumps(key, sort_keys=True, default=str)
+
+    @property
+    def digest(self) -> str:
+        """Of the data, where it was given as an object and so has no name; empty where all nodes are in one place."""
+        run = self.runs[0]
+        given = run.config.dataset == GIVEN or unlocated(run.config, run.path).partition == PARTITION
+        if not given or run.result.scenario == "whole":
+            return ""
+        try:
+            return f"{run.config.seed} {read_description(folder_of(run.path)).get('data', {}).get('digest', '')}"
+        except AtollError:
+            return ""
+
+    @property
     def done(self) -> bool:
         """Whether all of them are over."""
         return all(run.result.finished for run in self.runs)
@@ -154,6 +176,7 @@ def gather(paths: Iterable[Path]) -> list[StoredRun]:
             raise AtollError(f"{path} does not exist; give the folders that --out named.")
         if path.is_dir():
             inside = [path] if (path / "config.toml").is_file() else sorted(item.parent for item in path.rglob("config.toml"))
+            inside = [folder for folder in inside if TUNING not in folder.relative_to(path).parts]  # not trials of tuning
             if not inside:
                 raise AtollError(f"{path} is not a run: it holds no config.toml; give the folders that --out named.")
             folders += inside
@@ -185,10 +208,44 @@ def grouped(runs: Sequence[StoredRun]) -> list[Row]:
             for index, other in enumerate(settings)
             if data[index] == data[number] and other["algorithm"] == own["algorithm"]
         ]
-        differing = [name for name in own if len({str(other.get(name)) for other in peers}) > 1]
-        words = [str(own[name]) if name == "settings.model" else f"{name.rpartition('.')[2]}={own[name]}" for name in differing]
-        rows.append(Row(" ".join([str(own["algorithm"]), *data[number], *words]), sorted(group, key=lambda run: run.config.seed)))
+        ordered = sorted(group, key=lambda run: run.config.seed)
+        rows.append(Row(" ".join([str(own["algorithm"]), *data[number], *_differing(own, peers)]), ordered))
     return rows
+
+
+def _differing(own: dict[str, Any], peers: Sequence[dict[str, Any]]) -> list[str]:
+    """The settings in which a row differs from others."""
+    names = [name for name in own if len({str(other.get(name)) for other in peers}) > 1]
+    return [str(own[name]) if name == "settings.model" else f"{name.rpartition('.')[2]}={own[name]}" for name in names]
+
+
+def methods(rows: Sequence[Row]) -> list[str]:
+    """Names of rows with the same data: the algorithm, and the settings in which rows of one algorithm differ."""
+    settings = [flat_settings(row.runs[0]) for row in rows]
+    names = []
+    for own in settings:
+        peers = [other for other in settings if other["algorithm"] == own["algorithm"]]
+        names.append(" ".join([str(own["algorithm"]), *_differing(own, peers)]))
+    return names
+
+
+def by_data(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows with the same data together, in order of the first of each.
+
+    Graphs that were given as objects are told apart by their digests; a row that pools all nodes has another one and joins
+    the others if they have one in common.
+    """
+    groups: dict[str, dict[str, list[Row]]] = {}
+    for row in rows:
+        groups.setdefault(row.data, {}).setdefault(row.digest, []).append(row)
+    found: list[list[Row]] = []
+    for several in groups.values():
+        pooled = several.get("", [])
+        if pooled and len(several) == 2:
+            found.append([row for row in rows if row in pooled or any(row in each for each in several.values())])
+        else:
+            found += several.values()
+    return found
 
 
 def _data_words(settings: Sequence[dict[str, Any]], short: Sequence[str]) -> list[list[str]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.errors import shown
 from atoll.reports.figures.figure import PALETTE
+from atoll.reports.figures.ranks import data_names
 from atoll.reports.page_table import escape, unbroken
-from atoll.reports.runs import Row
+from atoll.reports.runs import Row, by_data
 from atoll.reports.titles import count
 from atoll.runs.metrics import in_order, mean_std, mean_text, metric_format, metrics_table
 from atoll.tasks import Metric
@@ -51,11 +52,25 @@ class ComparisonTable:
     labels: list[str]
     columns: list[TableColumn]
     caption: str
+    colors: list[int]  # of each row, as in the figures
+
+
+def tables(rows: Sequence[Row], majority: Callable[[Row], tuple[float, float | None] | None]) -> list[ComparisonTable]:
+    """One table for each data: runs with different graphs, partitions, splits or features never stand in one table."""
+    groups = by_data(rows)
+    if len(groups) == 1:
+        return [table(rows, majority)]
+    found = []
+    for name, group in zip(data_names(groups), groups, strict=True):
+        made = table(group, majority)
+        colors = [next(number for number, row in enumerate(rows) if row is each) for each in group]
+        found.append(replace(made, caption=f"{name}: {made.caption[0].lower()}{made.caption[1:]}", colors=colors))
+    return found
 
 
 def table(rows: Sequence[Row], majority: Callable[[Row], tuple[float, float | None] | None]) -> ComparisonTable:
     """Mean ± standard deviation over the seeds of every metric, then rounds, megabytes and seconds."""
-    comparable = len({row.data_name for row in rows}) == 1
+    comparable = len({row.data for row in rows}) == 1
     columns = [TableColumn("seeds", [TableCell(len(row.runs), digits=0) for row in rows])]
     known = metrics_table()
     for name in metrics_of(rows):
@@ -78,7 +93,7 @@ def table(rows: Sequence[Row], majority: Callable[[Row], tuple[float, float | No
         measures["simulated s"] = ([[run.axis("simulated_seconds")[-1] for run in row.runs] for row in rows], 2)
     for heading, (values, digits) in measures.items():
         columns.append(TableColumn(heading, [TableCell((mean_std(each) or (0.0,))[0], digits=digits) for each in values]))
-    return ComparisonTable([row.label for row in rows], columns, _caption(rows))
+    return ComparisonTable([row.label for row in rows], columns, _caption(rows), list(range(len(rows))))
 
 
 def _cell(pair: tuple[float, float | None] | None, shown: Metric) -> TableCell:
@@ -92,7 +107,7 @@ def _cell(pair: tuple[float, float | None] | None, shown: Metric) -> TableCell:
 def _caption(rows: Sequence[Row]) -> str:
     caption = "Test metrics at the round with the best validation score"
     if any(row.several for row in rows):
-        caption += f": mean ± standard deviation over {count({len(row.runs) for row in rows}, 'seed', 'seeds')}"
+        caption += f": mean ± standard deviation (n − 1) over {count({len(row.runs) for row in rows}, 'seed', 'seeds')}"
         caption += "; rounds, megabytes and seconds are means"
     going = sum(not run.result.finished for row in rows for run in row.runs)
     return f"{caption}." + (f" Runs still going: {going}." if going else "")
@@ -119,7 +134,8 @@ def html(table: ComparisonTable) -> str:
     ]
     lines = []
     for number, label in enumerate(table.labels):
-        swatch = f"<i class=swatch style='--c:{PALETTE[number % len(PALETTE)]}'></i>" if len(table.labels) > 1 else ""
+        color = PALETTE[table.colors[number] % len(PALETTE)]
+        swatch = f"<i class=swatch style='--c:{color}'></i>" if len(table.labels) > 1 or table.colors != [0] else ""
         cells = [f"<th scope=row data-v='{escape(label, quote=True)}'>{swatch}{escape(label)}</th>"]
         for column in table.columns:
             cell = column.cells[number]
@@ -130,7 +146,7 @@ def html(table: ComparisonTable) -> str:
             cells.append(f"<td class='n{mark}' data-v='{value}'>{text}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
     head, body = "".join(heads), "\n".join(lines)
-    return f"<table id=results><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
+    return f"<table class=results><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
 
 
 def markdown(table: ComparisonTable) -> str:

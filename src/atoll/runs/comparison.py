@@ -64,7 +64,7 @@ class Comparison:
         >>> comparison
         Comparison(local, fedavg on csbm; 2 seeds)
         >>> print(comparison)  # doctest: +ELLIPSIS
-        csbm, metis, mean ± standard deviation over 2 seeds (%)
+        csbm, metis, mean ± standard deviation (n − 1) over 2 seeds (%)
         ...
     """
 
@@ -149,12 +149,20 @@ class Comparison:
             made[row] = Tuning(row, request, space, self._configurer(terms, algorithm, model, point))
         return made
 
-    def tune(self, request: TuningRequest, execute: Execute, out: Path | None = None, progress: Progress | None = None) -> None:
-        """Tune every row before it is run; with `out`, in folders of `out/tuning`. Reported seeds must be others."""
-        if shared := sorted(set(request.seeds) & set(self.seeds)):
+    def check(self, request: TuningRequest | None = None) -> None:
+        """Check everything before the first run; with tuning, that reported seeds are not tuned on."""
+        if request is None:
+            self.trials()
+        elif shared := sorted(set(request.seeds) & set(self.seeds)):
             raise AtollError(
                 f"Seed {', '.join(map(str, shared))} would be both tuned on and reported; choose other --tune-seeds or --seeds."
             )
+        else:
+            self.tunings(request)
+
+    def tune(self, request: TuningRequest, execute: Execute, out: Path | None = None, progress: Progress | None = None) -> None:
+        """Tune every row before it is run; with `out`, in folders of `out/tuning`."""
+        self.check(request)
         for row, tuning in self.tunings(request).items():
             folder = None if out is None else out / TUNING / row.replace(" ", "-")
             self.tuned[row] = tuning.run(execute, folder, progress)

@@ -43,7 +43,8 @@ def comparison_title(comparison: Comparison) -> str:
     config = next(iter(comparison.results.values()))[0].config
     count = len(comparison.seeds)
     unit = " (%)" if metric_format(comparison.metric).percent else ""
-    title = f"{config.dataset}, {config.partition}, mean ± standard deviation over {count} seed{'s' if count > 1 else ''}{unit}"
+    seeds = f"{count} seed{'s' if count > 1 else ''}"
+    title = f"{config.dataset}, {config.partition}, mean ± standard deviation (n − 1) over {seeds}{unit}"
     return f"{shown(title)}\n{shown(_words(comparison))}"
 
 
@@ -78,7 +79,7 @@ def comparison_cells(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 def _score(rows: Sequence[Mapping[str, Any]]) -> str:
     """The most important metric of a task without accuracy."""
-    known = {"row", "seeds", "mb_up", "mb_down", "seconds"}
+    known = {"row", "seeds", "selected", "tuned", "mb_up", "mb_down", "seconds"}
     names = in_order(name for row in rows for name in row if name not in known and not name.endswith("_std"))
     return next(iter(names), "accuracy")
 

@@ -62,6 +62,7 @@ class TuningRequest:
     space: Mapping[str, Any] | None = None  # as a file has it; None: the defaults
     sampler: str = "tpe"
     sampler_seed: int = 0
+    option: str = "--trials"  # of the command line, which errors name
 
 
 class Tuning:
@@ -77,7 +78,7 @@ class Tuning:
         self.selection = Selection.of(self.base.run)
         self.first = {name: _current(self.base, name) for name in space}
         search.open_search(space, request.sampler, request.sampler_seed, higher_is_better=True, first=self.first)
-        search.check_trials(request.trials, request.sampler, space, self.first)
+        search.check_trials(request.trials, request.sampler, space, self.first, request.option)
         full = request.sampler == "grid"
         self.count = search.GridSearch(space, self.first).size if full else request.trials
         configure(self.first, request.seeds[0])

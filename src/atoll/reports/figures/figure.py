@@ -54,11 +54,40 @@ class Heat:
 
 
 @dataclass(frozen=True)
+class Line:
+    """A straight line of a sketch."""
+
+    x: float
+    y: float
+    to_x: float
+    to_y: float
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text of a sketch; `side` is where it stands to its point: left means that it begins there."""
+
+    x: float
+    y: float
+    text: str
+    side: str
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """A drawing of lines and texts, without axes."""
+
+    lines: Sequence[Line]
+    texts: Sequence[Text]
+
+
+@dataclass(frozen=True)
 class Figure:
     """One figure.
 
-    `kind` is lines, points, bars, stack, heat, map (points without axes) or reliability (joined points and the diagonal);
-    matplotlib also draws dots and boxes.
+    `kind` is lines, points, bars, stack, heat, map (points without axes), reliability (joined points and the diagonal) or
+    sketch (lines and texts without axes); matplotlib also draws dots and boxes.
     """
 
     name: str  # also its file's
@@ -74,6 +103,7 @@ class Figure:
     log: bool = False  # logarithmic x, of lines for a paper
     log_y: bool = False  # logarithmic y
     table: PageTable | None = None  # beside the figure on the page
+    sketch: Sketch | None = None
 
 
 def thin(points: Sequence[Point], most: int = MAX_POINTS, log: bool = False) -> list[Point]:

@@ -1,0 +1,89 @@
+"""Mean ranks over datasets as a critical-difference picture (Demšar, JMLR 2006): a bar joins rows that may be equally good."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from atoll.reports.figures.figure import Figure, Line, Sketch, Text
+from atoll.reports.page_table import PageTable
+from atoll.reports.runs import Row, by_data, methods
+from atoll.runs.metrics import metric_format
+from atoll.runs.ranks import MIN_DATASETS, MIN_ROWS, Ranks, rank
+from atoll.runs.scores import selected_metric
+from atoll.tasks import TASKS
+
+SECTION = "Ranks"
+MARGIN = 0.06  # of the axis' length, between its ends and the names
+BAR, STEP = 0.18, 0.16  # the first bar's depth below the axis, and between bars
+
+
+def ranks(rows: Sequence[Row]) -> list[Figure]:
+    """The picture of the methods that were run on every dataset; nothing where there are fewer than two of either."""
+    found = ranks_of(rows)
+    if found is None:
+        return []
+    caption = f"{found.caption} A bar joins rows that are not significantly different."
+    headings = ["", "mean rank", *found.datasets]
+    cells = [
+        [row, f"{mean:.2f}", *(f"{one:g}" for one in each)]
+        for row, mean, each in zip(found.rows, found.mean, found.by_dataset, strict=True)
+    ]
+    table = PageTable("ranks", SECTION, "Ranks by dataset", headings, cells)
+    title = "Mean ranks and critical difference"
+    return [Figure("ranks", SECTION, title, "sketch", sketch=sketch(found), caption=caption, table=table)]
+
+
+def ranks_of(rows: Sequence[Row]) -> Ranks | None:
+    """Ranks by the means over the seeds of the score, or of the metric of `select_by`; None where there is nothing to rank."""
+    datasets = by_data(rows)
+    named = [dict(zip(methods(each), each, strict=True)) for each in datasets]
+    shared = [name for name in named[0] if all(name in each for each in named)] if named else []
+    if len(datasets) < MIN_DATASETS or len(shared) < MIN_ROWS:
+        return None
+    run = rows[0].runs[0].config
+    metric = selected_metric(run) or TASKS.find(run.run.task).score
+    tables = [{name: each[name].mean(metric) for name in shared} for each in named]
+    if any(each[name] is None for each in tables for name in shared):
+        return None
+    values = {name: [pair[0] for each in tables if (pair := each[name]) is not None] for name in shared}
+    return rank(values, data_names(datasets), metric, higher_is_better=metric_format(metric).higher_is_better)
+
+
+def data_names(datasets: Sequence[Sequence[Row]]) -> list[str]:
+    """A name for each dataset: its own, with the partition and a number where they would be the same."""
+    plain = [each[0].data_name for each in datasets]
+    named = [
+        name if plain.count(name) == 1 else f"{name}, {each[0].runs[0].config.partition}"
+        for name, each in zip(plain, datasets, strict=True)
+    ]
+    return [name if named.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(named, 1)]
+
+
+def sketch(found: Ranks) -> Sketch:
+    """The axis of ranks, the names with a line to their mean rank, the bars of the groups, and the critical difference."""
+    count = len(found.rows)
+    left, right = 1.0, float(count)
+    lines = [Line(left, 0.0, right, 0.0)]
+    texts = []
+    for number in range(1, count + 1):
+        lines.append(Line(number, 0.0, number, 0.1))
+        texts.append(Text(number, 0.16, str(number), "center"))
+    bars = [(found.rows.index(group[0]), found.rows.index(group[-1])) for group in found.groups]
+    lines += [
+        Line(found.mean[first] - 0.03, -BAR - STEP * depth, found.mean[last] + 0.03, -BAR - STEP * depth, wide=True)
+        for depth, (first, last) in enumerate(bars)
+    ]
+    lowest = -BAR - STEP * len(bars)
+    half = math.ceil(count / 2)
+    gap = MARGIN * (right - left)
+    for index, (row, mean) in enumerate(zip(found.rows, found.mean, strict=True)):
+        first = index < half
+        level = lowest - 0.25 * (index + 1 if first else count - index)
+        end = left - gap if first else right + gap
+        lines += [Line(mean, 0.0, mean, level), Line(mean, level, end, level)]
+        label = f"{row} ({mean:.2f})"
+        texts.append(Text(end - gap / 3 if first else end + gap / 3, level, label, "right" if first else "left"))
+    lines.append(Line(left, 0.5, left + found.critical_difference, 0.5, wide=True))
+    texts.append(Text(left, 0.62, f"critical difference {found.critical_difference:.2f}", "left"))
+    return Sketch(lines, texts)
