@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "100000")
-LONG = ("soak",)  # only when asked for by name
+LONG = (
+    "compare",
+    "soak",
+)  # only when asked for by name
 
 
 def main(names: list[str]) -> None:

@@ -10,6 +10,7 @@ import torch
 
 import atoll
 from atoll.errors import AtollError
+from atoll.runs import worker
 
 SMALL: dict[str, Any] = {"dataset": "csbm", "partition": "random", "parties": 2, "nodes": 60, "rounds": 2, "seeds": 2}
 
@@ -30,6 +31,40 @@ def test_processes_give_the_same_numbers(tmp_path: Path) -> None:
     again = {path: path.read_bytes() for path in tmp_path.glob("*/result.json")}
     atoll.compare("local,fedavg", jobs=2, out=tmp_path, **SMALL)
     assert {path: path.read_bytes() for path in tmp_path.glob("*/result.json")} == again
+
+
+def test_every_kind_of_run_gives_the_same_bits(tmp_path: Path) -> None:
+    """Models and histories too, not only metrics, whichever process ran what before."""
+    arguments = SMALL | {"seeds": 1, "dropout": 0.5}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        atoll.compare("fedavg,fedspray,gcfl,local", out=tmp_path / "here", **arguments)
+    finally:
+        torch.set_num_threads(threads)
+    atoll.compare("fedavg,fedspray,gcfl,local", out=tmp_path / "there", jobs=2, **arguments)
+    for one in sorted((tmp_path / "here").iterdir()):
+        here, there = atoll.read(one), atoll.read(tmp_path / "there" / one.name)
+        assert [_timeless(row) for row in here.rows] == [_timeless(row) for row in there.rows]
+        files = [next((folder / "model").glob("*.safetensors")).read_bytes() for folder in (one, tmp_path / "there" / one.name)]
+        assert files[0] == files[1]
+
+
+def _timeless(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "seconds"}
+
+
+def test_rounds_are_reported_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first and the last for certain, however fast they are."""
+    told: list[int] = []
+    monkeypatch.setattr(worker, "report", lambda row, rounds: told.append(row["round"]))
+    monkeypatch.setattr(worker, "SECONDS_BETWEEN_REPORTS", 1e9)
+    rounds = worker.Rounds()
+    for number in range(1, 6):
+        rounds({"round": number}, 5)
+    rounds.finish()
+    rounds.finish()
+    assert told == [1, 5]
 
 
 def test_a_failing_run_is_one_sentence() -> None:

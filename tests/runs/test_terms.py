@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,6 +43,34 @@ def test_every_pair_has_the_same_data_settings(pair: tuple[str, str]) -> None:
             assert getattr(first, name) == getattr(second, name), name
         assert first.seed == second.seed
         assert data_key(first) == data_key(second)
+
+
+CHANGES: list[tuple[str, dict[str, Any]]] = [
+    ("dataset", {"dataset": "citeseer"}),
+    ("partition", {"partition": "elsewhere.npz"}),
+    ("parties", {"parties": 11}),
+    ("partition_seed", {"partition_settings": {"partition_seed": 5}}),
+    ("split", {"split": {"split": "by_class"}}),
+    ("normalize_features", {"data": {"normalize_features": None}}),
+]
+
+
+@pytest.mark.parametrize("pair", [pair for pair in PAIRS if partition_for(*pair)], ids=lambda pair: "-".join(pair))
+def test_no_pair_with_different_data_stands_in_one_table(pair: tuple[str, str]) -> None:
+    """Whichever setting of the data differs, and whichever of the two it is; seeds and the algorithms' own settings may."""
+    comparison = Comparison(pair, dataset="cora", partition=partition_for(*pair), seeds=[1])
+    first, second = (trial.config for trial in comparison.trials())
+    check_same_data({"a": first, "b": replace(second, seed=9)})
+    for name, change in CHANGES:
+        flipped = {"normalize_features": not second.data.normalize_features} if name == "normalize_features" else None
+        values = {
+            key: replace(getattr(second, key), **(flipped or value)) if isinstance(value, dict) else value
+            for key, value in change.items()
+        }
+        other = replace(second, **values)
+        for pairs in ({"a": first, "b": other}, {"b": other, "a": first}):
+            with pytest.raises(AtollError, match=rf"have different data \({name} is .*they cannot stand in one table"):
+                check_same_data(pairs)
 
 
 @pytest.mark.parametrize("pair", [("fedavg", "fedgl"), ("fedgl", "fedavg"), ("fedavg", "fedmlp"), ("centralized", "fedgl")])

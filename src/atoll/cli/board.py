@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from atoll.runs.comparison import Comparison
     from atoll.runs.trial import Trial
 
+SECONDS_BETWEEN_TABLES = 0.2
+
 
 class Board:
     """Shows, while a comparison runs, each row's seeds, rounds and validation score; on a terminal as a table that changes."""
@@ -28,7 +30,7 @@ class Board:
         self.seeds = len(list(comparison.seeds))
         self.metric = "val_accuracy"
         self.rows: dict[str, dict[int, tuple[Mapping[str, Any], int]]] = {}  # by row and seed: the last round, of how many
-        self.reported = time.perf_counter()
+        self.reported, self.drawn = time.perf_counter(), 0.0
         self.live = (
             Live(self._table(), console=err, transient=True, refresh_per_second=4) if err.is_terminal and not quiet else None
         )
@@ -48,7 +50,9 @@ class Board:
         self.metric = f"val_{selected_metric(trial.config) or 'accuracy'}"
         self.rows.setdefault(trial.row, {})[trial.config.seed] = (row, rounds)
         if self.live:
-            self.live.update(self._table())
+            if time.perf_counter() >= self.drawn + SECONDS_BETWEEN_TABLES:  # rounds may be many per second
+                self.drawn = time.perf_counter()
+                self.live.update(self._table())
         elif not self.quiet and time.perf_counter() - self.reported > PLAIN_EVERY:
             self.reported = time.perf_counter()
             print(shown(f"{trial.label}: round {row['round']}/{rounds}"), file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """Trials in several processes with one thread each; results are read from their folders.
 
 Two such processes are faster than one with two threads on small graphs, and the numbers are those of one thread. A process stays
-for all trials: it imports torch once and keeps the data of its last trials.
+for all trials: it imports torch and reads a known dataset once.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """A worker process of `parallel`: it runs trials that its parent names, one after the other, with one thread.
 
-A command holds a configuration and a folder; a report, each round's row, then `done` or the sentence that says what is wrong.
+A command holds a configuration and a folder; a report, some rounds' rows, then `done` or the sentence that says what is wrong.
 """
 
 from __future__ import annotations
 
+import time
 import traceback
 import warnings
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 from atoll.child import commands, report
 from atoll.errors import AtollError
+
+SECONDS_BETWEEN_REPORTS = 0.2
 
 
 def run_command(command: dict[str, Any]) -> None:
@@ -21,7 +24,30 @@ def run_command(command: dict[str, Any]) -> None:
 
     document = command["config"]  # of the parent process, which is its user's own
     trial = Trial(command["row"], config.from_dict(document, "The configuration", config.user_model(document)))
-    trial.run(Path(command["folder"]), None, lambda row, rounds: report(row=row, rounds=rounds))
+    rounds = Rounds()
+    trial.run(Path(command["folder"]), None, rounds)
+    rounds.finish()
+
+
+class Rounds:
+    """Reports the rounds of a run to the parent: the first, then at most a few per second, and the last."""
+
+    def __init__(self) -> None:
+        self.next = 0.0
+        self.unsent: dict[str, Any] = {}
+
+    def __call__(self, row: dict[str, Any], rounds: int) -> None:
+        """Called with every round."""
+        self.unsent = {"row": row, "rounds": rounds}
+        if time.perf_counter() >= self.next:
+            self.finish()
+            self.next = time.perf_counter() + SECONDS_BETWEEN_REPORTS
+
+    def finish(self) -> None:
+        """Report the last round, if it is not reported yet."""
+        if self.unsent:
+            report(**self.unsent)
+            self.unsent = {}
 
 
 def main() -> None:
