@@ -7,8 +7,7 @@ BIN := $(VENV)/bin
 
 demo: $(VENV)/.run
 	rm -rf runs/demo
-	$(BIN)/atoll compare local,fedavg,centralized --dataset csbm --seeds 3 --out runs/demo
-	$(BIN)/atoll report runs/demo/* --html runs/demo/report.html
+	PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh runs/demo
 
 demo-deploy: $(VENV)/.dev
 	mkdir -p runs && cd runs && PATH="$(abspath $(BIN)):$$PATH" sh ../examples/deploy.sh
