@@ -76,11 +76,11 @@ def old_names(package: str) -> Callable[[str], Any]:
     """The `__getattr__` of a package that was a module in 0.1: its names from where they are now, each with a warning."""
 
     def find(name: str) -> Any:
-        place = NAMES[package].get(name)
-        if place is None:
+        target = NAMES[package].get(name)
+        if target is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        warnings.warn(f"{package}.{name} is {place.replace(':', '.')} now.", AtollWarning, stacklevel=2)
-        return _resolve(place)
+        warnings.warn(f"{package}.{name} is {target.replace(':', '.')} now.", AtollWarning, stacklevel=2)
+        return _resolve(target)
 
     return find
 
@@ -115,9 +115,9 @@ def install() -> None:
         sys.meta_path.append(OldModules())
 
 
-def _resolve(place: str) -> Any:
-    module, _, attributes = place.partition(":")
-    found: Any = importlib.import_module(module)
+def _resolve(target: str) -> Any:
+    module, _, attributes = target.partition(":")
+    value: Any = importlib.import_module(module)
     for attribute in attributes.split("."):
-        found = getattr(found, attribute)
-    return found
+        value = getattr(value, attribute)
+    return value

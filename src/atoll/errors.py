@@ -54,6 +54,12 @@ def short(value: Any, length: int = 300) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
+def listed(items: Iterable[Any], most: int = 20) -> str:
+    """The first few of many, with commas: `a, b and 3 more`."""
+    words = [str(item) for item in items]
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+
+
 def suggest(name: str, options: Iterable[str]) -> str:
     """The end of an error: `; did you mean 'x'?`, or the list of options."""
     options = list(options)

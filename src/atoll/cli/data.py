@@ -33,20 +33,20 @@ def inspect_folder(
     from atoll.cli.console import out
     from atoll.data.inspection import disagreement, inspect, write_features
 
-    found = inspect(folder)
-    if len(found) == 1:
-        out.print(column_table(found[0]))
+    summaries = inspect(folder)
+    if len(summaries) == 1:
+        out.print(column_table(summaries[0]))
     else:
-        out.print(party_table(found))
-    for one in found:
+        out.print(party_table(summaries))
+    for one in summaries:
         for sentence in one.warnings:
             out.print(f"- {shown(sentence)}", markup=False, highlight=False, soft_wrap=True)
-    if len(found) > 1:
-        sentence = disagreement(found)
-        text = f"The folders do not agree: {sentence}" if sentence else f"The {len(found)} folders agree on their columns."
+    if len(summaries) > 1:
+        sentence = disagreement(summaries)
+        text = f"The folders do not agree: {sentence}" if sentence else f"The {len(summaries)} folders agree on their columns."
         out.print(shown(text), markup=False, highlight=False, soft_wrap=True)
     if write:
-        for path in write_features(found, force=force):
+        for path in write_features(summaries, force=force):
             out.print(f"Written to {shown(str(path))}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -60,15 +60,15 @@ def column_table(one: FolderSummary) -> Table:
     return table
 
 
-def party_table(found: Sequence[FolderSummary]) -> Table:
+def party_table(summaries: Sequence[FolderSummary]) -> Table:
     """A line per column, the folders side by side."""
     table = _table("", "column")
-    for one in found:
+    for one in summaries:
         table.add_column(_cell(f"{one.name} ({one.rows:,} nodes)"), overflow="fold")
-    names = dict.fromkeys(column.name for one in found for column in one.columns)
+    names = dict.fromkeys(column.name for one in summaries for column in one.columns)
     for name in names:
         cells = []
-        for one in found:
+        for one in summaries:
             column = next((column for column in one.columns if column.name == name), None)
             cells.append("–" if column is None else f"{_kind(column)}\n{column.values}")
         table.add_row(*map(_cell, (name, *cells)))

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from atoll.data.builder import compact, row_normalize
-from atoll.errors import AtollError
+from atoll.errors import AtollError, listed
 from atoll.graphs.graph import Graph
 from atoll.graphs.table import KINDS, Column, Floats, Table
 
@@ -53,7 +53,7 @@ class EncodedColumn:
             return ()
         if self.column.kind != "category":
             return (name, *missing)
-        kept = tuple(f"{name}={label or f'#{place}'}" for place, label in enumerate(self.labels))
+        kept = tuple(f"{name}={label or f'#{index}'}" for index, label in enumerate(self.labels))
         return (*kept, *((f"{name}=other",) if self.other else ()), *missing)
 
     def apply(self, values: Floats, names: tuple[str, ...]) -> NDArray[np.float32]:
@@ -65,10 +65,10 @@ class EncodedColumn:
         if self.missing:
             result[absent, -1] = 1
         if self.column.kind == "category":
-            place = self._places(names)[values[~absent].astype(np.int64)] if names else np.empty(0, np.int64)
+            kept_index = self._indices(names)[values[~absent].astype(np.int64)] if names else np.empty(0, np.int64)
             rows = np.flatnonzero(~absent)
-            kept = place >= 0
-            result[rows[kept], place[kept]] = 1
+            kept = kept_index >= 0
+            result[rows[kept], kept_index[kept]] = 1
             if self.other:
                 result[rows[~kept], len(self.labels)] = 1
         elif self.column.kind == "boolean":
@@ -83,15 +83,15 @@ class EncodedColumn:
         if self.column.kind != "category" or not names:
             return {}
         counts = np.bincount(values[~np.isnan(values)].astype(np.int64), minlength=len(names))
-        unknown = np.flatnonzero((self._places(names) < 0) & (counts > 0))
-        return {names[place]: int(counts[place]) for place in unknown}
+        unknown = np.flatnonzero((self._indices(names) < 0) & (counts > 0))
+        return {names[index]: int(counts[index]) for index in unknown}
 
-    def _places(self, names: tuple[str, ...]) -> NDArray[np.int64]:
+    def _indices(self, names: tuple[str, ...]) -> NDArray[np.int64]:
         """The index among the kept values of each name; −1 for another one."""
         if self.column.values:
-            listed = {value: place for place, value in enumerate(self.column.values)}
-            return np.array([listed.get(name, -1) for name in names], np.int64)
-        known = {bucket: place for place, bucket in enumerate(self.buckets)}
+            known_values = {value: index for index, value in enumerate(self.column.values)}
+            return np.array([known_values.get(name, -1) for name in names], np.int64)
+        known = {bucket: index for index, bucket in enumerate(self.buckets)}
         return np.array([known.get(int(code), -1) for code in codes_of(self.column.name, names)], np.int64)
 
 
@@ -126,31 +126,31 @@ class Encoding:
 
     def apply(self, table: Table) -> NDArray[np.float32]:
         """(N, d) the features of a table with the same columns, in any order."""
-        places = {name: place for place, name in enumerate(table.column_names)}
+        indices = {name: index for index, name in enumerate(table.column_names)}
         pieces = []
         for each in self.columns:
-            place = places.get(each.column.name)
-            if place is None:
+            index = indices.get(each.column.name)
+            if index is None:
                 raise AtollError(f"The data has no column `{each.column.name}`, which the model was trained with; add it.")
-            found = table.columns[place].kind
-            if found not in (each.column.kind, "empty") and each.column.kind != "empty":
+            kind = table.columns[index].kind
+            if kind not in (each.column.kind, "empty") and each.column.kind != "empty":
                 raise AtollError(
-                    f"Column `{each.column.name}` is a {found} here, but the model was trained with a {each.column.kind}; "
+                    f"Column `{each.column.name}` is a {kind} here, but the model was trained with a {each.column.kind}; "
                     "correct it, or say in features.toml what it is."
                 )
-            pieces.append(each.apply(table.values[:, place], table.names[place]))
+            pieces.append(each.apply(table.values[:, index], table.names[index]))
         return np.concatenate(pieces, 1) if pieces else np.empty((len(table), 0), np.float32)
 
     def unknown_values(self, table: Table) -> list[str]:
         """A sentence for each column with categories that have no column of their own."""
-        sentences, places = [], {name: place for place, name in enumerate(table.column_names)}
+        sentences, indices = [], {name: index for index, name in enumerate(table.column_names)}
         for each in self.columns:
-            place = places[each.column.name]
-            if found := each.unknown(table.values[:, place], table.names[place]):
-                rows, listed = sum(found.values()), ", ".join(list(found)[:MAX_NAMED]) + (", …" if len(found) > MAX_NAMED else "")
+            index = indices[each.column.name]
+            if unknown := each.unknown(table.values[:, index], table.names[index]):
+                rows, names = sum(unknown.values()), listed(unknown, MAX_NAMED)
                 have = "row has a value" if rows == 1 else "rows have values"
                 sentences.append(
-                    f"column `{each.column.name}`: {rows} {have} unseen or rare in training ({listed}); "
+                    f"column `{each.column.name}`: {rows} {have} unseen or rare in training ({names}); "
                     f"counted as {'other' if each.other else 'none of the known ones'}."
                 )
         return sentences

@@ -39,11 +39,11 @@ class PartyCounts:
         """Rows, and per column the values that are present and those that are not among the given categories."""
         present = ~np.isnan(self.table.values)
         unlisted = np.zeros_like(present)
-        for place, column in enumerate(self.table.columns):
+        for col, column in enumerate(self.table.columns):
             if column.values:
-                listed = np.isin(np.array([*self.table.names[place], ""], object), column.values)
-                rows = present[:, place]
-                unlisted[rows, place] = ~listed[self.table.values[rows, place].astype(np.int64)]
+                listed = np.isin(np.array([*self.table.names[col], ""], object), column.values)
+                rows = present[:, col]
+                unlisted[rows, col] = ~listed[self.table.values[rows, col].astype(np.int64)]
         rows = np.bincount(self.party, minlength=self.parties).astype(np.int64)
         return {"rows": torch.from_numpy(rows), "present": self._sums(present), "unlisted": self._sums(unlisted)}
 
@@ -61,10 +61,10 @@ class PartyCounts:
 
     def sum_columns(self, low: Tensor, high: Tensor) -> dict[str, Tensor]:
         """(P, columns, 2) sums of t and t², t = (value − low) / (high − low) clipped to [0, 1], in units of 2⁻³²."""
-        places = numeric(self.table.columns)
-        sums = np.zeros((self.parties, len(places), 2), np.int64)
-        for index, place in enumerate(places):
-            rows, values = self._present(place)
+        cols = numeric(self.table.columns)
+        sums = np.zeros((self.parties, len(cols), 2), np.int64)
+        for index, col in enumerate(cols):
+            rows, values = self._present(col)
             t = unit_interval(values, float(low[index]), float(high[index]))
             for power in (1, 2):
                 np.add.at(sums[:, index, power - 1], rows, np.round(t**power * FIXED_POINT).astype(np.int64))
@@ -72,9 +72,9 @@ class PartyCounts:
 
     def count_categories(self) -> dict[str, Tensor]:
         """(P, columns, buckets) rows by bucket of the category's name."""
-        places = hashed(self.table.columns)
-        codes = {place: self._codes(place) // (CODES // BUCKETS) for place in places}
-        return {"counts": self._cells(places, lambda index, values: codes[places[index]][values.astype(np.int64)], BUCKETS)}
+        cols = hashed(self.table.columns)
+        codes = {col: self._codes(col) // (CODES // BUCKETS) for col in cols}
+        return {"counts": self._cells(cols, lambda index, values: codes[cols[index]][values.astype(np.int64)], BUCKETS)}
 
     def refine_categories(self, columns: Tensor, buckets: Tensor) -> dict[str, Tensor]:
         """(P, M, parts) rows by part of each of M buckets; `columns` are indices among those that `count_categories` counts."""
@@ -86,64 +86,64 @@ class PartyCounts:
 
     def _parts(self, columns: Tensor, cells: Tensor, count: int) -> dict[str, Tensor]:
         """Rows by part of some of `count` cells of the codes."""
-        places, counts = hashed(self.table.columns), np.zeros((self.parties, len(columns), PARTS), np.int64)
+        cols, counts = hashed(self.table.columns), np.zeros((self.parties, len(columns), PARTS), np.int64)
         for index in np.unique(columns.numpy()).tolist():
             listed = (columns == index).nonzero()[:, 0].numpy()
-            own = cells.numpy()[listed]
-            order = np.argsort(own)
-            rows, code = self._coded(places[index])
+            listed_cells = cells.numpy()[listed]
+            order = np.argsort(listed_cells)
+            rows, code = self._coded(cols[index])
             part = code // (CODES // count // PARTS)
-            nearest = order[np.minimum(np.searchsorted(own[order], part // PARTS), len(own) - 1)]
-            inside = own[nearest] == part // PARTS
+            nearest = order[np.minimum(np.searchsorted(listed_cells[order], part // PARTS), len(listed_cells) - 1)]
+            inside = listed_cells[nearest] == part // PARTS
             np.add.at(counts, (rows[inside], listed[nearest[inside]], part[inside] % PARTS), 1)
         return {"counts": torch.from_numpy(counts)}
 
     def seal_categories(self, columns: Tensor, codes: Tensor) -> dict[str, Tensor]:
         """(P, M) rows with each of M codes, times the sealed code: whoever has the key finds the open one (`opened`); and times
         its tag, by which they find that it is not another (`tag`)."""
-        places = hashed(self.table.columns)
+        cols = hashed(self.table.columns)
         sealed, tags = (np.zeros((self.parties, len(columns)), np.int64) for _ in range(2))
         for index in np.unique(columns.numpy()).tolist():
             listed = (columns == index).nonzero()[:, 0]
             position = {int(codes[row]): row for row in listed.tolist()}
-            column, names = self.table.columns[places[index]].name, self.table.names[places[index]]
+            column, names = self.table.columns[cols[index]].name, self.table.names[cols[index]]
             numbers, marks = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
             target = np.full(len(names), -1)
-            for name, (own, open_code) in enumerate(zip(self._codes(places[index]), codes_of(column, names), strict=True)):
-                if int(own) in position:
-                    target[name] = position[int(own)]
-                    numbers[name] = (int(open_code) + pad(column, int(own), self.key)) % CODES
-                    marks[name] = tag(column, int(own), int(open_code), self.key)
-            rows, values = self._present(places[index])
+            for name, (code, open_code) in enumerate(zip(self._codes(cols[index]), codes_of(column, names), strict=True)):
+                if int(code) in position:
+                    target[name] = position[int(code)]
+                    numbers[name] = (int(open_code) + pad(column, int(code), self.key)) % CODES
+                    marks[name] = tag(column, int(code), int(open_code), self.key)
+            rows, values = self._present(cols[index])
             name_of = values.astype(np.int64)
             inside = target[name_of] >= 0
             np.add.at(sealed, (rows[inside], target[name_of[inside]]), numbers[name_of[inside]])
             np.add.at(tags, (rows[inside], target[name_of[inside]]), marks[name_of[inside]])
         return {"sealed": torch.from_numpy(sealed), "tags": torch.from_numpy(tags)}
 
-    def _codes(self, place: int) -> Ints:
-        return codes_of(self.table.columns[place].name, self.table.names[place], self.key)
+    def _codes(self, col: int) -> Ints:
+        return codes_of(self.table.columns[col].name, self.table.names[col], self.key)
 
-    def _coded(self, place: int) -> tuple[Ints, Ints]:
+    def _coded(self, col: int) -> tuple[Ints, Ints]:
         """The party and the code of each value of a category."""
-        rows, values = self._present(place)
-        return rows, self._codes(place)[values.astype(np.int64)]
+        rows, values = self._present(col)
+        return rows, self._codes(col)[values.astype(np.int64)]
 
-    def _present(self, place: int) -> tuple[Ints, Floats]:
-        values = self.table.values[:, place]
+    def _present(self, col: int) -> tuple[Ints, Floats]:
+        values = self.table.values[:, col]
         rows = np.flatnonzero(~np.isnan(values))
         return self.party[rows], values[rows]
 
     def _sums(self, marks: NDArray[np.bool_]) -> Tensor:
         sums = np.zeros((self.parties, marks.shape[1]), np.int64)
-        for place in range(marks.shape[1]):
-            sums[:, place] = np.bincount(self.party[marks[:, place]], minlength=self.parties)
+        for col in range(marks.shape[1]):
+            sums[:, col] = np.bincount(self.party[marks[:, col]], minlength=self.parties)
         return torch.from_numpy(sums)
 
-    def _cells(self, places: Sequence[int], cell: Callable[[int, Floats], Ints], cells: int) -> Tensor:
-        counts = np.zeros((self.parties, len(places), cells), np.int64)
-        for index, place in enumerate(places):
-            rows, values = self._present(place)
+    def _cells(self, cols: Sequence[int], cell: Callable[[int, Floats], Ints], cells: int) -> Tensor:
+        counts = np.zeros((self.parties, len(cols), cells), np.int64)
+        for index, col in enumerate(cols):
+            rows, values = self._present(col)
             if len(values):
                 flat = np.bincount(rows * cells + cell(index, values), minlength=self.parties * cells)
                 counts[:, index] = flat.reshape(self.parties, cells)
@@ -152,12 +152,12 @@ class PartyCounts:
 
 def numeric(columns: Sequence[Column]) -> list[int]:
     """Columns whose range or mean has to be fitted."""
-    return [place for place, column in enumerate(columns) if column.numeric and (column.low is None or column.mean is None)]
+    return [col for col, column in enumerate(columns) if column.numeric and (column.low is None or column.mean is None)]
 
 
 def hashed(columns: Sequence[Column]) -> list[int]:
     """Categories whose values are not given."""
-    return [place for place, column in enumerate(columns) if column.kind == "category" and not column.values]
+    return [col for col, column in enumerate(columns) if column.kind == "category" and not column.values]
 
 
 def exponent_cell(values: Floats) -> Ints:

@@ -74,28 +74,28 @@ def fit(columns: Sequence[Column], total: Total, max_buckets: int = 1 << 20) -> 
     rows, present, unlisted = (counted[name].numpy() for name in ("rows", "present", "unlisted"))
     ranges, moments, kept = fit_numbers(columns, present, total), {}, fit_categories(columns, total, max_buckets)
     if ranges:
-        low, high = (torch.tensor([ranges[place][end] for place in ranges], dtype=torch.float64) for end in (0, 1))
+        low, high = (torch.tensor([ranges[col][end] for col in ranges], dtype=torch.float64) for end in (0, 1))
         sums = total("sum_columns", low=low, high=high)["sums"].numpy()
-        moments = {place: moments_of(sums[index], int(present[place]), *ranges[place]) for index, place in enumerate(ranges)}
+        moments = {col: moments_of(sums[index], int(present[col]), *ranges[col]) for index, col in enumerate(ranges)}
     encoded = []
-    for place, column in enumerate(columns):
-        each = EncodedColumn(column, missing=bool(present[place] < rows) and column.kind != "empty")
+    for col, column in enumerate(columns):
+        each = EncodedColumn(column, missing=bool(present[col] < rows) and column.kind != "empty")
         if column.numeric:
-            bounds = ranges.get(place, (column.low or 0.0, column.high or 0.0))
-            mean, std = moments.get(place, (0.0, 1.0))
+            bounds = ranges.get(col, (column.low or 0.0, column.high or 0.0))
+            mean, std = moments.get(col, (0.0, 1.0))
             if column.mean is not None and column.std is not None:
                 mean, std = column.mean, column.std
             elif not column.standardize:
                 mean, std = unscaled(column, bounds[0]), 1.0
             each = replace(each, low=bounds[0], high=bounds[1], mean=mean, std=std)
         elif column.values:
-            each = replace(each, labels=column.values, other=bool(unlisted[place] > 0))
+            each = replace(each, labels=column.values, other=bool(unlisted[col] > 0))
         elif column.kind == "category":
-            buckets, few = kept[place].codes, kept[place].rows < present[place]
+            buckets, few = kept[col].codes, kept[col].rows < present[col]
             each = replace(each, buckets=buckets, labels=("",) * len(buckets), other=bool(few))
         encoded.append(each)
     sealed, tags = (
-        tuple(getattr(kept[place], name) if place in kept else () for place in range(len(columns))) for name in ("sealed", "tags")
+        tuple(getattr(kept[col], name) if col in kept else () for col in range(len(columns))) for name in ("sealed", "tags")
     )
     return FittedEncoding(Encoding(tuple(encoded)), sealed, tags)
 
@@ -109,13 +109,13 @@ def unscaled(column: Column, low: float) -> float:
 
 def fit_numbers(columns: Sequence[Column], present: Ints, total: Total) -> dict[int, tuple[float, float]]:
     """The range to which each number is clipped, by column."""
-    places = numeric(columns)
-    if not places:
+    cols = numeric(columns)
+    if not cols:
         return {}
     exponents = total("count_exponents")["counts"].numpy()
     outer, inner, targets = [], [], []
-    for index, place in enumerate(places):
-        column, count = columns[place], int(present[place])
+    for index, col in enumerate(cols):
+        column, count = columns[col], int(present[col])
         cells = np.flatnonzero(exponents[index])
         first, last = (int(cells[0]), int(cells[-1])) if len(cells) else (POWERS, POWERS)
         outer.append(_wider(exponent_edges(first)[0], exponent_edges(last)[1]))
@@ -126,9 +126,9 @@ def fit_numbers(columns: Sequence[Column], present: Ints, total: Total) -> dict[
             exponent_edges(int(np.searchsorted(steps, rank)))[side] if count else 0.0 for side, rank in enumerate(targets[-1])
         ]
         inner.append(_wider(ends[0], ends[1]))
-    open_ = [columns[place].clip is not None and columns[place].low is None and int(present[place]) > 0 for place in places]
+    open_ = [columns[col].clip is not None and columns[col].low is None and int(present[col]) > 0 for col in cols]
     ranges = list(inner)
-    same = [False] * len(places)
+    same = [False] * len(cols)
     for _ in range(MAX_LEVELS):
         if not any(open_):
             break
@@ -138,12 +138,12 @@ def fit_numbers(columns: Sequence[Column], present: Ints, total: Total) -> dict[
             ranges[index], same[index], done = narrowed(counts[index], ranges[index], targets[index])
             open_[index] = not done
     result: dict[int, tuple[float, float]] = {}
-    for index, place in enumerate(places):
-        column = columns[place]
+    for index, col in enumerate(cols):
+        column = columns[col]
         if column.low is not None and column.high is not None:
-            result[place] = (column.low, column.high)
+            result[col] = (column.low, column.high)
         else:  # nearly all values are equal: clipping would leave nothing of the others
-            result[place] = outer[index] if column.clip is None or same[index] else ranges[index]
+            result[col] = outer[index] if column.clip is None or same[index] else ranges[index]
     return result
 
 
@@ -153,8 +153,8 @@ def narrowed(counts: Ints, span: tuple[float, float], ranks: tuple[int, int]) ->
     steps = np.cumsum(counts)
     first, last = (int(np.clip(np.searchsorted(steps, rank), 1, CELLS)) for rank in ranks)
     width = (high - low) / CELLS
-    found = (low + (first - 1) * width, high if last == CELLS else low + last * width)
-    return found if found[1] > found[0] else span, first == last, last - first + 1 >= MIN_CELLS
+    narrow = (low + (first - 1) * width, high if last == CELLS else low + last * width)
+    return narrow if narrow[1] > narrow[0] else span, first == last, last - first + 1 >= MIN_CELLS
 
 
 def moments_of(sums: Ints, count: int, low: float, high: float) -> tuple[float, float]:
@@ -168,53 +168,49 @@ def moments_of(sums: Ints, count: int, low: float, high: float) -> tuple[float, 
 
 def fit_categories(columns: Sequence[Column], total: Total, max_buckets: int) -> dict[int, KeptValues]:
     """Per column the kept values, the most frequent first, whatever the key of the digests."""
-    places = hashed(columns)
-    if not places:
+    cols = hashed(columns)
+    if not cols:
         return {}
 
     def parts(verb: str, cells: str, wanted: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
         """(column, code, rows) of the parts of some cells that have enough rows."""
         pairs = torch.tensor(wanted, dtype=torch.int64).view(-1, 2)
         counted = total(verb, columns=pairs[:, 0], **{cells: pairs[:, 1]})["counts"].numpy()
-        least = np.array([columns[places[index]].min_count for index, _ in wanted])
-        found = np.argwhere(counted >= least[:, None]).tolist()
-        return [(wanted[row][0], wanted[row][1] * PARTS + part, int(counted[row, part])) for row, part in found]
+        least = np.array([columns[cols[index]].min_count for index, _ in wanted])
+        frequent = np.argwhere(counted >= least[:, None]).tolist()
+        return [(wanted[row][0], wanted[row][1] * PARTS + part, int(counted[row, part])) for row, part in frequent]
 
     counts = total("count_categories")["counts"].numpy()
-    prefixes: dict[int, dict[int, int]] = {index: {} for index in range(len(places))}  # prefix → rows
+    prefixes: dict[int, dict[int, int]] = {index: {} for index in range(len(cols))}  # prefix → rows
     refined: set[tuple[int, int]] = set()
     for promising in (_fullest, _as_full):
-        buckets = [(i, bucket) for i, place in enumerate(places) for bucket in promising(columns[place], counts[i], prefixes[i])]
+        buckets = [(i, bucket) for i, col in enumerate(cols) for bucket in promising(columns[col], counts[i], prefixes[i])]
         wanted = [one for one in buckets if one not in refined]
         wanted = sorted(wanted, key=lambda one: -counts[one])[:max_buckets] if refined else wanted
         for index, prefix, rows in parts("refine_categories", "buckets", wanted) if wanted else []:
             prefixes[index][prefix] = rows
         refined.update(wanted)
     codes: dict[int, dict[int, int]] = {index: {} for index in prefixes}
-    wanted = [
-        (i, prefix) for i, place in enumerate(places) for prefix in _most_frequent(prefixes[i], _candidates(columns[place]))
-    ]
+    wanted = [(i, prefix) for i, col in enumerate(cols) for prefix in _most_frequent(prefixes[i], _candidates(columns[col]))]
     for index, code, rows in parts("split_categories", "prefixes", wanted) if wanted else []:
         codes[index][code] = rows
-    kept = [(i, code) for i, place in enumerate(places) for code in _most_frequent(codes[i], columns[place].max_categories)]
+    kept = [(i, code) for i, col in enumerate(cols) for code in _most_frequent(codes[i], columns[col].max_categories)]
     pairs = torch.tensor(kept, dtype=torch.int64).view(-1, 2)
-    found = total("seal_categories", columns=pairs[:, 0], codes=pairs[:, 1]) if kept else {"sealed": pairs, "tags": pairs}
-    values = zip(found["sealed"].tolist(), found["tags"].tolist(), strict=True)
+    answer = total("seal_categories", columns=pairs[:, 0], codes=pairs[:, 1]) if kept else {"sealed": pairs, "tags": pairs}
+    values = zip(answer["sealed"].tolist(), answer["tags"].tolist(), strict=True)
     sealed = {(i, c): (one // codes[i][c], mark // codes[i][c]) for (i, c), (one, mark) in zip(kept, values, strict=True)}
-    return {
-        place: _kept(columns[place], codes[i], {c: sealed[i, c] for j, c in kept if j == i}) for i, place in enumerate(places)
-    }
+    return {col: _kept(columns[col], codes[i], {c: sealed[i, c] for j, c in kept if j == i}) for i, col in enumerate(cols)}
 
 
-def _fullest(column: Column, counts: Ints, found: Mapping[int, int]) -> list[int]:
+def _fullest(column: Column, counts: Ints, rows_of: Mapping[int, int]) -> list[int]:
     """The buckets with the most rows, as many as there are values to keep."""
     order = np.argsort(-counts, kind="stable")[: column.max_categories]
     return [int(bucket) for bucket in order if counts[bucket] >= column.min_count]
 
 
-def _as_full(column: Column, counts: Ints, found: Mapping[int, int]) -> list[int]:
+def _as_full(column: Column, counts: Ints, rows_of: Mapping[int, int]) -> list[int]:
     """The buckets that hold as many rows as the last of the candidates; rare names together may have filled fuller ones."""
-    frequent = sorted(found.values(), reverse=True)[: _candidates(column)]
+    frequent = sorted(rows_of.values(), reverse=True)[: _candidates(column)]
     least = frequent[-1] if len(frequent) == _candidates(column) else column.min_count
     return [int(bucket) for bucket in np.flatnonzero(counts >= least)]
 
@@ -224,16 +220,16 @@ def _candidates(column: Column) -> int:
     return 2 * column.max_categories
 
 
-def _most_frequent(found: Mapping[int, int], most: int) -> list[int]:
+def _most_frequent(rows_of: Mapping[int, int], most: int) -> list[int]:
     """The most frequent codes, with all that are as frequent as the last of them: `named` cuts to `max_categories`."""
-    counts = sorted(found.values(), reverse=True)
+    counts = sorted(rows_of.values(), reverse=True)
     least = counts[most - 1] if len(counts) > most else 0
-    return sorted((code for code, count in found.items() if count >= least), key=lambda code: (-found[code], code))
+    return sorted((code for code, count in rows_of.items() if count >= least), key=lambda code: (-rows_of[code], code))
 
 
-def _kept(column: Column, found: Mapping[int, int], sealed: Mapping[int, tuple[int, int]]) -> KeptValues:
-    ranks = {code: sum(other > found[code] for other in found.values()) for code in sealed}
-    rows = sum(sorted(found.values(), reverse=True)[: column.max_categories])
+def _kept(column: Column, rows_of: Mapping[int, int], sealed: Mapping[int, tuple[int, int]]) -> KeptValues:
+    ranks = {code: sum(other > rows_of[code] for other in rows_of.values()) for code in sealed}
+    rows = sum(sorted(rows_of.values(), reverse=True)[: column.max_categories])
     values = tuple(ranks[code] * CODES + one for code, (one, _) in sealed.items())
     return KeptValues(tuple(sealed), rows, values, tuple(mark for _, mark in sealed.values()))
 
@@ -261,12 +257,12 @@ def named(fitted: FittedEncoding, table: Table, key: bytes = b"") -> Encoding:
             codes = [opened(name, code, value % CODES, key) for code, value in zip(each.buckets, sealed, strict=True)]
             if tags != tuple(tag(name, code, one, key) for code, one in zip(each.buckets, codes, strict=True)):
                 raise AtollError(FOREIGN)
-            order = sorted(range(len(codes)), key=lambda place: (sealed[place] // CODES, codes[place]))[:most]
+            order = sorted(range(len(codes)), key=lambda col: (sealed[col] // CODES, codes[col]))[:most]
             names = table.names[table.column_names.index(name)]
             known: dict[int, list[str]] = {}
             for value, code in zip(names, codes_of(name, names).tolist(), strict=True):
                 known.setdefault(code, []).append(value)
-            buckets = tuple(codes[place] for place in order)
+            buckets = tuple(codes[col] for col in order)
             each = replace(each, buckets=buckets, labels=tuple("|".join(sorted(known.get(code, []))) for code in buckets))
         columns.append(each)
     return Encoding(tuple(columns), table.ignored, table.roles)

@@ -62,31 +62,33 @@ def inspect(folder: Path) -> list[FolderSummary]:
     return [_summary(path) for path in ([folder] if own or not folder.is_dir() else party_folders(folder))]
 
 
-def disagreement(found: Sequence[FolderSummary]) -> str:
+def disagreement(summaries: Sequence[FolderSummary]) -> str:
     """Why the folders cannot be encoded together; empty where they can."""
     try:
-        common_columns([one.table.columns for one in found], [one.name for one in found], [one.table.ignored for one in found])
+        common_columns(
+            [one.table.columns for one in summaries], [one.name for one in summaries], [one.table.ignored for one in summaries]
+        )
     except ColumnMismatch as error:
         return str(error)
     return ""
 
 
-def write_features(found: Sequence[FolderSummary], *, force: bool = False) -> list[Path]:
+def write_features(summaries: Sequence[FolderSummary], *, force: bool = False) -> list[Path]:
     """Write what was found as a features.toml into each folder, for review; nothing is written if one of them has one."""
-    if sentence := disagreement(found):
+    if sentence := disagreement(summaries):
         raise AtollError(f"{sentence.rstrip('.')} (nothing was written).")
-    paths = [one.path / FEATURES_FILE for one in found]
+    paths = [one.path / FEATURES_FILE for one in summaries]
     for path in paths:
         if path.exists() and not force:
             raise AtollError(f"{path} is there already; --force replaces it.")
-    for one, path in zip(found, paths, strict=True):
-        storage.write_whole(path, features_text(one, found).encode())
+    for one, path in zip(summaries, paths, strict=True):
+        storage.write_whole(path, features_text(one, summaries).encode())
     return paths
 
 
-def features_text(one: FolderSummary, found: Sequence[FolderSummary] = ()) -> str:
+def features_text(one: FolderSummary, summaries: Sequence[FolderSummary] = ()) -> str:
     """The content of features.toml: a table per column, with what was seen as a comment."""
-    kinds = {column.name: column for other in found for column in other.columns if column.kind != "empty"}
+    kinds = {column.name: column for other in summaries for column in other.columns if column.kind != "empty"}
     parts = [f"# What each column of {one.path.name}/nodes is, as inferred from its values: check it, then keep it.\n"]
     parts += [tomli_w.dumps({name: {"kind": kind}}) for name, kind in one.roles]
     for column in one.columns:
@@ -122,13 +124,11 @@ def _summary(folder: Path) -> FolderSummary:
 def _column(nodes: TableFile, each: ColumnChoice, table: Table) -> ColumnSummary:
     texts = nodes.texts(each.name)
     if each.column is not None:
-        place = table.column_names.index(each.name)
-        values, kind = table.values[:, place], table.columns[place].kind
+        col = table.column_names.index(each.name)
+        values, kind = table.values[:, col], table.columns[col].kind
         missing = float(np.isnan(values).mean())
         said = "" if each.inferred else f"as {FEATURES_FILE} says"
-        return ColumnSummary(
-            each.name, kind, missing, _described(kind, values[~np.isnan(values)], table.names[place]), said, each
-        )
+        return ColumnSummary(each.name, kind, missing, _described(kind, values[~np.isnan(values)], table.names[col]), said, each)
     known = texts[present(texts, "number" if each.name not in RESERVED else "category")]
     kind = each.kind if each.kind != "ignore" or each.name not in RESERVED else each.name
     distinct, counts = np.unique(known.astype(str), return_counts=True)
@@ -152,7 +152,7 @@ def _described(kind: str, values: Any, names: Sequence[str]) -> str:
 
 def _counted(names: Any, counts: Any) -> str:
     order = np.argsort(-counts, kind="stable")
-    listed = ", ".join(f"{str(names[place])[:MAX_EXAMPLE_CHARS]} {counts[place]:,}" for place in order[:MAX_EXAMPLES])
+    listed = ", ".join(f"{str(names[index])[:MAX_EXAMPLE_CHARS]} {counts[index]:,}" for index in order[:MAX_EXAMPLES])
     return f"{len(names)}: {listed}{', …' if len(names) > MAX_EXAMPLES else ''}"
 
 

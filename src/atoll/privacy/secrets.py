@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from atoll import wire
-from atoll.errors import AtollError, PartyFailure
+from atoll.errors import AtollError, PartyFailure, listed
 from atoll.privacy import masking
 from atoll.privacy.identities import SIGNATURE_BYTES, Identities
 from atoll.privacy.masking import MASKS, SELF, Advert, Call, Integers, threshold
@@ -91,8 +91,8 @@ class Secrets:
         adverts, signatures = [], []
         before = torch.zeros(len(parties), len(self.identities), dtype=torch.bool)
         for row, party in enumerate(parties):
-            own = self.sessions[party] = Session(number, call, name)
-            adverts.append(own.advert())
+            record = self.sessions[party] = Session(number, call, name)
+            adverts.append(record.advert())
             signatures.append(self.identities.sign(party, masking.keys_statement(name, party, adverts[-1])))
             before[row, list(self.opened.find(party, call) or ())] = True
         shaped = masking.as_bytes(adverts).view(len(parties), masking.ADVERT_PARTS, 32)
@@ -102,11 +102,11 @@ class Secrets:
         self, parties: Sequence[int], call: Call, session: Tensor, users: Tensor, keys: Tensor, signatures: Tensor
     ) -> dict[str, Tensor]:
         """Step 2: (P, U, 112) each party's shares of its two seeds, encrypted for each user, with commitments."""
-        own = self._advance("shares", parties, call, session)
+        records = self._advance("shares", parties, call, session)
         all_users = self._cohort(users, range(len(self.identities)), parties, 0)
         adverts = _bytes(keys, (len(all_users), masking.ADVERT_PARTS, 32), "keys")
         signed = _bytes(signatures, (len(all_users), SIGNATURE_BYTES), "signatures")
-        name, size = own[0].digest, masking.ADVERT_PARTS * 32
+        name, size = records[0].digest, masking.ADVERT_PARTS * 32
         received = {user: adverts[size * index : size * (index + 1)] for index, user in enumerate(all_users)}
         offsets = range(0, len(signed), SIGNATURE_BYTES)
         claims = [
@@ -117,32 +117,32 @@ class Secrets:
             raise PartyFailure(f"refuses keys that are not signed by party {wrong[0]}")
         known = {user: Advert(*(received[user][at : at + 32] for at in range(0, size, 32))) for user in all_users}
         rows = []
-        for party, mine in zip(parties, own, strict=True):
+        for party, mine in zip(parties, records, strict=True):
             if received[party] != mine.advert():
                 raise PartyFailure("refuses a list of keys in which its own are not those it sent")
             mine.users, mine.adverts, mine.keys = all_users, known, masking.keys_transcript(mine.digest, all_users, adverts)
             rows.append(masking.as_bytes(self._deal(party, mine)))
         return {"shares": torch.stack(rows)}
 
-    def _deal(self, party: int, own: Session) -> list[bytes]:
+    def _deal(self, party: int, record: Session) -> list[bytes]:
         """The shares for every user: a box with both, and what binds the dealer to them."""
-        count = len(own.users)
-        halves = [masking.split(seed, threshold(count), count) for seed in own.seeds]
+        count = len(record.users)
+        halves = [masking.split(seed, threshold(count), count) for seed in record.seeds]
         dealt = []
-        for place, user in enumerate(own.users):
-            pair = (halves[MASKS][place], halves[SELF][place])
-            bound = b"".join(masking.share_commitment(own.keys, party, user, kind, pair[kind]) for kind in (MASKS, SELF))
-            cipher = masking.box(own.channel, own.adverts[user].channel, party, user, own.keys)
-            dealt.append(cipher.encrypt(ZERO_NONCE, b"".join(pair), own.keys + bound) + bound)
+        for index, user in enumerate(record.users):
+            pair = (halves[MASKS][index], halves[SELF][index])
+            bound = b"".join(masking.share_commitment(record.keys, party, user, kind, pair[kind]) for kind in (MASKS, SELF))
+            cipher = masking.box(record.channel, record.adverts[user].channel, party, user, record.keys)
+            dealt.append(cipher.encrypt(ZERO_NONCE, b"".join(pair), record.keys + bound) + bound)
         return dealt
 
     def open(self, parties: Sequence[int], call: Call, session: Tensor, dealers: Tensor, shares: Tensor) -> dict[str, Tensor]:
         """Step 3: receive the others' shares; (P, D) which of them could be decrypted and match their dealer's commitment."""
-        own = self._advance("open", parties, call, session)
-        from_whom = self._cohort(dealers, own[0].users, parties, threshold(len(own[0].users)))
+        records = self._advance("open", parties, call, session)
+        from_whom = self._cohort(dealers, records[0].users, parties, threshold(len(records[0].users)))
         data = _bytes(shares, (len(parties), len(from_whom), masking.SHARE_BYTES), "shares")
         opened = torch.zeros(len(parties), len(from_whom), dtype=torch.bool)
-        for row, (party, mine) in enumerate(zip(parties, own, strict=True)):
+        for row, (party, mine) in enumerate(zip(parties, records, strict=True)):
             mine.dealers = from_whom
             for column, dealer in enumerate(from_whom):
                 start = (row * len(from_whom) + column) * masking.SHARE_BYTES
@@ -153,11 +153,11 @@ class Secrets:
 
     def enter(self, parties: Sequence[int], call: Call, arguments: bytes, session: Tensor, users: Tensor) -> list[Session]:
         """Step 4, before the verb is called: check that a masked reply may be given; `arguments` is the digest of the verb's."""
-        own = self._advance("mask", parties, call, session)
-        masked = self._cohort(users, own[0].dealers, parties, threshold(len(own[0].users)))
-        for mine in own:
+        records = self._advance("mask", parties, call, session)
+        masked = self._cohort(users, records[0].dealers, parties, threshold(len(records[0].users)))
+        for mine in records:
             mine.masked, mine.transcript = masked, masking.masks_transcript(mine.keys, mine.dealers, masked, arguments)
-        return own
+        return records
 
     def mask(self, fields: Mapping[str, Any], parties: Sequence[int], sessions: Sequence[Session]) -> dict[str, Any]:
         """Step 4: every number as a masked integer; fields are grouped by the type that their sum will have."""
@@ -165,22 +165,24 @@ class Secrets:
         if ragged := [name for name in flat if name.endswith("]")]:
             raise AtollError(f"field {ragged[0]!r} has a different shape at every party, so it has no total.")
         hidden = {name: masking.integers(value, name, len(sessions[0].masked), parties) for name, value in flat.items()}
-        for row, (party, own) in enumerate(zip(parties, sessions, strict=True)):
-            pairs = _pair_seeds(party, own)
+        for row, (party, record) in enumerate(zip(parties, sessions, strict=True)):
+            pairs = _pair_seeds(party, record)
             for name, numbers in hidden.items():
-                numbers[row] += _masks(party, own, pairs, name, numbers[row].size).reshape(numbers[row].shape)
-            own.channel, own.seeds = None, (b"", b"")  # the remaining steps need only the others' shares
+                numbers[row] += _masks(party, record, pairs, name, numbers[row].size).reshape(numbers[row].shape)
+            record.channel, record.seeds = None, (b"", b"")  # the remaining steps need only the others' shares
         kinds = {name: str(value.dtype).removeprefix("torch.") for name, value in flat.items()}
         return wire.nest({f"{kinds[name]}/{name}": torch.from_numpy(value.view(np.int64)) for name, value in hidden.items()})
 
     def confirm(self, parties: Sequence[int], call: Call, session: Tensor, answered: Tensor) -> dict[str, Tensor]:
         """Step 5: (P, 64) signatures of who is in the sum, as received; without enough of them no party reveals a share."""
-        own = self._advance("confirm", parties, call, session)
-        whom = self._answered(own[0], answered, parties)
-        self._require_same_parties(parties, own[0].call, whom)
-        for mine in own:
+        records = self._advance("confirm", parties, call, session)
+        whom = self._answered(records[0], answered, parties)
+        self._require_same_parties(parties, records[0].call, whom)
+        for mine in records:
             mine.answered = whom
-        statements = [masking.answered_statement(mine.transcript, party, whom) for party, mine in zip(parties, own, strict=True)]
+        statements = [
+            masking.answered_statement(mine.transcript, party, whom) for party, mine in zip(parties, records, strict=True)
+        ]
         signed = [self.identities.sign(party, statement) for party, statement in zip(parties, statements, strict=True)]
         return {"signature": masking.as_bytes(signed)}
 
@@ -188,25 +190,25 @@ class Secrets:
         self, parties: Sequence[int], call: Call, session: Tensor, answered: Tensor, signatures: Tensor
     ) -> dict[str, Tensor]:
         """Step 6: (P, U, 16) the self mask's share of each party in the sum, the pair masks' share of the others; never both."""
-        own = self._advance("reveal", parties, call, session)
-        whom = self._answered(own[0], answered, parties)
-        if any(mine.answered != whom for mine in own):
+        records = self._advance("reveal", parties, call, session)
+        whom = self._answered(records[0], answered, parties)
+        if any(mine.answered != whom for mine in records):
             raise PartyFailure("refuses to reveal shares for other parties than it confirmed")
-        masked, users = own[0].masked, own[0].users
+        masked, users = records[0].masked, records[0].users
         signed = _bytes(signatures, (len(masked), SIGNATURE_BYTES), "signatures")
         confirmed = 0
         for index, user in enumerate(masked):
             signature = signed[SIGNATURE_BYTES * index : SIGNATURE_BYTES * (index + 1)]
             if user in whom and any(signature):
-                statement = masking.answered_statement(own[0].transcript, user, whom)
+                statement = masking.answered_statement(records[0].transcript, user, whom)
                 confirmed += self.identities.signed(user, signature, statement)
         if confirmed < threshold(len(users)):
             needed = threshold(len(users))
             raise PartyFailure(f"refuses to reveal shares: {confirmed} parties confirmed who answered, {needed} must")
-        self._require_same_parties(parties, own[0].call, whom)
-        self.opened.add(parties, own[0].call, whom)
+        self._require_same_parties(parties, records[0].call, whom)
+        self.opened.add(parties, records[0].call, whom)
         rows = []
-        for mine in own:
+        for mine in records:
             kinds = [SELF if user in whom else MASKS for user in masked]
             none = (bytes(masking.SEED_BYTES),) * 2
             rows.append(masking.as_bytes([mine.received.get(user, none)[kind] for user, kind in zip(masked, kinds, strict=True)]))
@@ -218,26 +220,26 @@ class Secrets:
         number = _bytes(session, (masking.SESSION_BYTES,), "session")
         advanced = []
         for party in parties:
-            own = self.sessions.get(party)
-            if own is None or own.session != number:
+            record = self.sessions.get(party)
+            if record is None or record.session != number:
                 raise PartyFailure(UNKNOWN)
-            if own.call != (call if call.verb else call._replace(verb=own.call.verb)):  # not every step names its verb
+            if record.call != (call if call.verb else call._replace(verb=record.call.verb)):  # not every step names its verb
                 raise PartyFailure("refuses to use the session of one secure total for another")
-            if own.step + 1 != STEPS.index(step):
-                before = STEPS[own.step]
+            if record.step + 1 != STEPS.index(step):
+                before = STEPS[record.step]
                 raise PartyFailure(f"refuses the step {step!r} of a secure total after {before!r}: each comes once, in order")
-            advanced.append(own)
-        for own in advanced:
-            own.step += 1
-        if len({(own.keys, own.dealers, own.transcript) for own in advanced}) > 1:
+            advanced.append(record)
+        for record in advanced:
+            record.step += 1
+        if len({(record.keys, record.dealers, record.transcript) for record in advanced}) > 1:
             raise PartyFailure("refuses a message for parties that received different messages before")
         return advanced
 
-    def _cohort(self, listed: Tensor, among: Sequence[int], parties: Sequence[int], needed: int) -> tuple[int, ...]:
+    def _cohort(self, named: Tensor, among: Sequence[int], parties: Sequence[int], needed: int) -> tuple[int, ...]:
         """Check a list of parties: ascending, each once, including these parties, and not too few."""
-        if not isinstance(listed, Tensor) or listed.dtype != torch.int64 or listed.dim() != 1:
+        if not isinstance(named, Tensor) or named.dtype != torch.int64 or named.dim() != 1:
             raise PartyFailure("refuses a list of parties that is malformed")
-        users = tuple(listed.tolist())
+        users = tuple(named.tolist())
         if list(users) != sorted(set(users)) or not set(users) <= set(among) or not set(parties) <= set(users):
             raise PartyFailure("refuses a list of parties that does not match earlier messages")
         if len(users) < max(self.min_parties, needed):
@@ -245,45 +247,45 @@ class Secrets:
             raise PartyFailure(f"refuses a secure total of {len(users)} parties: at least {fewest} must take part")
         return users
 
-    def _answered(self, own: Session, answered: Tensor, parties: Sequence[int]) -> tuple[int, ...]:
-        if not isinstance(answered, Tensor) or answered.dtype != torch.bool or answered.shape != (len(own.masked),):
+    def _answered(self, record: Session, answered: Tensor, parties: Sequence[int]) -> tuple[int, ...]:
+        if not isinstance(answered, Tensor) or answered.dtype != torch.bool or answered.shape != (len(record.masked),):
             raise PartyFailure("refuses a list of parties that is malformed")
-        whom = [user for user, here in zip(own.masked, answered.tolist(), strict=True) if here]
-        return self._cohort(masking.ids(whom), own.masked, parties, threshold(len(own.users)))
+        whom = [user for user, here in zip(record.masked, answered.tolist(), strict=True) if here]
+        return self._cohort(masking.ids(whom), record.masked, parties, threshold(len(record.users)))
 
     def _require_same_parties(self, parties: Sequence[int], call: Call, answered: tuple[int, ...]) -> None:
         for party in parties:
             before = self.opened.find(party, call)
             if before is not None and before != answered:
                 raise PartyFailure(
-                    f"refuses to open this total over other parties than before the run was resumed ({_listed(before)}): "
+                    f"refuses to open this total over other parties than before the run was resumed ({listed(before)}): "
                     "the difference would be single replies"
                 )
 
 
-def _unbox(party: int, own: Session, dealer: int, data: bytes) -> tuple[bytes, bytes] | None:
+def _unbox(party: int, record: Session, dealer: int, data: bytes) -> tuple[bytes, bytes] | None:
     """The two shares from a dealer; None if they cannot be decrypted or do not match the dealer's commitment."""
     from cryptography.exceptions import InvalidTag
 
     sealed, bound = data[: masking.BOX_BYTES], data[masking.BOX_BYTES :]
     try:
-        cipher = masking.box(own.channel, own.adverts[dealer].channel, dealer, party, own.keys)
-        plain = cipher.decrypt(ZERO_NONCE, sealed, own.keys + bound)
+        cipher = masking.box(record.channel, record.adverts[dealer].channel, dealer, party, record.keys)
+        plain = cipher.decrypt(ZERO_NONCE, sealed, record.keys + bound)
     except (InvalidTag, PartyFailure):
         return None
     pair = (plain[: masking.SEED_BYTES], plain[masking.SEED_BYTES :])
-    expected = b"".join(masking.share_commitment(own.keys, dealer, party, kind, pair[kind]) for kind in (MASKS, SELF))
+    expected = b"".join(masking.share_commitment(record.keys, dealer, party, kind, pair[kind]) for kind in (MASKS, SELF))
     return pair if expected == bound else None
 
 
-def _pair_seeds(party: int, own: Session) -> dict[int, bytes]:
-    private = masking.private_key(own.seeds[MASKS])
-    others = [user for user in own.masked if user != party]
-    return {user: masking.pair_seed(private, own.adverts[user].masks, party, user, own.transcript) for user in others}
+def _pair_seeds(party: int, record: Session) -> dict[int, bytes]:
+    private = masking.private_key(record.seeds[MASKS])
+    others = [user for user in record.masked if user != party]
+    return {user: masking.pair_seed(private, record.adverts[user].masks, party, user, record.transcript) for user in others}
 
 
-def _masks(party: int, own: Session, pairs: Mapping[int, bytes], name: str, size: int) -> Integers:
-    total = masking.stream(own.seeds[SELF], name, size, own.transcript)
+def _masks(party: int, record: Session, pairs: Mapping[int, bytes], name: str, size: int) -> Integers:
+    total = masking.stream(record.seeds[SELF], name, size, record.transcript)
     for user, seed in pairs.items():
         total += masking.pair_mask(seed, party, user, name, size)
     return total
@@ -294,7 +296,3 @@ def _bytes(value: Tensor, shape: tuple[int, ...], name: str) -> bytes:
     if not isinstance(value, Tensor) or value.dtype != torch.uint8 or tuple(value.shape) != shape:
         raise PartyFailure(f"refuses a field {name!r} that is malformed")
     return value.contiguous().numpy().tobytes()
-
-
-def _listed(parties: Sequence[int]) -> str:
-    return ", ".join(map(str, parties[:20])) + (", …" if len(parties) > 20 else "")

@@ -18,7 +18,7 @@ def differing(rows: Sequence[Row]) -> PageTable | None:
     names = [name for name in _names(values) if not _same(values, name)]
     if not names:
         return None
-    cells = [[_text(own, name) for name in names] for own in values]
+    cells = [[_text(settings, name) for name in names] for settings in values]
     labels, headings = [row.label for row in rows], [_short(name, names) for name in names]
     title, caption = "Settings that differ", f"{ABSENT} means that the run has no such setting."
     caption = caption if any(ABSENT in line for line in cells) else ""
@@ -39,11 +39,11 @@ def common(rows: Sequence[Row]) -> PageTable:
 
 
 def _names(values: Sequence[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for own in values for name in own))
+    return list(dict.fromkeys(name for settings in values for name in settings))
 
 
 def _same(values: Sequence[dict[str, Any]], name: str) -> bool:
-    return len({_text(own, name) for own in values}) == 1
+    return len({_text(settings, name) for settings in values}) == 1
 
 
 def _short(name: str, names: Sequence[str]) -> str:
@@ -52,11 +52,11 @@ def _short(name: str, names: Sequence[str]) -> str:
     return last if sum(other.rpartition(".")[2] == last for other in names) == 1 else name
 
 
-def _text(own: dict[str, Any], name: str) -> str:
+def _text(settings: dict[str, Any], name: str) -> str:
     """A value as in config.toml, text without quotation marks."""
-    if name not in own:
+    if name not in settings:
         return ABSENT
-    value = own[name]
+    value = settings[name]
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (list, tuple)):

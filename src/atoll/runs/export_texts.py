@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from atoll.errors import listed
 from atoll.runs.markdown import cell
 
 MAX_LISTED = 20  # classes and columns in the README; model.json has all
@@ -148,5 +149,4 @@ def _in_line(value: Any) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    shown = ", ".join(cell(name) for name in names[:MAX_LISTED])
-    return shown + (f" and {len(names) - MAX_LISTED} more (see `model.json`)" if len(names) > MAX_LISTED else "")
+    return listed(map(cell, names), MAX_LISTED) + (" (see `model.json`)" if len(names) > MAX_LISTED else "")

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from atoll.errors import listed
 from atoll.federation.messages import Schema
 from atoll.runs.config import Config
 from atoll.runs.experiment import Experiment
@@ -233,4 +234,4 @@ def _number(name: str, value: float) -> str:
 def _listed(names: Sequence[Any] | None) -> str:
     if not names:
         return ""
-    return ": " + ", ".join(cell(name) for name in names[:MAX_LISTED]) + (", …" if len(names) > MAX_LISTED else "")
+    return ": " + listed(map(cell, names), MAX_LISTED)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from atoll import algorithms, wire
-from atoll.errors import AtollError
+from atoll.errors import AtollError, listed
 from atoll.federation.adoption import check_form
 from atoll.federation.cohort import PARTY, Cohort, Fields, Schema
 from atoll.federation.fields import pick
@@ -48,13 +48,16 @@ def party_backbone(files: ModelFiles, config: Config, party: str | int | None = 
         raise AtollError(f"{Path(config.algorithm).stem} has no model that can be exported: {kind.no_backbone}.")
     names = party_names(about)
     if party is not None and str(party) not in names:
-        raise AtollError(f"There is no party {str(party)!r} in this model; it has {_listed(names)}.")
+        raise AtollError(f"There is no party {str(party)!r} in this model; it has {listed(names, MAX_LISTED)}.")
     number = next(iter(names.values())) if party is None else names[str(party)]
     inputs = _Inputs.of(files, config, kind, number)
     if party is None and not inputs.shared:
-        raise AtollError(f"Every party has a model of its own; say which one with --party: {_listed(names)}.")
+        raise AtollError(f"Every party has a model of its own; say which one with --party: {listed(names, MAX_LISTED)}.")
     cohort = _cohort(config, about, inputs.parties)
-    if missing := sorted(name for name in cohort.trained() if cohort.memory[name] == PARTY and name not in inputs.memory):
+    needed = [
+        name for name, value in cohort.trained().items() if cohort.memory[name] == PARTY and any(wire.leaves({name: value}))
+    ]
+    if missing := sorted(name for name in needed if name not in inputs.memory):
         place = (
             "is at the parties' sites; export it there, from KIT/runs/NAME" if about.get("memory_at_sites") else "is not in it"
         )
@@ -206,8 +209,3 @@ def _checked(cohort: Cohort, arguments: Fields, about: Mapping[str, Any]) -> Bac
 
 def _name(names: Mapping[str, int], number: int) -> str:
     return next(name for name, each in names.items() if each == number)
-
-
-def _listed(names: Mapping[str, int]) -> str:
-    shown = ", ".join(list(names)[:MAX_LISTED])
-    return shown + (f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else "")

@@ -15,7 +15,7 @@ from atoll.data.new_nodes import read_new
 from atoll.data.partition import partition
 from atoll.data.party_graphs import PartyGraph
 from atoll.data.splits import split
-from atoll.errors import AtollError, AtollWarning
+from atoll.errors import AtollError, AtollWarning, listed
 from atoll.graphs.graph import Graph
 from atoll.parties import Parties
 from atoll.runs import joining
@@ -39,15 +39,15 @@ def of_training_data(model: TrainedModel, party: str | int | None) -> Outputs:
     return _of_party(Outputs(data.parts, predicted.logits, parties, model.names).rows(predicted.asked), model, number)
 
 
-def _of_party(found: Outputs, model: TrainedModel, number: int | None) -> Outputs:
+def _of_party(outputs: Outputs, model: TrainedModel, number: int | None) -> Outputs:
     """The rows of one party; of all where there is no number."""
     if number is None:
-        return found
-    if number not in found.parties:
+        return outputs
+    if number not in outputs.parties:
         raise AtollError(
-            f"The party {party_name(model, number)} does not predict: {_listed(found.party_names)} holds the labels."
+            f"The party {party_name(model, number)} does not predict: {listed(outputs.party_names, 5)} holds the labels."
         )
-    return found.rows(found.graph.party == found.parties.index(number))
+    return outputs.rows(outputs.graph.party == outputs.parties.index(number))
 
 
 def _is_unchanged(model: TrainedModel, parts: Graph) -> bool:
@@ -108,9 +108,9 @@ def _of_one(model: TrainedModel, source: Any, number: int | None, name: str) -> 
     return _new_rows(Outputs(new.graph, predicted.logits, parties, names), new.count)
 
 
-def _new_rows(found: Outputs, count: int) -> Outputs:
+def _new_rows(outputs: Outputs, count: int) -> Outputs:
     """The outputs without the nodes that are only context, which come last."""
-    return found.rows(torch.arange(found.graph.num_nodes) < count)
+    return outputs.rows(torch.arange(outputs.graph.num_nodes) < count)
 
 
 def _at_site(model: TrainedModel, source: Any, party: str | int | None, known: Any) -> Outputs:
@@ -168,7 +168,7 @@ def _vertical(model: TrainedModel, data: Any, sources: dict[str, Any] | None, pa
     if sources is None:
         if model.config.partition != "vertical":
             raise AtollError(
-                f"Every party has columns of its own: give a folder with one folder per party ({_listed(model.names)})."
+                f"Every party has columns of its own: give a folder with one folder per party ({listed(model.names, 5)})."
             )
         graph = read_new(data, model.form(features=sum(about["widths"]))).graph
         settings = model.config.partition_settings
@@ -181,8 +181,8 @@ def _vertical(model: TrainedModel, data: Any, sources: dict[str, Any] | None, pa
     schema = replace(model.schema, nodes=parts.sizes[0])
     predicted = infer(model.files, model.config, Nodes(_padded(parts, about["features"]), parties, "vertical", schema))
     names = tuple(party_name(model, number) for number in parties) if model.names else ()
-    found = Outputs(parts, predicted.logits, parties, names).rows(predicted.asked)
-    return _of_party(found, model, None if party is None else model.party_number(party))
+    outputs = Outputs(parts, predicted.logits, parties, names).rows(predicted.asked)
+    return _of_party(outputs, model, None if party is None else model.party_number(party))
 
 
 def _matched(model: TrainedModel, sources: Sequence[Any], parties: Sequence[int]) -> Graph:
@@ -235,7 +235,7 @@ def _only(model: TrainedModel, sources: dict[str, Any], party: str | int | None)
     for name in (str(party), party_name(model, number), str(number)):
         if name in sources:
             return sources[name]
-    raise AtollError(f"The data has no folder for the party {party_name(model, number)}; it has {_listed(tuple(sources))}.")
+    raise AtollError(f"The data has no folder for the party {party_name(model, number)}; it has {listed(sources, 5)}.")
 
 
 def _number(model: TrainedModel, name: str) -> int | None:
@@ -248,12 +248,8 @@ def _number(model: TrainedModel, name: str) -> int | None:
         return None
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-
-
 def _needs_party(model: TrainedModel) -> AtollError:
-    known = _listed(model.names) if model.names else f"0 to {model.description['parties'] - 1}"
+    known = listed(model.names, 5) if model.names else f"0 to {model.description['parties'] - 1}"
     return AtollError(
         f"Every party of {model.config.algorithm} has a model of its own; say whose the new nodes are: --party NAME ({known})."
     )
