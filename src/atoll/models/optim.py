@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -180,6 +180,12 @@ def make(
     if name == "sgd":
         return SGD(params, lr, weight_decay, momentum, clip=clip)
     raise AtollError(f"There is no optimizer {name!r}{suggest(name.lower(), OPTIMIZERS)}")
+
+
+def check(settings: Any) -> None:
+    """Refuse momentum where it would have no effect."""
+    if isinstance(settings, Training) and settings.momentum and settings.optimizer != "sgd":
+        raise AtollError(f"momentum is {settings.momentum} but only optimizer=sgd has one; set optimizer=sgd, or leave it out.")
 
 
 def of_settings(settings: Training, params: Parameters) -> Optimizer:

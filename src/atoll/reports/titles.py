@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from atoll.errors import AtollError
 from atoll.reports.runs import Row, listed
 from atoll.runs.metrics import mean_text, metric_format
+from atoll.runs.protocol import described_rows
 from atoll.tasks import TASKS
 
 MAX_NAMES = 4  # algorithms or datasets in a title
@@ -27,7 +28,7 @@ def _shortened(names: Sequence[str], what: str) -> str:
 
 
 def subtitle(rows: Sequence[Row]) -> str:
-    """Parties, partition, scenario, task, rounds and seeds: each where all rows share it."""
+    """Parties, partition, scenario, task, rounds and seeds: each where all rows share it; and what the numbers mean."""
     runs = [run for row in rows for run in row.runs]
     parties = {run.result.parties for run in runs}
     partitions = {run.config.partition for run in runs}
@@ -40,6 +41,7 @@ def subtitle(rows: Sequence[Row]) -> str:
     words += [name for name in sorted(scenarios) if len(scenarios) == 1 and name]
     words += [name.replace("-", " ") for name in sorted(tasks) if len(tasks) == 1]
     words += [count(rounds, "round", "rounds"), count(seeds, "seed", "seeds")]
+    words.append(described_rows({row.label: row.runs[0].result.protocol for row in rows}))
     return " · ".join(words)
 
 

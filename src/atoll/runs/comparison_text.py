@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.errors import shown
 from atoll.runs.metrics import in_order, mean_std, mean_text, metric_format
-from atoll.runs.protocol import described
+from atoll.runs.protocol import described_rows
 from atoll.runs.result import Result
 from atoll.runs.scores import score_of, selected_metric
 
@@ -45,20 +45,8 @@ def comparison_title(comparison: Comparison) -> str:
     unit = " (%)" if metric_format(comparison.metric).percent else ""
     seeds = f"{count} seed{'s' if count > 1 else ''}"
     title = f"{config.dataset}, {config.partition}, mean ± standard deviation (n − 1) over {seeds}{unit}"
-    return f"{shown(title)}\n{shown(_words(comparison))}"
-
-
-def _words(comparison: Comparison) -> str:
-    """What the numbers of a comparison mean; algorithms may judge different models by themselves."""
     protocols = {row: results[0].protocol for row, results in comparison.results.items()}
-    first, *others = protocols.values()
-    if all(words == first for words in others):
-        return described(first)
-    rows: dict[str, list[str]] = {}
-    for row, words in protocols.items():
-        rows.setdefault(words["evaluation"], []).append(row)
-    evaluations = " and ".join(f"{word} ({', '.join(names)})" for word, names in rows.items())
-    return described({**first, "evaluation": evaluations})
+    return f"{shown(title)}\n{shown(described_rows(protocols))}"
 
 
 def comparison_cells(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:

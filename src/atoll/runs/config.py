@@ -23,7 +23,7 @@ from atoll.engines import ENGINES
 from atoll.errors import AtollError, suggest
 from atoll.federation.memory import TRAIN_ITEM
 from atoll.federation.robust import check_algorithm
-from atoll.models import user
+from atoll.models import optim, user
 from atoll.models.registry import find_model
 from atoll.privacy.masking import SECURE_STEPS
 from atoll.privacy.noise_settings import NoiseSettings
@@ -137,7 +137,7 @@ def resolve(
     grouped = by_group(algorithm, groups, chosen, values, deciding, optional=optional)
     built = {name: build(group, grouped[name], f"{algorithm} {name}") for name, group in groups.items()}
     _check(algorithm, built)
-    _check_optimizer(built["settings"])
+    optim.check(built["settings"])
     _check_noise(built["dp"], grouped["dp"])
     architecture = built.pop("model", None)
     if architecture is not None and architecture != type(architecture)():
@@ -216,12 +216,6 @@ def _check(algorithm: str, built: Mapping[str, Any]) -> None:
         raise AtollError("participation is 0 but must be above 0: at least one party takes part in a round.")
     if run.secure_min == 1:
         raise AtollError("secure_min is 1 but must be at least 2: the sum of one party is its reply.")
-
-
-def _check_optimizer(settings: Any) -> None:
-    """Refuse momentum where it would have no effect."""
-    if isinstance(settings, Training) and settings.momentum and settings.optimizer != "sgd":
-        raise AtollError(f"momentum is {settings.momentum} but only optimizer=sgd has one; set optimizer=sgd, or leave it out.")
 
 
 def _check_damage(algorithm: str, noise: DamageSettings) -> None:

@@ -37,6 +37,18 @@ def described(words: Mapping[str, str]) -> str:
     return f"evaluation {words['evaluation']}, average {words['average']}, {chosen}"
 
 
+def described_rows(rows: Mapping[str, Mapping[str, str]]) -> str:
+    """The words of several rows in one line; where rows differ in a word, each value is named with its rows."""
+    shared: dict[str, str] = {}
+    for key in ("evaluation", "average", "select"):
+        by_word: dict[str, list[str]] = {}
+        for row, words in rows.items():
+            by_word.setdefault(words[key], []).append(row)
+        several = (f"{word} ({', '.join(names)})" for word, names in by_word.items())
+        shared[key] = " and ".join(several) if len(by_word) > 1 else next(iter(by_word))
+    return described(shared)
+
+
 def check(algorithm: str, run: RunSettings, dp: Any) -> None:
     """Refuse words that have no meaning for an algorithm, or that the server cannot know."""
     known = algorithms.evaluations(algorithms.find(algorithm))
