@@ -500,6 +500,26 @@ def test_panels_compare_lines_of_the_same_seeds(kind: str, tmp_path: Path) -> No
     assert lines[0].ours == lines[1].ours
 
 
+def test_a_line_that_is_shown_as_a_mean_does_not_cut_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Re-recording a figure line by line: one of three runs beside a mean of three leaves the other line its three runs."""
+    cells = [
+        Cell(row, run={"algorithm": "fedavg", "dataset": "csbm", "rounds": rounds}, x=rounds)
+        for rounds, row in ((1, "a"), (2, "b"))
+    ]
+    exhibit = figure(cells, seeds=3)
+    jobs = execute.jobs_of([exhibit], quick=False, seeds=None)
+    mean = papers.Measured(3, record.digest(jobs[exhibit.name, "b"][0]), {"accuracy": (70.0, 1.0)})
+    monkeypatch.setattr(papers, "measured", lambda paper: {"figure1": {"b": mean}})
+    monkeypatch.setattr(execute, "measured", papers.measured)
+    known = {
+        execute.folder_of(config, Path()).name: {"metrics": {"accuracy": 0.5}}
+        for config in [*jobs[exhibit.name, "a"], jobs[exhibit.name, "b"][0]]
+    }
+    monkeypatch.setattr(execute, "recorded", lambda paper: known)
+    lines = record.filled(exhibit, execute.lines(exhibit, jobs, tmp_path), jobs)
+    assert [(line.seeds, line.ours["accuracy"][0]) for line in lines] == [(3, 50.0), (3, 70.0)]
+
+
 @pytest.mark.parametrize(("kind", "shown"), [("figure", [1, 1, 3, 3]), ("table", [1, 3, 3, 3])])
 def test_a_figure_compares_runs_with_runs(kind: str, shown: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """A recorded mean of more seeds replaces a line's own runs, but not where the panel has lines of just as many runs only."""

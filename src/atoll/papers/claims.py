@@ -10,6 +10,7 @@ from typing import Any
 
 from atoll import papers
 from atoll.papers.results import Results
+from atoll.papers.text import pair, printed
 from atoll.runs.paired import Difference, holm
 
 HOLDS, FAILS, OPEN, MEANS, NOT_RUN = "holds", "does not hold", "undecided", "means only", "not run"
@@ -41,6 +42,7 @@ class Finding:
     verdict: str
     difference: Difference | None = None  # of a pair
     runs: int = 0
+    value: str = ""  # of a line: ours and the paper's
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,12 @@ def judge(claim: Claim, results: Results) -> Verdict:
     """Whether a claim holds. Differences are tested by paired t-tests with Holm's correction for the pairs of the claim."""
     if not claim.pairs:
         return Verdict(claim, [_value(claim, row, results) for row in claim.rows])
-    labels = [_label(*pair) for pair in claim.pairs]
+    labels = [_label(*rows) for rows in claim.pairs]
     found = [
         replace(results.difference(claim.table, row, against, claim.metric, claim.margin), row=label)
         for label, (row, against) in zip(labels, claim.pairs, strict=True)
     ]
-    seeds = [sum(results.line(claim.table, row).seeds for row in pair) for pair in claim.pairs]
+    seeds = [sum(results.line(claim.table, row).seeds for row in rows) for rows in claim.pairs]
     return Verdict(claim, [_pair(each, claim.margin, count) for each, count in zip(holm(found), seeds, strict=True)])
 
 
@@ -123,8 +125,9 @@ def _value(claim: Claim, row: str, results: Results) -> Finding:
     line = results.line(claim.table, row)
     if claim.metric not in line.ours or claim.metric not in line.ranges:
         return Finding(row, OPEN if line.ours else NOT_RUN)
-    inside = line.ranges[claim.metric].holds(line.ours[claim.metric][0])
-    return Finding(row, HOLDS if inside else FAILS, runs=line.seeds)
+    ours, theirs = line.ours[claim.metric], printed(line.cell, claim.metric)
+    inside = line.ranges[claim.metric].holds(ours[0])
+    return Finding(row, HOLDS if inside else FAILS, runs=line.seeds, value=f"{pair(*ours)} ({pair(*theirs)})")
 
 
 def _label(row: str, against: str) -> str:

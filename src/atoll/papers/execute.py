@@ -12,7 +12,7 @@ from typing import Any
 
 from atoll.data.partition import first_kind
 from atoll.errors import AtollError
-from atoll.papers import Cell, Exhibit, Line, recorded, summarize
+from atoll.papers import Cell, Exhibit, Line, measured, recorded, summarize
 from atoll.runs import parallel
 from atoll.runs.config import Config, plain
 from atoll.runs.reader import read
@@ -96,16 +96,22 @@ def lines(exhibit: Exhibit, jobs: Mapping[tuple[str, str], Sequence[Config]], ro
 def _comparable(
     exhibit: Exhibit, jobs: Mapping[tuple[str, str], Sequence[Config]], root: Path, known: Runs
 ) -> dict[tuple[str, str], list[Config]]:
-    """The runs whose seeds all lines of their panel have, so that a missing seed does not bend a curve."""
+    """The runs whose seeds all lines of their panel have, so that a missing seed does not bend a curve.
+
+    A line with fewer runs than its recorded mean has seeds does not count: the mean is shown.
+    """
+    paper, _, table = exhibit.name.partition("/")
+    means = {row: line.seeds for row, line in measured(paper).get(table, {}).items()}
     selected: dict[tuple[str, str], list[Config]] = {}
     for panel in {exhibit.panel(cell): None for cell in exhibit.runnable}:
         names = [(exhibit.name, cell.row) for cell in exhibit.runnable if exhibit.panel(cell) == panel]
-        finished_seeds = {
+        seeds = {
             name: {index for index, config in enumerate(jobs.get(name, ())) if results([config], root, known)} for name in names
         }
-        nonempty = [indices for indices in finished_seeds.values() if indices]
-        common = sorted(set.intersection(*nonempty)) if nonempty else []
-        selected |= {name: [jobs[name][index] for index in common if finished_seeds[name]] for name in names}
+        counted = [name for name in names if len(seeds[name]) >= max(1, min(len(jobs.get(name, ())), means.get(name[1], 0)))]
+        common = set.intersection(*(seeds[name] for name in counted)) if counted else set()
+        for name in names:
+            selected[name] = [jobs[name][index] for index in sorted(common if name in counted else seeds[name])]
     return selected
 
 

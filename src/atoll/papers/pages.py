@@ -14,6 +14,7 @@ from atoll.papers.results import Results
 from atoll.papers.text import folded, header, row, table
 from atoll.runs.paired import TEST, Difference
 
+NOT_PRINTED = "Not in the paper"  # how the titles of our own tables begin
 MANY = 4  # pairs of a claim that a summary lists one by one
 HEAD = """\
 Made by `atoll reproduce {paper} --no-run --page docs/results/{paper}.md` from recorded runs (`src/atoll/papers/measured/`), as is
@@ -72,6 +73,8 @@ def _claim_row(paper: str, verdict: Verdict) -> list[str]:
         labels = [finding.label.partition(": ")[0] if len(rest) == 1 and rest != {""} else finding.label for finding in found]
         pairs = zip(labels, found, strict=True)
         amount = "; ".join(f"{label} {interval(finding.difference)}" for label, finding in pairs if finding.difference)
+    elif len(verdict.findings) <= MANY:
+        amount = "; ".join(f"{finding.label} {finding.value}" for finding in verdict.findings if finding.value)
     else:
         amount = f"{sum(finding.verdict == HOLDS for finding in verdict.findings)} of {len(verdict.findings)} values"
     note = f" ({claim.note})" if claim.note else ""
@@ -85,11 +88,11 @@ def _pair_row(claim: int, label: str, verdict: str, difference: Difference) -> l
 
 
 def agreement(results: Results) -> list[str]:
-    """How many of the printed values come out within their ranges."""
+    """How many of the printed values come out within their ranges, in the paper's own tables."""
     parts, inside, total = [], 0, 0
     for exhibit, lines in results.shown:
         measured = [(line, metric) for line in lines for metric in line.ranges if metric in line.ours]
-        if measured:
+        if measured and not exhibit.title.startswith(NOT_PRINTED):
             good = sum(metric not in line.outside() for line, metric in measured)
             inside, total = inside + good, total + len(measured)
             parts.append(f"{exhibit.title.partition(':')[0]} {good} of {len(measured)}")
@@ -137,7 +140,8 @@ def section(exhibit: Exhibit, lines: Sequence[Line], results: Results, picture: 
     notes = [f"- **{line.cell.row}**: {resolve(line.cell.note, results)}" for line in shown if line.cell.note]
     if hidden := sum(not line.ours and not line.cell.missing and not line.cell.paper for line in lines):
         notes.append(f"- Not run yet: {hidden} more line{'s' if hidden > 1 else ''}.")
-    text += folded(f"The numbers ({len(shown)} lines)", body) if picture else [*body, ""]
+    count_text = f"{len(shown)} line{'' if len(shown) == 1 else 's'}"
+    text += folded(f"The numbers ({count_text})", body) if picture else [*body, ""]
     return [*text, *notes, ""] if notes else text
 
 

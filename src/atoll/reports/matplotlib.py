@@ -168,7 +168,7 @@ def intervals(figure: Figure, axes: Any) -> None:
             "capsize": 2,
         }
         axes.errorbar(series.y, at, xerr=series.spread, elinewidth=0.8, **style)
-        names += map(str, series.x)
+        names += [str(name).replace("\n", " ") for name in series.x]  # there is room for a line
     axes.axvline(0, color="#999999", linewidth=0.8)
     axes.set_yticks([-index for index in range(len(names))], names, fontsize=6)
     axes.grid(axis="y", visible=False)
