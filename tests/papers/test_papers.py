@@ -241,6 +241,16 @@ def test_seeds_are_recorded_one_by_one(book: Path, monkeypatch: pytest.MonkeyPat
     assert not (book / "e").exists()
 
 
+def test_the_pages_of_all_papers_and_their_index(book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a paper, `--page` writes one page per paper from the record alone, and the index; runs at hand do not count."""
+    assert call(monkeypatch, "book/table", "--out", book, "--only", "ours", "--seeds", "1", "--record") == 0
+    assert call(monkeypatch, "book/table", "--out", book, "--only", "ours") == 0
+    assert call(monkeypatch, "--page", book / "pages", "--out", book) == 0
+    assert sorted(path.name for path in (book / "pages").glob("*.md")) == ["book.md", "index.md"]
+    assert "| ours | 1 |" in (book / "pages" / "book.md").read_text()
+    assert "## [A paper](book.md)" in (book / "pages" / "index.md").read_text()
+
+
 def test_a_recording_can_be_stopped_at_any_time(
     book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from atoll.papers import Exhibit, Line
     from atoll.papers.execute import Finished
     from atoll.papers.record import Jobs
+    from atoll.papers.results import Results
     from atoll.runs.trial import Trial
 
 
@@ -67,7 +68,7 @@ def reproduce(
             table = _list(library.find(what) if what else library.all_exhibits(), out)
         _print(table)
         return
-    from atoll.papers import execute, record
+    from atoll.papers import execute, record, results
 
     chosen = library.find(what)
     if keep:
@@ -94,7 +95,7 @@ def reproduce(
     _show(told, only)
     if page is not None:
         with stage("Drawing the figures"):
-            _write(told, work, out, page)
+            _write(results.Results(paper, told, out), work, out, page)
     if any(line.deviates() for _, lines in told for line in lines):
         raise typer.Exit(1)
 
@@ -136,32 +137,27 @@ def _show(told: list[tuple[Exhibit, list[Line]]], only: str | None) -> None:
             show(exhibit_table(exhibit, chosen))
 
 
-def _write(told: list[tuple[Exhibit, list[Line]]], work: Jobs, out: Path, page: Path) -> None:
-    """The page of a paper or of one of its tables, with its figures in `img` beside it."""
+def _write(results: Results, work: Jobs, out: Path, page: Path) -> None:
+    """The page of a paper or of one of its tables, with its figures in `img` beside it; curves are of the runs in `out`."""
     from atoll import storage
     from atoll.papers import claims, pages, pictures
-    from atoll.papers.results import Results
 
-    paper = told[0][0].name.partition("/")[0]
-    shown = {exhibit.name.partition("/")[2] for exhibit, _ in told}
-    results = Results(paper, told, out)
-    claimed = [claim for claim in claims.claims(paper) if claim.table in shown]
+    shown = {exhibit.name.partition("/")[2] for exhibit, _ in results.shown}
+    claimed = [claim for claim in claims.claims(results.paper) if claim.table in shown]
     page.parent.mkdir(parents=True, exist_ok=True)
-    drawn = {name: f"img/{file.name}" for name, file in pictures.save(told, work, out, page.parent / "img").items()}
+    drawn = {name: f"img/{file.name}" for name, file in pictures.save(results.shown, work, out, page.parent / "img").items()}
     if pictures.claims([claims.judge(claim, results) for claim in claimed], page.parent / "img" / f"{page.stem}-claims.svg"):
         drawn["claims"] = f"img/{page.stem}-claims.svg"
-    storage.write_whole(page, pages.markdown(results, drawn, claimed, claims.tuning(paper)).encode())
+    storage.write_whole(page, pages.markdown(results, drawn, claimed, claims.tuning(results.paper)).encode())
 
 
 def _write_all(folder: Path, out: Path) -> None:
-    """The pages of all papers and their index."""
-    from atoll import papers as library
+    """The pages of all papers and their index, from the record."""
     from atoll import storage
     from atoll.papers import execute, pages
-    from atoll.papers.results import Results
 
-    for paper in library.papers():
-        results = Results.recorded(paper)
-        told = [(exhibit, list(lines)) for exhibit, lines in results.shown]
-        _write(told, execute.jobs_of([exhibit for exhibit, _ in told], False, None), out, folder / f"{paper}.md")
-    storage.write_whole(folder / "index.md", pages.index(pages.everything()).encode())
+    every = pages.everything()
+    for results in every:
+        work = execute.jobs_of([exhibit for exhibit, _ in results.shown], False, None)
+        _write(results, work, out, folder / f"{results.paper}.md")
+    storage.write_whole(folder / "index.md", pages.index(every).encode())
