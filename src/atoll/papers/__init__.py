@@ -7,6 +7,7 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ class Cell:
     range: Mapping[str, Sequence[float]] = field(default_factory=dict)  # metric → another range than the rule's (`ranges`)
     range_reason: str = ""  # why it is another
     note: str = ""
-    missing: str = ""  # why there is no result
+    missing: str = ""  # why our record has no result; it is run where the data is
     party: int | None = None  # for a table of facts
     series: str = ""  # for a figure
     x: float | str | None = None
@@ -45,6 +46,11 @@ class Cell:
         named = {name: self.run[name] for name in ARGUMENTS if name in self.run and name != "algorithm"}
         first = config.resolve(self.run.get("algorithm", "local"), seed=self.run.get("seed", 0), values=values, **named)
         return [replace(first, seed=first.seed + index) for index in range(seeds)]
+
+    @property
+    def has_data(self) -> bool:
+        """Whether the cell says what to run, on a graph whose files are here."""
+        return "algorithm" in self.run and str(self.run.get("dataset", "")).lower() in _available()
 
     def within(self, panel: str) -> bool:
         """Whether this panel of a figure shows the cell."""
@@ -78,8 +84,8 @@ class Exhibit:
 
     @property
     def runnable(self) -> list[Cell]:
-        """The cells that can have a result."""
-        return [] if self.missing else [cell for cell in self.cells if not cell.missing]
+        """The cells that can have a result: also those without one here, for whoever has their data."""
+        return [] if self.missing else [cell for cell in self.cells if not cell.missing or cell.has_data]
 
     @property
     def wanted(self) -> int:
@@ -205,3 +211,11 @@ def summarize(exhibit: Exhibit, cell: Cell, results: Sequence[Mapping[str, Any]]
         if pair is not None:
             ours[metric] = (pair[0], math.nan if pair[1] is None else pair[1])
     return Line(cell, ours, len(results))
+
+
+@cache
+def _available() -> frozenset[str]:
+    """The known graphs whose files are here."""
+    from atoll.data.registry import known
+
+    return frozenset(dataset.name for dataset in known() if dataset.available)

@@ -152,13 +152,20 @@ def _embedded(exhibit: Exhibit, cell: Cell, configs: Sequence[Config], root: Pat
 
 
 def _facts(exhibit: Exhibit, cell: Cell) -> Line:
-    """Statistics of one party of a partition as metrics; none if its graph is not available."""
+    """Statistics of one party of a partition, or of all, as metrics; none if its graph is not available."""
     from atoll.data.federated import SCENARIOS, federate
     from atoll.data.statistics import partition_statistics
 
     try:
+        if cell.missing and not cell.has_data:
+            raise AtollError(cell.missing)
         data = federate(cell.configs(1, {})[0], None, SCENARIOS)
     except (AtollError, OSError):
         return Line(cell, {}, 0)
-    party = vars(partition_statistics(data.parts, data.source).parties[cell.party or 0])
-    return Line(cell, {name: (float(party[name]), math.nan) for name in exhibit.metrics if name in party}, 1)
+    parties = partition_statistics(data.parts, data.source).parties
+    if cell.party is not None:
+        facts = vars(parties[cell.party])
+    else:
+        means = {f"mean_{name}": sum(getattr(party, name) for party in parties) / len(parties) for name in ("nodes", "edges")}
+        facts = {"parties": len(parties), "features": data.parts.num_features, "classes": data.parts.num_classes, **means}
+    return Line(cell, {name: (float(facts[name]), math.nan) for name in exhibit.metrics if name in facts}, 1)
