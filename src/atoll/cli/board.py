@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from atoll.runs.trial import Trial
 
 SECONDS_BETWEEN_TABLES = 0.2
+CAPTION = "last round of each seed: mean ± standard deviation (n − 1)"
 
 
 class Board:
@@ -62,7 +63,7 @@ class Board:
         return lambda row, rounds: self.watch(trial, row, rounds)
 
     def _table(self) -> Table:
-        table = Table(box=None, padding=(0, 2, 0, 0))
+        table = Table(box=None, padding=(0, 2, 0, 0), caption=CAPTION, caption_justify="left")
         form = metric_format(self.metric)
         for name in ("", "seeds", "rounds", form.words):
             table.add_column(name, justify="left" if not name else "right", no_wrap=True)

@@ -137,12 +137,12 @@ def show_tuned(tuned: Tuned) -> None:
     seeds = ", ".join(map(str, tuned.seeds))
     title = f"{tuned.algorithm}: {len(tuned.trials)} trials ({tuned.sampler}), mean {tuned.words} over the seeds {seeds}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    for name in ("trial", *tuned.space, tuned.words):
-        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("trial", tuned.words, "values"):
+        table.add_column(name, justify="left" if name == "values" else "right", no_wrap=name != "values")
     sign = -1 if tuned.higher_is_better else 1
     ranked = sorted((one for one in tuned.trials if one.score is not None), key=lambda one: sign * (one.score or 0.0))
     for one in ranked[:MAX_SHOWN]:
-        table.add_row(str(one.number), *(str(one.values[name]) for name in tuned.space), tuned.text(one.score))
+        table.add_row(str(one.number), tuned.text(one.score), listed(one.values))
     console.print(table)
     before = f"{tuned.text(tuned.default_score)} with the settings as they are"
     console.print(f"Chosen: {listed(tuned.values)}; {tuned.words} {tuned.text(tuned.score)}, {before}.", soft_wrap=True)
