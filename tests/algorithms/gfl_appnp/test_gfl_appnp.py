@@ -90,12 +90,18 @@ class User:
     train: Tensor
     classes: int
     shared: Tensor  # the vectors that enter ĥ
+    layers: int
     weights: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def outputs(self, weights: Tensor, x: Tensor) -> Tensor:
         """MLP(x; W) without biases."""
-        first, second = weights.split([FEATURES * HIDDEN, HIDDEN * self.classes])
-        return (x @ first.view(FEATURES, HIDDEN)).relu() @ second.view(HIDDEN, self.classes)
+        sizes = [FEATURES, *[HIDDEN] * (self.layers - 1), self.classes]
+        used = 0
+        for layer in range(self.layers):
+            width = sizes[layer] * sizes[layer + 1]
+            x = (x.relu() if layer else x) @ weights[used : used + width].view(sizes[layer], sizes[layer + 1])
+            used += width
+        return x
 
     def represent(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         """ĥ and its Jacobian, by autograd."""
@@ -125,7 +131,9 @@ class Naive:
         for b in blocks:
             trains = self.settings.share == "train" and bool(parts.train[b].any())
             shared = x[b][parts.train[b]] if trains else x[b]
-            self.users.append(User(x[b].double(), parts.y[b], parts.train[b], parts.num_classes, shared.double()))
+            self.users.append(
+                User(x[b].double(), parts.y[b], parts.train[b], parts.num_classes, shared.double(), self.settings.layers)
+            )
         self.matrix = dense_propagation(experiment.party_data.whole, self.settings.teleport, self.settings.steps)
         model = gfl_appnp.start(experiment.federation, self.settings)["model"]
         self.mean = torch.cat([value.flatten().double() for value in model.values()])
@@ -180,6 +188,16 @@ def flat(result: Result) -> Tensor:
         ("sc", {"batch_size": 2, "share": "train"}),
         ("sc", {"share": "train", "amnesia": "true", "init": "torch"}),
         ("sc", {"share": "train", "compensation": "none"}),
+        ("dnc", {"layers": 1, "teleport": 0, "steps": 2}),
+        ("dnc", {"layers": 1, "amnesia": "true"}),
+        ("dnc", {"layers": 3}),
+        ("dnc", {"layers": 4, "amnesia": "true"}),
+        ("dnc", {"layers": 3, "placement": "apart", "weight_decay": 0.0}),
+        ("dnc", {"layers": 3, "compensation": "none"}),
+        ("dnc", {"layers": 3, "compensation": "noisy", "lr": 0.05}),
+        ("snc", {"layers": 3}),
+        ("sc", {"layers": 1, "batch_size": 2, "share": "train"}),
+        ("sc", {"layers": 3, "batch_size": 2, "share": "train"}),
     ],
 )
 def test_twenty_rounds_of_one_object_a_user(task: str, values: dict[str, Any]) -> None:
@@ -232,6 +250,43 @@ def test_one_local_step_is_a_run_of_centralized_appnp() -> None:
     assert ours.metrics["accuracy"] == central.metrics["accuracy"]
     losses = [[row["val_loss"] for row in result.rows] for result in (ours, central)]
     torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("model", "layers", "place"), [("sgc", 1, {"teleport": 0, "steps": 2}), ("appnp", 3, {})])
+def test_one_local_step_is_a_run_of_other_central_models(model: str, layers: int, place: dict[str, Any]) -> None:
+    """One linear layer under Â² is SGC; three layers under Ã are a deeper APPNP: with I = 1, weight decay too."""
+    ours = run(local_steps=1, init="torch", layers=layers, weight_decay=0.1, **place)
+    values = {"model": model, "hidden": HIDDEN, "layers": layers, "lr": 0.3, "rounds": 20, "bias": "false", "optimizer": "sgd"}
+    values |= {"epochs": 1, "evaluate_every": 1, "weight_decay": 0.1}
+    chosen = config.resolve("centralized", dataset="given", partition="node", seed=5, values=values)
+    central = runner.rounds(runner.prepare(chosen, graph_of("dnc")))
+    losses = [[row["val_loss"] for row in result.rows] for result in (ours, central)]
+    torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), atol=1e-6, rtol=1e-6)
+
+
+def test_other_depths_pass_as_descriptions() -> None:
+    """The bytes are those of Jacobians, which nobody writes out in one process; factors need two layers."""
+
+    class Watching(Wrapper):
+        """Looks at the gradients."""
+
+        def deliver(self, message: Message) -> Any:
+            """Look at both ways."""
+            results = self.engine.deliver(message)
+            if message.training:
+                field = message.each["gradient"] if message.verb == "fit" else results[0].fields["gradient"]  # type: ignore[union-attr]
+                assert isinstance(field, Deferred)
+            return results
+
+    result = run(engine=Watching, rounds=2, layers=3)
+    classes, training = 2, int(graph_of("dnc").train.sum())
+    size = FEATURES * HIDDEN + HIDDEN * HIDDEN + HIDDEN * classes
+    model, gradient = 4 * size, 4 * classes * size
+    up = NODES * (4 * classes + 2 + gradient) + training * (model + 8)
+    down = NODES * model + training * (model + 4 * (classes + 1) + gradient)
+    assert (result.bytes["up"], result.bytes["down"]) == (2 * up, 2 * down)
+    with pytest.raises(AtollError, match="encoding=factored is for an MLP of two layers, not of 3"):
+        prepared(layers=3, encoding="factored")
 
 
 def test_test_vectors_stay_out_of_what_is_shared() -> None:

@@ -4,8 +4,8 @@ Every node is a party with n_k feature vectors; the server knows the graph. All 
 its mean output ĥ over their vectors, with its gradient; the server propagates both over the graph by Ã (APPNP's propagation)
 and returns to every party what the others contribute; those with training data take I steps, and the server averages.
 
-Payload bytes per round with w = d·h + h·C parameters. Every party: down 4·w, up 4·C + 2 + g; every training party as well:
-down 4·w + 4·(C + 1) + g, up 4·w + 8. The gradient g is 4·C·w (`encoding=jacobian`), 4·(d + 1)·h (`factored`) or 0
+Payload bytes per round with w parameters (d·h + h·C with two layers). Every party: down 4·w, up 4·C + 2 + g; every training
+party as well: down 4·w + 4·(C + 1) + g, up 4·w + 8. The gradient g is 4·C·w (`encoding=jacobian`), 4·(d + 1)·h (`factored`) or 0
 (`compensation=none`). Deviation: the paper sends C_k and ∇C_k to all parties, and W̄ once; only those that train need the former,
 and they are sent W̄ again, so that no party has to remember it.
 The server sees every ĥ_j and ∇ĥ_j (from which a party's vector can be read), who trains, and the sum of the trained models.
@@ -14,6 +14,7 @@ The server sees every ĥ_j and ∇ĥ_j (from which a party's vector can be read)
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from math import sqrt
 from typing import Any
 
@@ -22,7 +23,8 @@ from torch import Tensor
 
 import atoll.federation.cohort
 from atoll.algorithms import State
-from atoll.algorithms.gfl_appnp.compensation import Mixture, Sources, Upload, mix, single, to_means, to_rows, width
+from atoll.algorithms.gfl_appnp import deep
+from atoll.algorithms.gfl_appnp.compensation import Mixture, Sources, Upload, mix, single, to_means, to_rows
 from atoll.algorithms.gfl_appnp.convergence import theory as theory
 from atoll.algorithms.gfl_appnp.local_steps import Explicit, Implicit, LocalModels, Trained
 from atoll.algorithms.gfl_appnp.propagation import MAX_DENSE, Propagation, Toward, appnp
@@ -49,17 +51,22 @@ SCENARIOS = ("node",)
 TASKS = ("node-classification",)
 STATE_AXES = {"hidden": PARTY}
 FIRST, SECOND = "layers.0.weight", "layers.1.weight"  # W₁, W₂
+SHORTCUT_LAYERS = 2  # depth for which `compensation` has the factors; `deep` is for any other
 V1 = Noise(NoiseSettings(verb="represent", fields=("gradient",), clip=0.0, noise=1.0))  # ∇ĥ_j + ε_j, ε_j standard normal
 
 
+def shape_of(settings: Settings, schema: Schema) -> ModelShape:
+    """The MLP: `layers` linear layers without biases."""
+    return ModelShape(1, schema.features, schema.classes, settings.hidden, settings.layers, bias=False)
+
+
 def perceptron(settings: Settings, schema: Schema) -> dict[str, Tensor]:
-    """W₁ and W₂ of one party."""
-    return {
-        FIRST: torch.zeros(1, schema.features, settings.hidden),
-        SECOND: torch.zeros(1, settings.hidden, schema.classes),
-    }
+    """W₁, W₂, … of one party."""
+    sizes = pairwise(shape_of(settings, schema).widths)
+    return {f"layers.{index}.weight": torch.zeros(1, *size) for index, size in enumerate(sizes)}
 
 
+Gradient = Tensor | Mixture | deep.DeepMixture | None  # ∇C_k: as it was sent, or described
 MODEL = ModelForm(perceptron)
 SUMS = real(2, low=0, double=True)  # training vectors and their loss
 VOTES = real(2, low=0, high=1, double=True)
@@ -69,7 +76,9 @@ PLACE: Forms = {"model": MODEL, "weight": real(), "context": real("classes")}  #
 def gradients(case: Case) -> Forms:
     """∇ĥ_j or ∇C_k."""
     schema, settings = case.schema, case.settings
-    return {"gradient": real(*width(settings.encoding, schema.features, settings.hidden, schema.classes))}
+    if settings.encoding == "factored":
+        return {"gradient": real(schema.features + 1, settings.hidden)}
+    return {"gradient": real(schema.classes, sum(value.numel() for value in perceptron(settings, schema).values()))}
 
 
 def representation(case: Case) -> Forms:
@@ -95,6 +104,11 @@ class Cohort(atoll.federation.cohort.Cohort):
         self.couplings: dict[str, Tensor | Toward] = {}
         self.latest: tuple[Tensor, Tensor] | None = None
 
+    @property
+    def deep(self) -> bool:
+        """Whether the MLP has another depth than the paper's."""
+        return self.settings.layers != SHORTCUT_LAYERS
+
     def inner(self, model: Mapping[str, Tensor], graph: Graph) -> Tensor:
         """(rows, h) relu(x·W̄₁); kept for the whole graph."""
         if graph is not self.graph:
@@ -110,6 +124,10 @@ class Cohort(atoll.federation.cohort.Cohort):
         The paper's mean is over all n_j vectors; in its experiments (`share=train`) it is over those that train.
         """
         graph = self.shared
+        if self.deep:
+            numbers = torch.tensor(self.parties.numbers)
+            sent = deep.represent(graph, numbers, list(model.values()), self.couplings, gradient=gradient)
+            return self.noised({**sent, **roles(self.graph)})
         inner = self.inner(model, graph)
         mean = to_means(inner, graph)  # r̄
         reply = {"hidden": mean @ model[SECOND], **roles(self.graph)}
@@ -121,7 +139,7 @@ class Cohort(atoll.federation.cohort.Cohort):
     def noised(self, reply: Fields) -> Fields:
         """V1, where every party draws its own ε_j; as settings: dp.verb=represent dp.fields=gradient dp.clip=0."""
         s = self.settings
-        if s.compensation != "noisy" or (s.joint_noise and len(self.parties) == self.schema.parties):
+        if s.compensation != "noisy" or (s.joint_noise and not self.deep and len(self.parties) == self.schema.parties):
             return reply
         assert self.message is not None
         return V1(self.message, reply, self.draws())
@@ -131,7 +149,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         gives={"model": MODEL, "n": whole(low=1, high=1)},
         averaged={"model": "n"},
     )
-    def fit(self, model: Fields, weight: Tensor, context: Tensor, gradient: Tensor | Mixture | None = None) -> Fields:
+    def fit(self, model: Fields, weight: Tensor, context: Tensor, gradient: Gradient = None) -> Fields:
         """I times W_k ← W_k − η·mean_s (ŷ_s − y_s)·(Ã_kk·∇h_s + ∇C_k) with ŷ_s = softmax(Ã_kk·h_s + C_k).
 
         Deviation: the paper prints y − ŷ for the descent direction's ŷ − y.
@@ -145,11 +163,15 @@ class Cohort(atoll.federation.cohort.Cohort):
             shares = trained.shares(s.batch_size, None if keys is None else keys[:, :, step])
             errors = logits.softmax(2).sub_(trained.targets).mul_((shares * weights)[:, :, None])
             local.descend(errors, weight, s.lr, s.weight_decay)
-        first, second = local.weights()
-        return {"model": {FIRST: first, SECOND: second}, "n": torch.ones(self.graph.parties, dtype=torch.int64)}
+        trained_models = dict(zip(model, local.weights(), strict=True))
+        return {"model": trained_models, "n": torch.ones(self.graph.parties, dtype=torch.int64)}
 
-    def start(self, trained: Trained, model: Fields, gradient: Tensor | Mixture | None) -> LocalModels:
+    def start(self, trained: Trained, model: Fields, gradient: Gradient) -> LocalModels:
         """W_k ← W̄; written out where ∇C_k is."""
+        if self.deep:
+            assert not isinstance(gradient, Mixture)
+            return deep.local_models(trained, list(model.values()), gradient)
+        assert not isinstance(gradient, deep.DeepMixture)
         if gradient is None:
             return Implicit(trained, model[FIRST], model[SECOND], None)
         if isinstance(gradient, Mixture):
@@ -178,8 +200,8 @@ class Cohort(atoll.federation.cohort.Cohort):
     def predict(self, model: Fields, weight: Tensor, context: Tensor) -> Tensor:
         """Ã_kk·h_ks + C_k."""
         graph = self.graph
-        hidden: Tensor = self.inner(model, graph) @ model[SECOND]
-        return to_rows(weight[:, None], graph) * hidden + to_rows(context, graph)
+        states = deep.activations(graph, list(model.values())) if self.deep else [self.inner(model, graph) @ model[SECOND]]
+        return to_rows(weight[:, None], graph) * states[-1] + to_rows(context, graph)
 
     def party_models(self, model: Fields, **place: Tensor) -> Backbone:
         """APPNP on the graph of all parties: with one vector per node, that is what Ã·h is."""
@@ -194,12 +216,13 @@ def start(federation: Federation, settings: Settings) -> State:
     schema, hidden = federation.schema, torch.zeros(federation.schema.parties, federation.schema.classes)
     if settings.init == "torch":
         draws = Draws(federation.seed, [0], "setup", "model")  # those of the one party of `centralized`
-        shape = ModelShape(1, schema.features, schema.classes, settings.hidden, bias=False)
-        return {"model": {name: value[0] for name, value in get_parameters(MLP(shape, draws)).items()}, "hidden": hidden}
-    draws = Draws(federation.seed, [SERVER], "model")
-    first = draws.uniform(schema.features, settings.hidden, low=-1, high=1)[0] * sqrt(6 / (schema.features + settings.hidden))
-    second = draws.uniform(settings.hidden, schema.classes, low=-1, high=1)[0] * sqrt(6 / (settings.hidden + schema.classes))
-    return {"model": {FIRST: first, SECOND: second}, "hidden": hidden}
+        drawn = get_parameters(MLP(shape_of(settings, schema), draws))
+        return {"model": {name: value[0] for name, value in drawn.items()}, "hidden": hidden}
+    draws, model = Draws(federation.seed, [SERVER], "model"), {}
+    for name, value in perceptron(settings, schema).items():
+        fan_in, fan_out = value.shape[1:]
+        model[name] = draws.uniform(fan_in, fan_out, low=-1, high=1)[0] * sqrt(6 / (fan_in + fan_out))
+    return {"model": model, "hidden": hidden}
 
 
 def step(federation: Federation, state: State, settings: Settings) -> State:
@@ -218,7 +241,9 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
     each: Fields = {"weight": toward.diagonal, "context": toward.gather(hidden)}  # Ã_kk, C_k
     if compensated:
         noise = seed_of(federation.seed, SERVER, "noise", federation.round) if settings.compensation == "noisy" else None
-        each["gradient"] = mix(replies.stack("gradient"), present, toward, noise)  # ∇C_k
+        sent = replies.stack("gradient")
+        described = isinstance(sent, deep.DeepUpload)
+        each["gradient"] = deep.DeepMixture(sent, toward) if described else mix(sent, present, toward, noise)  # ∇C_k
     total = federation.total("fit", to=Parties(training.numpy()), each=each, model=model)
     return {"model": scale(total["model"], 1 / total["n"]), "hidden": hidden}
 

@@ -85,7 +85,8 @@ class Sources:
             return torch.bmm(trained.x, mixed(self.outer(), self.parties, toward))
         if here.num_nodes * len(trained.rows) > MAX_COUPLING:
             return trained.pad(self.spread(toward, graph, trained.rows))
-        return trained.pad(self.coupling(toward, graph, trained.rows).t() @ self.active)
+        known = coupling(here, self.parties, self.kept, toward, graph, trained.rows)
+        return trained.pad(known.t() @ self.active)
 
     def spread(self, toward: Toward, graph: Graph, rows: Tensor) -> Tensor:
         """(T, h) x_ks·M_k as Σ_f x_ks,f·(A_o·mean_s x_s,f m_s)_k, feature by feature: memory grows with N, time with N·d·h."""
@@ -101,19 +102,22 @@ class Sources:
             result += torch.einsum("tf,tfh->th", dense_columns(graph, some)[rows], arrived[graph.party[rows]])
         return result
 
-    def coupling(self, toward: Toward, graph: Graph, rows: Tensor) -> Tensor:
-        """(rows here, T): Ã_kj/n_j·(x_js'·x_ks) for T rows ks of the graph of the `toward` parties; kept for the next round."""
-        if self.kept.get("toward") is not toward or not torch.equal(self.kept["parties"], self.parties):  # type: ignore[arg-type]
-            result = torch.empty(self.graph.num_nodes, len(rows))
-            party, means = self.parties[self.graph.party], to_rows(1 / self.graph.ptr.diff()[:, None], self.graph)
-            starts = torch.searchsorted(graph.party[rows], torch.arange(graph.parties + 1))
-            for targets, block in toward.blocks():
-                span = slice(int(starts[targets.start]), int(starts[targets.stop]))
-                some = rows[span]
-                gram = self.graph.merged.features.product(graph.dense_features(some).t()[None].contiguous())
-                result[:, span] = gram.mul_(block.t()[:, graph.party[some] - targets.start][party]).mul_(means)
-            self.kept.update(toward=toward, parties=self.parties, coupling=result)
-        return self.kept["coupling"]  # type: ignore[return-value]
+
+def coupling(
+    here: Graph, parties: Tensor, kept: dict[str, Tensor | Toward], toward: Toward, graph: Graph, rows: Tensor
+) -> Tensor:
+    """(rows here, T): Ã_kj/n_j·(x_js'·x_ks) for T rows ks of the graph of the `toward` parties; kept for the next round."""
+    if kept.get("toward") is not toward or not torch.equal(kept["parties"], parties):  # type: ignore[arg-type]
+        result = torch.empty(here.num_nodes, len(rows))
+        party, means = parties[here.party], to_rows(1 / here.ptr.diff()[:, None], here)
+        starts = torch.searchsorted(graph.party[rows], torch.arange(graph.parties + 1))
+        for targets, block in toward.blocks():
+            span = slice(int(starts[targets.start]), int(starts[targets.stop]))
+            some = rows[span]
+            gram = here.merged.features.product(graph.dense_features(some).t()[None].contiguous())
+            result[:, span] = gram.mul_(block.t()[:, graph.party[some] - targets.start][party]).mul_(means)
+        kept.update(toward=toward, parties=parties, coupling=result)
+    return kept["coupling"]  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)

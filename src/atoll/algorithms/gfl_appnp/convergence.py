@@ -91,6 +91,8 @@ def theory(graph: Graph, public: Mapping[str, Any], state: Mapping[str, Any], se
     """The constants at the state's model and the terms of the bounds after so many rounds; `public` is what the server knows."""
     edge_index, shared = public["edge_index"], graph if settings.share == "all" else training_vectors(graph)
     training = torch.unique(graph.party[graph.train & (graph.y >= 0)])
+    if settings.layers != 2:
+        raise AtollError(f"The constants are known for an MLP of two layers, but this run's has layers={settings.layers}.")
     weights = [value.double() for value in state["model"].values()]
     work = shared.num_nodes * sum(value.numel() for value in weights) * len(training) * settings.local_steps
     if work > MAX_WORK or graph.parties > MAX_MATRIX:

@@ -102,8 +102,8 @@ class LocalModels(Protocol):
         """One step along Σ_s errors_s·(Ã_kk·∇h_s + ∇C_k); errors (K, n, C) carry 1/|B|, weight (K,) is Ã_kk."""
         ...
 
-    def weights(self) -> tuple[Tensor | Deferred, Tensor]:
-        """(K, d, h) and (K, h, C)."""
+    def weights(self) -> tuple[Tensor | Deferred, ...]:
+        """(K, in, out) of every layer."""
         ...
 
 

@@ -153,9 +153,10 @@ class Toward:
 
 
 def appnp(model: Mapping[str, Tensor], parties: int, teleport: float, steps: int) -> Backbone:
-    """Ã·relu(x·W₁)·W₂ as a backbone, the same for all parties."""
-    (features, hidden), (_, classes) = (value.shape for value in model.values())
-    made = APPNP(ModelShape(parties, features, classes, hidden, bias=False), settings=Settings(steps, teleport))
+    """Ã·MLP(x) as a backbone, the same for all parties."""
+    first, *_, last = (*model.values(), *model.values())
+    shape = ModelShape(parties, first.shape[0], last.shape[1], first.shape[1], len(model), bias=False)
+    made = APPNP(shape, settings=Settings(steps, teleport))
     set_parameters(made, model)
     return made
 

@@ -45,10 +45,15 @@ class Settings:
     )
     teleport: float = setting(0.1, "α, the teleport probability of the propagation.", low=0, high=1)
     steps: int = setting(10, "M, number of propagation steps; 0 ignores the graph (FedMLP).", low=0, high=10**5)
-    hidden: int = setting(64, "Width of the hidden layer.", low=1, high=10**6)
+    hidden: int = setting(64, "Width of the hidden layers.", low=1, high=10**6)
+    layers: int = setting(
+        2, "Layers of the MLP; with 1 and teleport=0 the method is SGC's linear classifier.", low=1, high=100, since="0.2"
+    )
     lr: float = setting(0.5, "Learning rate, η.", low=0)
     weight_decay: float = setting(0.0, "L2 penalty on the weights.", low=0)
 
     def __post_init__(self) -> None:
+        if self.encoding == "factored" and self.layers != 2:
+            raise AtollError(f"encoding=factored is for an MLP of two layers, not of {self.layers}; use encoding=jacobian.")
         if self.compensation == "noisy" and self.encoding == "factored":
             raise AtollError("compensation=noisy puts noise on Jacobians, which then have no factors; use encoding=jacobian.")
