@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -101,6 +102,14 @@ def test_means_alone_decide_nothing(results: Results) -> None:
     assert found.words == "undecided: means only"
     assert found.findings[0].difference is not None
     assert claims.interval(found.findings[0].difference) == "+2.2"
+
+
+def test_a_cell_that_states_its_first_seed_has_its_own_seeds_only(results: Results) -> None:
+    """Its settings may have been chosen with others, which are recorded too."""
+    exhibit = papers.exhibits("book")[0]
+    cell = exhibit.cells[0]
+    assert list(results.by_seed(exhibit, cell, "accuracy")) == [0, 1, 2, 3, 4, 5]
+    assert list(results.by_seed(exhibit, replace(cell, run={**cell.run, "seed": 2}), "accuracy")) == [2, 3, 4, 5]
 
 
 def test_values_are_judged_by_their_ranges(results: Results) -> None:

@@ -64,10 +64,14 @@ class Results:
         return lines[row]
 
     def by_seed(self, exhibit: Exhibit, cell: Cell, metric: str) -> dict[int, float | None]:
-        """A metric of every run of a cell, in the paper's unit: of all recorded seeds and of the finished runs in the folder."""
+        """A metric of every run of a cell, in the paper's unit: of all recorded seeds and of the finished runs in the folder.
+
+        A cell that states its first seed has its own seeds only: others may be those that its settings were chosen with.
+        """
         (first,) = cell.configs(1, {})
         found: dict[int, float | None] = {}
-        for seed in sorted({*self.seeds, *range(first.seed, first.seed + exhibit.wanted)}):
+        others = [] if "seed" in cell.run else self.seeds
+        for seed in sorted({*others, *range(first.seed, first.seed + exhibit.wanted)}):
             for result in execute.results([replace(first, seed=seed)], self.root, self.runs):
                 found[seed] = exhibit.value(metric, result)
         return found
