@@ -71,6 +71,11 @@ def find(name: str) -> Algorithm:
     return _in_file(Path(name).resolve()) if name.endswith(".py") else ALGORITHMS.find(name)
 
 
+def is_imported(name: str) -> bool:
+    """Whether an algorithm can be looked at without running a file: it is known by name, or its file was imported before."""
+    return Path(name).resolve() in _digests if name.endswith(".py") else name in ALGORITHMS
+
+
 def takes_unlabeled(name: str) -> bool:
     """Whether an algorithm can do with parties that have no training nodes."""
     return bool(getattr(find(name), "UNLABELED_PARTIES", False))

@@ -270,7 +270,8 @@ class Cohort:
     def trained(self) -> Fields:
         """What of the memory makes predictions, as live tensors: all but the round's and what only training needs."""
         held = {name: getattr(self, name) for name in self.memory if name != class_counts.MEMORY}
-        return {name: state_of(value) for name, value in held.items() if not isinstance(value, Optimizer)}
+        states = {name: state_of(value) for name, value in held.items() if not isinstance(value, Optimizer)}
+        return {name: state for name, state in states.items() if not (isinstance(state, Mapping) and not state)}  # nothing in it
 
     def restore(self, memory: Mapping[str, Any]) -> None:
         """Return to what `state` gave."""

@@ -54,10 +54,7 @@ def party_backbone(files: ModelFiles, config: Config, party: str | int | None = 
     if party is None and not inputs.shared:
         raise AtollError(f"Every party has a model of its own; say which one with --party: {listed(names, MAX_LISTED)}.")
     cohort = _cohort(config, about, inputs.parties)
-    needed = [
-        name for name, value in cohort.trained().items() if cohort.memory[name] == PARTY and any(wire.leaves({name: value}))
-    ]
-    if missing := sorted(name for name in needed if name not in inputs.memory):
+    if missing := sorted(name for name in cohort.trained() if cohort.memory[name] == PARTY and name not in inputs.memory):
         place = (
             "is at the parties' sites; export it there, from KIT/runs/NAME" if about.get("memory_at_sites") else "is not in it"
         )

@@ -23,10 +23,7 @@ def words_of(algorithm: str, scenario: str, run: RunSettings) -> dict[str, str]:
     """
     evaluation = run.evaluation
     if evaluation == AUTO:
-        try:
-            known = algorithms.evaluations(algorithms.find(algorithm))
-        except AtollError:  # a file of somebody else's that is not run
-            known = (AUTO,)
+        known = algorithms.evaluations(algorithms.find(algorithm)) if algorithms.is_imported(algorithm) else (AUTO,)
         evaluation = "union" if scenario == "overlapping" and "union" in known else known[0]
     return {"evaluation": evaluation, "average": run.average, "select": run.select_by, "select_on": PARTIES}
 
