@@ -160,7 +160,7 @@ def index(results: Sequence[Results]) -> str:
 
 
 INDEX = f"""\
-What five papers claim, and what came out here. A claim holds where the difference between runs with the same seeds is significant
+What papers claim, and what came out here. A claim holds where the difference between runs with the same seeds is significant
 ({TEST}), and is undecided where it is not, or where only means are recorded. `atoll reproduce --list` shows every table and
 figure, `atoll reproduce PAPER/TABLE` runs it again; [how to add seeds](../reports.md#add-seeds-to-a-record)."""
 
