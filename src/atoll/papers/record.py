@@ -160,6 +160,10 @@ def _kept(result: Result, shown: set[str]) -> dict[str, Any]:
     kept["bytes"] = {way: result.bytes[way] for way in ("up", "down") if way in result.bytes}
     if "seconds.simulated" in shown and "simulated" in result.seconds:
         kept["seconds"] = {"simulated": _short(result.seconds["simulated"])}
+    for name in sorted(each for each in shown if each.startswith("averages.")):
+        _, how, metric = name.split(".")
+        if metric in result.averages.get(how, {}):
+            kept.setdefault("averages", {}).setdefault(how, {})[metric] = _short(result.averages[how][metric])
     return kept
 
 
