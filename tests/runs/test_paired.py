@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 import atoll
+from atoll.cli.console import difference_table
 from atoll.runs.paired import Difference, compare_rows, holm
 
 
@@ -46,6 +47,16 @@ def test_one_seed_proves_nothing() -> None:
     assert (found.p, found.low, found.high, found.significant) == (None, -math.inf, math.inf, False)
     [none] = compare_rows({"a": {0: 0.5}, "b": {1: 0.9}}, "a")
     assert math.isnan(none.mean)
+
+
+@pytest.mark.parametrize("other", [{0: 0.6, 1: 0.7}, {0: 0.5, 1: 0.6}])
+def test_without_a_spread_nothing_is_proved(other: dict[int, float]) -> None:
+    """Differences that are equal up to rounding (0.6 − 0.5 and 0.7 − 0.6), or all 0: no interval, no p, a dash."""
+    [found] = compare_rows({"a": {0: 0.5, 1: 0.6}, "b": dict(other)}, "a")
+    assert (found.p, found.has_interval, found.significant, found.pairs) == (None, False, False, 2)
+    assert found.mean == pytest.approx(other[0] - 0.5)
+    cells = [next(iter(column.cells)) for column in difference_table([found]).columns]
+    assert cells[2] == cells[4] == "–"
 
 
 def test_a_comparison_has_differences() -> None:

@@ -180,7 +180,7 @@ def difference_table(differences: Sequence[Difference], metric: str = "accuracy"
     for name in ("difference", "95 % interval", "higher in", "p"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in differences:
-        interval = f"{scale * one.low:+.{digits}f} … {scale * one.high:+.{digits}f}"
+        interval = f"{scale * one.low:+.{digits}f} … {scale * one.high:+.{digits}f}" if one.has_interval else "–"
         star = " *" if one.significant else ""
         p = "–" if one.p is None else f"{one.p:.3f}{star}"
         table.add_row(one.row, f"{scale * one.mean:+.{digits}f}", interval, f"{one.wins}/{one.pairs}", p)

@@ -143,8 +143,8 @@ def _label(row: str, against: str) -> str:
 
 
 def interval(difference: Difference, digits: int = 1) -> str:
-    """`+1.2 [0.4, 2.0]`: a mean and the 95 % confidence interval; of means alone, without one."""
+    """`+1.2 [0.4, 2.0]`: a mean and the 95 % confidence interval, where there is one."""
     text = f"{difference.mean:+.{digits}f}"
-    if difference.pairs > 1:
+    if difference.has_interval:
         text += f" [{difference.low:.{digits}f}, {difference.high:.{digits}f}]"
     return text.replace("-", "−")

@@ -55,7 +55,7 @@ def claims(verdicts: Sequence[Verdict], file: Path) -> bool:
     """Draw every paired difference that the claims are about, with its interval, one color per claim; False without any."""
     series = []
     for number, verdict in enumerate(verdicts, 1):
-        found = [finding.difference for finding in verdict.findings if finding.difference and finding.difference.pairs > 1]
+        found = [finding.difference for finding in verdict.findings if finding.difference and finding.difference.has_interval]
         if found:
             halves = [difference.high - difference.mean for difference in found]
             names = [difference.row for difference in found]

@@ -9,6 +9,7 @@ from statistics import mean, stdev
 
 CONFIDENCE = 0.95
 SIGNIFICANCE = 0.05
+ROUNDING = 1e-9  # differences whose spread is a smaller share of them than this are all the same
 TEST = "paired t-test, Holm's correction"
 
 
@@ -20,10 +21,15 @@ class Difference:
     against: str
     pairs: int
     mean: float
-    low: float  # of the 95 % confidence interval of the mean, by Student's t; infinite with fewer than two pairs
+    low: float  # of the 95 % confidence interval of the mean, by Student's t; infinite where there is none
     high: float
     wins: int  # seeds in which `row` is higher
-    p: float | None = None  # two-sided, corrected for the number of rows; None with fewer than two pairs
+    p: float | None = None  # two-sided, corrected for the number of rows; None where there is no interval
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether the mean has an interval: not with fewer than two pairs, nor where all differences are the same."""
+        return self.pairs > 1 and math.isfinite(self.low)
 
     @property
     def significant(self) -> bool:
@@ -62,12 +68,13 @@ def holm(differences: Sequence[Difference]) -> list[Difference]:
 
 def _difference(row: str, against: str, values: Sequence[float]) -> Difference:
     wins = sum(value > 0 for value in values)
-    if len(values) < 2:
-        middle = values[0] if values else math.nan
+    middle = mean(values) if values else math.nan
+    spread = stdev(values) if len(values) > 1 else 0.0
+    if spread <= ROUNDING * max(map(abs, values), default=0.0):  # Student's t needs a spread
         return Difference(row, against, len(values), middle, -math.inf, math.inf, wins)
     from scipy.stats import t  # takes a while to import
 
-    middle, error = mean(values), stdev(values) / math.sqrt(len(values))
+    error = spread / math.sqrt(len(values))
     half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error
-    p = 2 * float(t.sf(abs(middle) / error, len(values) - 1)) if error > 0 else float(middle == 0)  # all may be the same
+    p = 2 * float(t.sf(abs(middle) / error, len(values) - 1))
     return Difference(row, against, len(values), middle, middle - half, middle + half, wins, p)
