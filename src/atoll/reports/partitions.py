@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from atoll.data.federated import SCENARIOS, federate
 from atoll.data.statistics import PartitionStatistics, node_homophily, partition_statistics
 from atoll.errors import AtollError
+from atoll.federation.averages import POOLED
 from atoll.graphs.graph import Graph, majority_class
 from atoll.reports.runs import Row
 from atoll.runs import config as configurations
@@ -82,9 +83,15 @@ def _flows(parts: Graph, source: Graph) -> NDArray[np.float64]:
 
 
 def majority(row: Row) -> tuple[float, float | None] | None:
-    """Accuracy on nodes of their party's most frequent training class, from that of all nodes and that of the minority."""
+    """Accuracy on nodes of their party's most frequent training class, from that of all nodes and that of the minority.
+
+    None unless both are pooled: means over parties, or the worst party's, do not add up to each other. None too with noise in
+    the training labels, which moves the most frequent class.
+    """
     values = []
     for run in row.runs:
+        if run.config.run.average != POOLED or run.config.noise.label_noise or run.config.noise.label_sparsity:
+            return None
         accuracy, minority = (run.metrics.get(name) for name in ("accuracy", "minority_accuracy"))
         divided = partition_of(run.config)
         if isinstance(divided, str) or divided.scenario != "horizontal" or divided.tested == divided.minority:

@@ -12,7 +12,8 @@ from atoll.reports.page_table import escape, unbroken
 from atoll.reports.runs import Row, by_data
 from atoll.reports.titles import count
 from atoll.runs.metrics import in_order, mean_std, mean_text, metric_format, metrics_table
-from atoll.tasks import Metric
+from atoll.runs.protocol import described_rows
+from atoll.tasks import LAST, Metric
 
 
 @dataclass(frozen=True)
@@ -105,12 +106,16 @@ def _cell(pair: tuple[float, float | None] | None, shown: Metric) -> TableCell:
 
 
 def _caption(rows: Sequence[Row]) -> str:
-    caption = "Test metrics at the round with the best validation score"
+    words = {row.label: row.runs[0].result.protocol for row in rows}
+    chosen = {each["select"] == LAST for each in words.values()}
+    rounds = {"last round": True in chosen, "round with the best validation score": False in chosen}
+    caption = f"Test metrics at the {' or the '.join(name for name, there in rounds.items() if there)}"
     if any(row.several for row in rows):
         caption += f": mean ± standard deviation (n − 1) over {count({len(row.runs) for row in rows}, 'seed', 'seeds')}"
         caption += "; rounds, megabytes and seconds are means"
     going = sum(not run.result.finished for row in rows for run in row.runs)
-    return f"{caption}." + (f" Runs still going: {going}." if going else "")
+    meaning = described_rows(words)
+    return f"{caption}. {meaning[0].upper()}{meaning[1:]}." + (f" Runs still going: {going}." if going else "")
 
 
 def metrics_of(rows: Sequence[Row]) -> list[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atoll.errors import AtollError
-from atoll.reports.runs import Row, listed
+from atoll.reports.runs import Row, by_data, listed
 from atoll.runs.metrics import mean_text, metric_format
 from atoll.runs.protocol import described_rows
-from atoll.tasks import TASKS
+from atoll.tasks import LAST, TASKS
 
 MAX_NAMES = 4  # algorithms or datasets in a title
 
@@ -54,8 +54,11 @@ def count(numbers: set[int], one: str, many: str) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """The result in a sentence: the score of the only row, or the row with the best mean score; empty where there is none."""
-    if len({row.data_name for row in rows}) > 1 or len({row.runs[0].config.run.task for row in rows}) > 1:
+    """The result in a sentence: the score of the only row, or the row with the best mean score of a table.
+
+    Empty where there is none, and where rows stand in several tables: their scores do not compare.
+    """
+    if len(by_data(rows)) > 1 or len({row.runs[0].config.run.task for row in rows}) > 1:
         return ""
     try:
         name = TASKS.find(rows[0].runs[0].config.run.task).score
@@ -71,7 +74,8 @@ def summary(rows: Sequence[Row]) -> str:
     value = mean_text(factor * pair[0], None if pair[1] is None else factor * pair[1], 2) + unit
     if len(scores) == 1:
         run = row.runs[0]
-        where = f" at round {run.result.best_round} of {run.result.rounds}, the best by validation" if not row.several else ""
+        chosen = "the last" if run.config.run.select_by == LAST else "the best by validation"
+        where = f" at round {run.result.best_round} of {run.result.rounds}, {chosen}" if not row.several else ""
         return f"Test {shown.words}: {value}{where}."
     rank = "highest" if shown.higher_is_better else "lowest"
     return f"{row.label} has the {rank} {'mean ' if row.several else ''}test {shown.words}: {value}."

@@ -1,0 +1,68 @@
+"""Reports say what their numbers mean: whose model, how averaged, of which round; and compare only what means the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import atoll
+from atoll.reports import partitions, table, titles
+from atoll.reports.runs import Row, gather, grouped
+
+SMALL: dict[str, Any] = {"dataset": "csbm", "partition": "random", "parties": 3, "nodes": 60, "seeds": 2}
+
+
+@pytest.fixture(scope="module")
+def worded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same data in five comparisons: other averages, noise in the labels, the last round."""
+    home = tmp_path_factory.mktemp("worded")
+    ways: dict[str, dict[str, Any]] = {
+        "pooled": {},
+        "mean": {"average": "mean"},
+        "worst": {"average": "worst"},
+        "noisy": {"noise.label_noise": 0.3},
+        "last": {"select_by": "last"},
+    }
+    for name, settings in ways.items():
+        atoll.compare("local,fedavg", rounds=2, out=home / name, **SMALL, **settings)
+    return home
+
+
+def rows_of(home: Path, *names: str) -> list[Row]:
+    """The rows of some of the comparisons."""
+    return grouped(gather([home / name for name in names]))
+
+
+def test_majority_accuracy_needs_pooled_counts(worded: Path) -> None:
+    """It is a difference of pooled counts: from means over parties it could be above 100 %, so there is no such column."""
+    for name in ("mean", "worst", "noisy"):
+        rows = rows_of(worded, name)
+        assert [partitions.majority(row) for row in rows] == [None, None]
+        assert "majority %" not in [column.heading for column in table.table(rows, partitions.majority).columns]
+    for row in rows_of(worded, "pooled"):
+        found = partitions.majority(row)
+        assert found is not None
+        assert 0 <= found[0] <= 1
+
+
+def test_tables_say_what_their_numbers_mean(worded: Path) -> None:
+    """Markdown and LaTeX have no page around them: the caption holds the words, and names the round that was taken."""
+    best = table.table(rows_of(worded, "mean"), partitions.majority)
+    last = table.table(rows_of(worded, "last"), partitions.majority)
+    for text in (table.markdown(best), table.latex(best)):
+        assert "Test metrics at the round with the best validation score" in text
+        assert "Evaluation global (fedavg) and personal (local), average mean, best round by validation loss." in text
+    for text in (table.markdown(last), table.latex(last)):
+        assert "Test metrics at the last round:" in text
+        assert "average pooled, last round." in text
+        assert "validation" not in text
+
+
+def test_the_headline_names_a_winner_of_one_table_only(worded: Path) -> None:
+    """The pooled accuracy of one row is not higher than the worst party's of another."""
+    assert "has the highest mean test accuracy" in titles.summary(rows_of(worded, "pooled"))
+    assert titles.summary(rows_of(worded, "pooled", "worst")) == ""
+    assert titles.summary(rows_of(worded, "pooled", "noisy")) == ""
+    assert titles.summary(grouped(gather([worded / "last" / "fedavg-0"]))).endswith("at round 2 of 2, the last.")
