@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 import atoll
+from atoll import reports
 from atoll.reports import partitions, table, titles
-from atoll.reports.runs import Row, gather, grouped
+from atoll.reports.figures.ranks import ranks_of, why_unranked
+from atoll.reports.runs import Row, by_data, gather, grouped
 
 SMALL: dict[str, Any] = {"dataset": "csbm", "partition": "random", "parties": 3, "nodes": 60, "seeds": 2}
 
@@ -66,3 +68,31 @@ def test_the_headline_names_a_winner_of_one_table_only(worded: Path) -> None:
     assert titles.summary(rows_of(worded, "pooled", "worst")) == ""
     assert titles.summary(rows_of(worded, "pooled", "noisy")) == ""
     assert titles.summary(grouped(gather([worded / "last" / "fedavg-0"]))).endswith("at round 2 of 2, the last.")
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (("mean", "worst"), "average is mean and worst"),
+        (("pooled", "last"), "select_by is last and loss"),
+        (("pooled", "noisy"), "the same data and differ in noise alone"),
+    ],
+)
+def test_one_data_in_several_tables_is_not_several_datasets(worded: Path, names: tuple[str, ...], reason: str) -> None:
+    """Ranks over them would look like evidence from more datasets than there are; a note says why there are none."""
+    rows = rows_of(worded, *names)
+    assert len(by_data(rows)) == 2
+    assert ranks_of(rows) is None
+    assert reason in why_unranked(rows)
+    assert any(reason in note for note in reports.make([worded / name for name in names], embeddings="none").notes)
+    assert why_unranked(rows_of(worded, names[0])) == ""
+
+
+def test_other_graphs_with_the_same_noise_are_ranked(tmp_path: Path) -> None:
+    """Noise that all datasets have is no obstacle."""
+    for seed in (0, 1):
+        settings = SMALL | {"noise.label_noise": 0.3, "graph_seed": seed}
+        atoll.compare("local,fedavg", rounds=1, out=tmp_path / str(seed), **settings)
+    rows = grouped(gather([tmp_path]))
+    assert ranks_of(rows) is not None
+    assert why_unranked(rows) == ""

@@ -19,7 +19,7 @@ from atoll.reports.figures.curves import learning
 from atoll.reports.figures.embeddings import embeddings as embedding_figures
 from atoll.reports.figures.parties import groups, parties
 from atoll.reports.figures.partition import partition
-from atoll.reports.figures.ranks import ranks
+from atoll.reports.figures.ranks import ranks, why_unranked
 from atoll.reports.gaps import Gaps
 from atoll.reports.page_table import PageTable
 from atoll.reports.partitions import Partition, majority, partition_of
@@ -67,6 +67,7 @@ def make(paths: Iterable[str | Path], *, embeddings: str = "tsne", progress: Pro
     notes = [run.absence for row in rows for run in row.runs if run.absence]
     notes += [f"{row.label}, seed {run.config.seed}: {text}" for row in rows for run in row.runs for text in run.result.warnings]
     notes += [sentence for row in rows if (sentence := _repeated_seeds(row))]
+    notes += [sentence] if (sentence := why_unranked(rows)) else []
     details: list[RowDetail | None] = [None] * len(rows)
     maps: list[Figure] = []
     if all(row.done for row in rows):

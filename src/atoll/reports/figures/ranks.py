@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 
 from atoll.reports.figures.figure import Figure, Line, Sketch, Text
 from atoll.reports.page_table import PageTable
-from atoll.reports.runs import Row, by_data, methods
+from atoll.reports.runs import Row, by_data, listed, methods
 from atoll.runs.metrics import metric_format
 from atoll.runs.ranks import MIN_DATASETS, MIN_ROWS, Ranks, rank
 from atoll.runs.scores import selected_metric
+from atoll.runs.terms import WORDS
 from atoll.tasks import TASKS
 
 SECTION = "Ranks"
@@ -38,8 +41,8 @@ def ranks_of(rows: Sequence[Row]) -> Ranks | None:
     """Ranks by the means over the seeds of the score, or of the metric of `select_by`; None where there is nothing to rank."""
     datasets = by_data(rows)
     named = [dict(zip(methods(each), each, strict=True)) for each in datasets]
-    shared = [name for name in named[0] if all(name in each for each in named)] if named else []
-    if len(datasets) < MIN_DATASETS or len(shared) < MIN_ROWS:
+    shared = _shared(named)
+    if not shared or _obstacle(datasets):
         return None
     run = rows[0].runs[0].config
     metric = selected_metric(run) or TASKS.find(run.run.task).score
@@ -48,6 +51,36 @@ def ranks_of(rows: Sequence[Row]) -> Ranks | None:
         return None
     values = {name: [pair[0] for each in tables if (pair := each[name]) is not None] for name in shared}
     return rank(values, data_names(datasets), metric, higher_is_better=metric_format(metric).higher_is_better)
+
+
+def why_unranked(rows: Sequence[Row]) -> str:
+    """A sentence where several methods have several tables but their ranks would mean nothing; otherwise empty."""
+    datasets = by_data(rows)
+    reason = _obstacle(datasets) if _shared([dict.fromkeys(methods(each)) for each in datasets]) else ""
+    return f"There are no mean ranks over the tables: {reason}." if reason else ""
+
+
+def _shared(named: Sequence[Mapping[str, object]]) -> list[str]:
+    """The methods that every dataset has; empty where they or the datasets are too few for ranks."""
+    shared = [name for name in named[0] if all(name in each for each in named)] if named else []
+    return shared if len(named) >= MIN_DATASETS and len(shared) >= MIN_ROWS else []
+
+
+def _obstacle(datasets: Sequence[Sequence[Row]]) -> str:
+    """Why ranks on these would not be independent and of one kind; empty where they are."""
+    for word in WORDS:
+        values = {str(getattr(row.runs[0].config.run, word)) for each in datasets for row in each}
+        if len(values) > 1:
+            return f"their numbers do not mean the same ({word} is {listed(sorted(values))})"
+    keys = [_undamaged(each) for each in datasets]
+    return "some have the same data and differ in noise alone" if len(set(keys)) < len(keys) else ""
+
+
+def _undamaged(rows: Sequence[Row]) -> str:
+    """What decides the data of a table, without noise that was added to it."""
+    noise = {item.name for item in fields(rows[0].runs[0].config.noise)}
+    key = {name: value for name, value in json.loads(rows[0].data).items() if name not in noise}
+    return json.dumps([key, sorted({row.digest for row in rows if row.digest})], sort_keys=True)
 
 
 def data_names(datasets: Sequence[Sequence[Row]]) -> list[str]:
