@@ -125,6 +125,30 @@ def test_a_folder_of_another_tuning_is_refused(tmp_path: Path) -> None:
         tuning(5).run(Pretended(), tmp_path / "b")
 
 
+def written(folder: Path, shift: float = 0.0) -> str:
+    """A dataset of 40 nodes in a ring; `shift` changes one of its values."""
+    folder.mkdir(exist_ok=True)
+    nodes = [f"{node},{node % 2 + node / 100 + shift * (node == 3)},{'yes' if node % 2 else 'no'}" for node in range(40)]
+    (folder / "nodes.csv").write_text("\n".join(["id,size,label", *nodes]) + "\n")
+    (folder / "edges.csv").write_text("\n".join(["source,target", *(f"{node},{(node + 2) % 40}" for node in range(40))]) + "\n")
+    return str(folder)
+
+
+def test_changed_data_is_noticed(tmp_path: Path) -> None:
+    """The same dataset folder with another value in it: the tuning is not continued, and what it chose is not used silently."""
+    run: dict[str, Any] = {"partition": "random", "parties": 2, "rounds": 1, "dataset": written(tmp_path / "data")}
+    arguments: dict[str, Any] = {"trials": 2, "seeds": 1, "space": {"lr": [0.1]}, "sampler": "grid", "out": tmp_path / "out"}
+    tuned = atoll.tune("fedavg", **arguments, **run)
+    assert atoll.tune("fedavg", **arguments, **run) == tuned == read_tuned(tmp_path / "out")
+    assert not [note for note in atoll.compare("fedavg", tuned=[tuned], seeds=1, **run).notes if "other data" in note]
+    written(tmp_path / "data", 0.5)
+    with pytest.raises(AtollError, match="out holds trials on other data: the data has as many nodes and edges as before, but"):
+        atoll.tune("fedavg", **arguments, **run)
+    with pytest.warns(AtollWarning, match="fedavg was tuned on other data: the data has as many nodes and edges as before, but"):
+        atoll.run("fedavg", tuned=tuned, **run)
+    assert "fedavg was tuned on other data" in atoll.compare("fedavg", tuned=[tuned], seeds=1, **run).notes[-1]
+
+
 def test_failed_trials_are_passed_over_and_said() -> None:
     """Runs that diverge, by an error or by a loss that is not a number; where all fail, the first reason is the error."""
 

@@ -88,7 +88,7 @@ def run(
         start_from=start_from,
         values=with_tuned(settings, choice, algorithm, seed),
     )
-    warn_other_data(choice, chosen)
+    warn_other_data(choice, chosen, given)
     with open_loggers(called(progress, loggers, on_round), algorithm, out, chosen) as watch:
         result = runner.run(chosen, given, out=out, watch=watch)
         watch.finish(result)

@@ -88,11 +88,11 @@ def compare(
     with parallel.open_pool(jobs) as pool:
         if tune:
             request = _request(tune, tune_seeds, space)
-            comparison.tune(request, pool.execute if pool else execute_here(given), folder)
+            comparison.tune(request, pool.execute if pool else execute_here(given), folder, given=given)
         if pool:
             parallel.run(comparison, folder, pool)
         else:
-            comparison.run(one, folder)
+            comparison.run(one, folder, given)
     return comparison
 
 
@@ -154,7 +154,7 @@ def tune(
     request = _request(trials, seeds, space, sampler, sampler_seed)
     [tuning] = comparison.tunings(request).values()
     with parallel.open_pool(jobs) as pool:
-        return tuning.run(pool.execute if pool else execute_here(given), Path(out) if out is not None else None)
+        return tuning.run(pool.execute if pool else execute_here(given), Path(out) if out is not None else None, given=given)
 
 
 def _request(

@@ -8,7 +8,7 @@ from atoll.errors import AtollError
 from atoll.federation import class_counts
 from atoll.runs import unchanged
 from atoll.runs.best import BestRound
-from atoll.runs.experiment import Experiment
+from atoll.runs.experiment import Experiment, data_changes
 from atoll.runs.progress import Progress
 
 
@@ -46,7 +46,8 @@ def encoding_of(checkpoint: dict[str, Any] | None) -> dict[str, Any] | None:
 def restore(experiment: Experiment, checkpoint: dict[str, Any]) -> tuple[Progress, BestRound]:
     """Restore ledger and parties from a checkpoint, which must belong to this configuration and data."""
     try:
-        _check_data(checkpoint.get("data", {}), experiment.extent)
+        if changes := data_changes(checkpoint.get("data", {}), experiment.extent):
+            raise ValueError(changes)
         unchanged.changes(checkpoint.get("config"), experiment.config)
         if lost := set(checkpoint.get("holds", ())) - checkpoint.get("state", {}).keys():
             raise ValueError(f"its state has lost {', '.join(sorted(lost))}")
@@ -59,11 +60,3 @@ def restore(experiment: Experiment, checkpoint: dict[str, Any]) -> tuple[Progres
             f"The checkpoint does not fit the run's config.toml or data ({str(error).rstrip('.')}); "
             "restore what was changed, or start a new run."
         ) from error
-
-
-def _check_data(before: dict[str, int], now: dict[str, int]) -> None:
-    """Refuse data that has changed; where it was or is elsewhere, there is nothing to compare."""
-    differing = {name: count for name, count in before.items() if now and now[name] != count}
-    if differing.pop("digest", None) is not None or differing:
-        words = [f"{now[name]} {name} where there were {count}" for name, count in differing.items()]
-        raise ValueError(f"the data has {', '.join(words) or 'as many nodes and edges as before, but other values'}")

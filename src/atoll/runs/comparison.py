@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from atoll import storage
 from atoll.algorithms import find
 from atoll.data.federated import check_scenario
+from atoll.data.given import Given
 from atoll.errors import AtollError, suggest
 from atoll.models import user
 from atoll.runs import config
@@ -25,7 +26,7 @@ from atoll.runs.setting_names import bare_names
 from atoll.runs.space import check_names, space_for
 from atoll.runs.terms import Terms, check_same_data, check_shared, check_values, sweeps
 from atoll.runs.trial import Trial
-from atoll.runs.tuned import Tuned, tuning_notes
+from atoll.runs.tuned import Tuned, changed_notes, tuned_rows, tuning_notes
 from atoll.runs.tuning import Execute, Progress, Tuning, TuningRequest
 
 TUNING = "tuning"  # the folder of a comparison's tuning
@@ -160,12 +161,19 @@ class Comparison:
         else:
             self.tunings(request)
 
-    def tune(self, request: TuningRequest, execute: Execute, out: Path | None = None, progress: Progress | None = None) -> None:
+    def tune(
+        self,
+        request: TuningRequest,
+        execute: Execute,
+        out: Path | None = None,
+        progress: Progress | None = None,
+        given: Given | None = None,
+    ) -> None:
         """Tune every row before it is run; with `out`, in folders of `out/tuning`."""
         self.check(request)
         for row, tuning in self.tunings(request).items():
             folder = None if out is None else out / TUNING / row.replace(" ", "-")
-            self.tuned[row] = tuning.run(execute, folder, progress)
+            self.tuned[row] = tuning.run(execute, folder, progress, given)
 
     def _configurer(
         self, terms: Terms, algorithm: str, model: str, point: Mapping[str, Any]
@@ -183,18 +191,9 @@ class Comparison:
 
     def _take_files(self, rows: Rows) -> None:
         """The values of `tuned_files`, each for the rows of its algorithm."""
-        for tuned in self.tuned_files:
-            mine = [row for row, (algorithm, _, _) in rows.items() if self._resolved(algorithm) == tuned.algorithm]
-            if not mine:
-                raise AtollError(
-                    f"--tuned is for {tuned.algorithm}, which is not compared; there is {', '.join(self.algorithms)}."
-                )
-            for row in mine:
-                if self.tuned.get(row, tuned) != tuned:
-                    raise AtollError(f"--tuned is given twice for {tuned.algorithm}; give it once.")
-                if both := sorted(set(tuned.values) & self._fixed(*rows[row][::2])):
-                    raise AtollError(f"{both[0]} of {row} is set and tuned; leave --set or --tuned out.")
-                self.tuned[row] = tuned
+        named = {row: self._resolved(algorithm) for row, (algorithm, _, _) in rows.items()}
+        fixed = {row: self._fixed(algorithm, point) for row, (algorithm, _, point) in rows.items()}
+        self.tuned |= tuned_rows(self.tuned_files, named, fixed)
 
     def _tuned_values(self, row: str) -> Mapping[str, Any]:
         return self.tuned[row].values if row in self.tuned else {}
@@ -242,21 +241,25 @@ class Comparison:
         baselines = [getattr(find(other), "YARDSTICKS", {}) for other in self.algorithms]
         return next((names[algorithm] for names in baselines if algorithm in names), algorithm)
 
-    def folders(self, out: Path | None) -> Iterator[tuple[Trial, Path | None]]:
-        """The trials, each with its folder under `out`."""
-        for trial in self.trials():
+    def folders(self, out: Path | None, given: Given | None = None) -> Iterator[tuple[Trial, Path | None]]:
+        """The trials, each with its folder under `out`; where data has changed since it was tuned on, the notes say so."""
+        trials = self.trials()
+        if self.tuned_files:
+            self.notes += changed_notes(self.tuned, {trial.row: trial.config for trial in trials}, given)
+        for trial in trials:
             yield trial, out / f"{trial.row.replace(' ', '-')}-{trial.config.seed}" if out else None
 
-    def run(self, one: Callable[[Trial, Path | None], Result], out: Path | None = None) -> None:
+    def run(self, one: Callable[[Trial, Path | None], Result], out: Path | None = None, given: Given | None = None) -> None:
         """Run every trial with `one`; with `out`, each in a folder of its own, and those already there are not run again."""
-        for trial, folder in self.folders(out):
+        for trial, folder in self.folders(out, given):
             self.add(trial, one(trial, folder))
 
     def add(self, trial: Trial, result: Result) -> None:
         """Take a trial's result; one with other data is refused."""
         if self.results:
             row, results = next(iter(self.results.items()))
-            check_same_data([(row, _own(results[0])), (trial.row, _own(result))])
+            pairs = ((row, results[0]), (trial.row, result))
+            check_same_data((name, unlocated(one.config, one.folder)) for name, one in pairs)
         self.results.setdefault(trial.row, []).append(result)
 
     @property
@@ -284,11 +287,6 @@ class Comparison:
     def save(self, path: Path) -> None:
         """Write the summary as JSON."""
         storage.write_whole(path, (json.dumps(self.summary(), indent=1) + "\n").encode())
-
-
-def _own(result: Result) -> Config:
-    """A result's configuration without the place of its folder."""
-    return result.config if result.folder is None else unlocated(result.config, result.folder)
 
 
 def _listed(point: Mapping[str, Any]) -> str:

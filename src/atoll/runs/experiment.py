@@ -31,7 +31,7 @@ from atoll.privacy.noise import Noise
 from atoll.privacy.noise_settings import EVALUATE
 from atoll.privacy.releases import Releases
 from atoll.privacy.secrets import Secrets
-from atoll.runs.config import Config
+from atoll.runs.config import GIVEN, Config
 from atoll.runs.described import Described
 from atoll.runs.model_files import folder_of, read_description
 from atoll.runs.preparation import encode_parties, encoded, read_preprocessing
@@ -89,6 +89,27 @@ def extent_of(parts: Graph) -> dict[str, int]:
         "classes": parts.num_classes,
         "digest": parts.digest,
     }
+
+
+def data_extent(config: Config, given: Given | None = None) -> dict[str, int]:
+    """The extent of the data that a run would have, without running it.
+
+    Empty where the data is an object that is not here, or the partition a function, which may draw another one every time.
+    """
+    if (given is None and GIVEN in (config.dataset, config.partition)) or (given is not None and callable(given.partition)):
+        return {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AtollWarning)  # the run says it
+        return extent_of(load_parties(replace(config, start_from=None), given)[0].parts)
+
+
+def data_changes(before: Mapping[str, int], now: Mapping[str, int]) -> str:
+    """What has changed in the data, in words; empty where nothing has, or the data was or is elsewhere."""
+    differing = {name: count for name, count in before.items() if now and now[name] != count}
+    if not differing:
+        return ""
+    words = [f"{now[name]} {name} where there were {count}" for name, count in differing.items() if name != "digest"]
+    return f"the data has {', '.join(words) or 'as many nodes and edges as before, but other values'}"
 
 
 def prepare(

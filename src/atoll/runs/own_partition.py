@@ -27,6 +27,7 @@ def located(config: Config, folder: Path) -> Config:
     return replace(config, partition=str(stored)) if config.partition == PARTITION and stored.is_file() else config
 
 
-def unlocated(config: Config, folder: Path) -> Config:
+def unlocated(config: Config, folder: Path | None) -> Config:
     """The configuration as config.toml has it."""
-    return replace(config, partition=PARTITION) if config.partition == str(folder / PARTITION) else config
+    located = folder is not None and config.partition == str(folder / PARTITION)
+    return replace(config, partition=PARTITION) if located else config

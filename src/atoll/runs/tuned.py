@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from atoll import storage
+from atoll.data.given import Given
 from atoll.errors import AtollError, AtollWarning
 from atoll.runs.config import Config
+from atoll.runs.experiment import data_changes, data_extent
 from atoll.runs.metrics import metric_format
 from atoll.runs.setting_names import bare_names
 from atoll.runs.terms import flat
@@ -20,7 +22,16 @@ from atoll.version import __version__
 
 KIND = "tuned"
 FILE = "tuned.json"
-KEYS = {"algorithm": str, "values": dict, "objective": str, "space": dict, "seeds": list, "trials": list, "data": dict}
+KEYS = {
+    "algorithm": str,
+    "values": dict,
+    "objective": str,
+    "space": dict,
+    "seeds": list,
+    "trials": list,
+    "data": dict,
+    "extent": dict,
+}
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,7 @@ class Tuned:
         seeds: The seeds that every trial was run with; reported seeds must be others.
         trials: All trials: `number`, `values`, `score`, `scores` by seed, and for a failed one its `error`.
         data: Dataset, partition, split and budget of all trials.
+        extent: The size and a digest of the parties' data with the first of the seeds; empty where they cannot be had again.
         optuna: The version of Optuna; empty for a grid.
 
     Examples:
@@ -76,6 +88,7 @@ class Tuned:
     seeds: Sequence[int]
     trials: Sequence[TuningTrial]
     data: Mapping[str, Any] = field(default_factory=dict)
+    extent: Mapping[str, int] = field(default_factory=dict)
     optuna: str = ""
 
     def __repr__(self) -> str:
@@ -105,11 +118,20 @@ class Tuned:
     def brief(self) -> dict[str, Any]:
         """All but the trials, which are counted: for the summary of a comparison."""
         document = self.to_dict()
-        return {name: document[name] for name in document if name not in ("atoll", "kind", "data")} | {"trials": len(self.trials)}
+        return {name: document[name] for name in document if name not in ("atoll", "kind", "data", "extent")} | {
+            "trials": len(self.trials)
+        }
 
     def save(self, path: str | Path) -> None:
         """Write the file."""
         storage.write_whole(Path(path), (json.dumps(self.to_dict(), indent=1) + "\n").encode())
+
+    def changed_data(self, config: Config, given: Given | None = None) -> str:
+        """A sentence where the data of the same name and settings has changed since; empty otherwise."""
+        if not self.extent or self.data != tuned_data(config):  # other settings are said anyway
+            return ""
+        changes = data_changes(self.extent, data_extent(replace(config, seed=self.seeds[0]), given))
+        return f"{self.algorithm} was tuned on other data: {changes}." if changes else ""
 
     def check_seeds(self, seeds: Collection[int]) -> None:
         """Refuse to report seeds that the values were chosen on."""
@@ -171,6 +193,28 @@ def tuning_notes(tuned: Mapping[str, Tuned | None], configs: Mapping[str, Config
     return notes
 
 
+def changed_notes(tuned: Mapping[str, Tuned], configs: Mapping[str, Config], given: Given | None = None) -> list[str]:
+    """Where data has changed since rows were tuned on it, in one sentence each."""
+    found = (one.changed_data(configs[row], given) for row, one in tuned.items())
+    return list(dict.fromkeys(note for note in found if note))
+
+
+def tuned_rows(files: Sequence[Tuned], rows: Mapping[str, str], fixed: Mapping[str, Collection[str]]) -> dict[str, Tuned]:
+    """Each result of tuning for the rows of its algorithm; `rows`: their algorithms, `fixed`: what was set for them."""
+    found: dict[str, Tuned] = {}
+    for tuned in files:
+        mine = [row for row, algorithm in rows.items() if algorithm == tuned.algorithm]
+        if not mine:
+            there = ", ".join(dict.fromkeys(rows.values()))
+            raise AtollError(f"--tuned is for {tuned.algorithm}, which is not compared; there is {there}.")
+        for row in mine:
+            if found.setdefault(row, tuned) != tuned:
+                raise AtollError(f"--tuned is given twice for {tuned.algorithm}; give it once.")
+            if both := sorted(set(tuned.values) & set(fixed[row])):
+                raise AtollError(f"{both[0]} of {row} is set and tuned; leave --set or --tuned out.")
+    return found
+
+
 def as_tuned(tuned: str | Path | Tuned) -> Tuned:
     """A result of tuning, or the one that a file holds."""
     return tuned if isinstance(tuned, Tuned) else read_tuned(tuned)
@@ -189,7 +233,10 @@ def with_tuned(values: Mapping[str, Any], tuned: Tuned | None, algorithm: str, s
     return {**values, **tuned.values}
 
 
-def warn_other_data(tuned: Tuned | None, config: Config) -> None:
+def warn_other_data(tuned: Tuned | None, config: Config, given: Given | None = None) -> None:
     """Warn where values were tuned with other data than they are used on."""
-    for note in tuning_notes({config.algorithm: tuned}, {config.algorithm: config}):
+    if tuned is None:
+        return
+    notes = tuning_notes({config.algorithm: tuned}, {config.algorithm: config})
+    for note in notes or [changed for changed in [tuned.changed_data(config, given)] if changed]:
         warnings.warn(note, AtollWarning, stacklevel=3)

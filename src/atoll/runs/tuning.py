@@ -20,6 +20,7 @@ from atoll.data.given import Given
 from atoll.errors import AtollError
 from atoll.runs import search
 from atoll.runs.config import Config
+from atoll.runs.experiment import data_changes, data_extent
 from atoll.runs.loop import Watch
 from atoll.runs.progress import Selection
 from atoll.runs.result import Result
@@ -88,9 +89,12 @@ class Tuning:
         """The validation metric by which values are chosen."""
         return f"val_{self.selection.metric}"
 
-    def run(self, execute: Execute, out: Path | None = None, progress: Progress | None = None) -> Tuned:
+    def run(
+        self, execute: Execute, out: Path | None = None, progress: Progress | None = None, given: Given | None = None
+    ) -> Tuned:
         """Run the trials that `out` does not hold already, batch by batch, and choose the best."""
-        with _open_store(out, self._asked()) as store:
+        extent = data_extent(self.base, given)
+        with _open_store(out, self._asked() | {"extent": extent}) as store:
             done: list[TuningTrial] = []
             proposals = search.open_search(
                 self.space,
@@ -109,7 +113,7 @@ class Tuning:
                         progress(self.row, len(done), self.count, self._best(done))
                 if self._best(done) is None:
                     raise AtollError(f"{self.row}: all of the first {len(done)} trials failed: {done[0].error}")
-            tuned = self._tuned(done)
+            tuned = self._tuned(done, extent)
             if out is not None:
                 tuned.save(out / FILE)
         return tuned
@@ -156,7 +160,7 @@ class Tuning:
         scored = [trial for trial in done if trial.score is not None]
         return min(scored, key=lambda trial: (sign * (trial.score or 0.0), trial.number), default=None)
 
-    def _tuned(self, done: Sequence[TuningTrial]) -> Tuned:
+    def _tuned(self, done: Sequence[TuningTrial], extent: Mapping[str, int]) -> Tuned:
         best = self._best(done)
         assert best is not None
         assert best.score is not None
@@ -173,6 +177,7 @@ class Tuning:
             seeds=tuple(self.request.seeds),
             trials=list(done),
             data=tuned_data(self.base),
+            extent=extent,
             optuna="" if self.request.sampler == "grid" else search.version(),
         )
 
@@ -253,6 +258,8 @@ def _check_same(request: Path, asked: Mapping[str, Any]) -> None:
     wanted = json.loads(json.dumps(asked))
     if there != wanted:
         name = next((name for name in wanted if there.get(name) != wanted[name]), "something")
+        if name == "extent" and (changes := data_changes(there.get(name) or {}, wanted[name])):
+            raise AtollError(f"{request.parent} holds trials on other data: {changes}; restore the data or choose another --out.")
         raise AtollError(f"{request.parent} holds a tuning with another {name}; choose another --out or delete that folder.")
 
 
