@@ -96,3 +96,16 @@ def test_other_graphs_with_the_same_noise_are_ranked(tmp_path: Path) -> None:
     rows = grouped(gather([tmp_path]))
     assert ranks_of(rows) is not None
     assert why_unranked(rows) == ""
+
+
+def test_columns_of_another_average_say_so(worded: Path) -> None:
+    """AUC, Brier score and the like are known of all nodes together only; accuracy and F1 have the average of the table."""
+    plain = [column.heading for column in table.table(rows_of(worded, "pooled"), partitions.majority).columns]
+    mean = [column.heading for column in table.table(rows_of(worded, "mean"), partitions.majority).columns]
+    assert {"AUC %", "Brier", "ECE %", "weighted F1 %"} <= set(plain)
+    assert {"AUC (pooled) %", "Brier (pooled)", "ECE (pooled) %", "weighted F1 (pooled) %"} <= set(mean)
+    assert {"accuracy %", "minority %", "macro F1 %"} <= set(plain) & set(mean)
+    assert not any("pooled" in heading for heading in plain)
+    accuracy = table.table(rows_of(worded, "mean"), partitions.majority).columns[1].cells[0].value
+    of_parties = [run.result.averages["mean"]["accuracy"] for run in rows_of(worded, "mean")[0].runs]
+    assert accuracy == pytest.approx(100 * sum(of_parties) / 2)

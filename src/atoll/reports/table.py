@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from atoll.errors import shown
+from atoll.federation.averages import POOLED
 from atoll.reports.figures.figure import PALETTE
 from atoll.reports.figures.ranks import data_names
 from atoll.reports.page_table import escape, unbroken
@@ -80,9 +81,8 @@ def table(rows: Sequence[Row], majority: Callable[[Row], tuple[float, float | No
             continue
         shown = metric_format(name)
         highest = shown.higher_is_better if comparable and name.removeprefix("local_") in known else None
-        columns.append(
-            TableColumn(shown.heading + (" %" if shown.percent else ""), [_cell(pair, shown) for pair in pairs], highest)
-        )
+        heading = shown.heading + (" (pooled)" if _only_pooled(rows, name) else "") + (" %" if shown.percent else "")
+        columns.append(TableColumn(heading, [_cell(pair, shown) for pair in pairs], highest))
     measures: dict[str, tuple[list[list[float]], int]] = {
         "best round": ([[run.result.best_round for run in row.runs] for row in rows], 0),
         "rounds": ([[run.result.rounds for run in row.runs] for row in rows], 0),
@@ -95,6 +95,12 @@ def table(rows: Sequence[Row], majority: Callable[[Row], tuple[float, float | No
     for heading, (values, digits) in measures.items():
         columns.append(TableColumn(heading, [TableCell((mean_std(each) or (0.0,))[0], digits=digits) for each in values]))
     return ComparisonTable([row.label for row in rows], columns, _caption(rows), list(range(len(rows))))
+
+
+def _only_pooled(rows: Sequence[Row], name: str) -> bool:
+    """Whether a metric is of all nodes together though the table has another average: `detail` has no other."""
+    runs = [run for row in rows for run in row.runs if run.config.run.average != POOLED]
+    return any(name in run.metrics and name not in run.result.metrics for run in runs)
 
 
 def _cell(pair: tuple[float, float | None] | None, shown: Metric) -> TableCell:
