@@ -250,6 +250,7 @@ def test_processes_give_the_same_result(tmp_path: Path) -> None:
     [
         (None, r"cannot be read \(No such file"),
         ("{", "it is not JSON"),
+        ("[" * 100_000, "it is not JSON"),
         ("[]", "is not the tuned.json of"),
         ('{"kind": "tuned"}', "is damaged: algorithm is missing"),
     ],
@@ -267,6 +268,46 @@ def made_up(algorithm: str = "fedprox", **other: Any) -> Tuned:
     """A result of tuning as a file would hold it."""
     tuned = tuning(4).run(Pretended())
     return Tuned(**(vars(tuned) | {"algorithm": algorithm} | other))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("score", "good"),
+        ("score", 0.99),
+        ("seeds", [1, 2]),
+        ("values", {"lr": 0.5, "hidden": 8}),
+        ("values", {"rounds": 500}),
+        ("objective", "val_accuracy"),
+        ("algorithm", "fedavg"),
+        ("trials", []),
+    ],
+)
+def test_files_edited_by_hand(name: str, value: Any, tmp_path: Path) -> None:
+    """The file says what tuning did, so nothing in it may be another."""
+    made_up().save(tmp_path / "tuned.json")
+    document = json.loads((tmp_path / "tuned.json").read_text())
+    assert read_tuned(tmp_path) == made_up()
+    (tmp_path / "tuned.json").write_text(json.dumps(document | {name: value}))
+    with pytest.raises(AtollError, match="its checksum does not match; run `atoll tune` again"):
+        read_tuned(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"rounds": 500}, "--tuned has rounds, which tuning does not choose for fedprox"),
+        ({"split_seed": 3}, "--tuned has split_seed, which tuning does not choose for fedprox"),
+        ({"lr": 0.77, "hidden": 8}, "--tuned has lr=0.77, hidden=8, but no trial of fedprox had these"),
+    ],
+)
+def test_values_that_were_not_tuned(values: dict[str, Any], sentence: str) -> None:
+    """Neither a run nor a comparison takes them."""
+    tuned = made_up(values=values)
+    with pytest.raises(AtollError, match=sentence):
+        atoll.run("fedprox", tuned=tuned, **(SMALL | {"seed": 0}))
+    with pytest.raises(AtollError, match=sentence):
+        atoll.compare("local,fedprox", tuned=[tuned], seeds=1, **SMALL)
 
 
 def test_comparisons_tune_every_row_alike(tmp_path: Path) -> None:

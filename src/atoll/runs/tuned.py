@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from atoll import storage
+from atoll.algorithms import find
 from atoll.data.given import Given
 from atoll.errors import AtollError, AtollWarning
 from atoll.runs.config import Config
 from atoll.runs.experiment import data_changes, data_extent
+from atoll.runs.folder import checksum
 from atoll.runs.metrics import metric_format
 from atoll.runs.setting_names import bare_names
 from atoll.runs.terms import flat
@@ -124,7 +126,9 @@ class Tuned:
 
     def save(self, path: str | Path) -> None:
         """Write the file."""
-        storage.write_whole(Path(path), (json.dumps(self.to_dict(), indent=1) + "\n").encode())
+        document = json.loads(json.dumps(self.to_dict()))
+        document["sha256"] = checksum(document)
+        storage.write_whole(Path(path), (json.dumps(document, indent=1) + "\n").encode())
 
     def changed_data(self, config: Config, given: Given | None = None) -> str:
         """A sentence where the data of the same name and settings has changed since; empty otherwise."""
@@ -132,6 +136,14 @@ class Tuned:
             return ""
         changes = data_changes(self.extent, data_extent(replace(config, seed=self.seeds[0]), given))
         return f"{self.algorithm} was tuned on other data: {changes}." if changes else ""
+
+    def check(self) -> None:
+        """Refuse values that no trial had, and settings of data or budget, which tuning does not choose."""
+        names = {setting.name for setting in fields(find(self.algorithm).Settings)}
+        if other := [name for name in self.values if name not in names and not name.startswith("model.")]:
+            raise AtollError(f"--tuned has {other[0]}, which tuning does not choose for {self.algorithm}; give it with --set.")
+        if all(dict(trial.values) != dict(self.values) for trial in self.trials):
+            raise AtollError(f"--tuned has {listed(self.values)}, but no trial of {self.algorithm} had these; tune again.")
 
     def check_seeds(self, seeds: Collection[int]) -> None:
         """Refuse to report seeds that the values were chosen on."""
@@ -151,13 +163,15 @@ def read_tuned(path: str | Path) -> Tuned:
         document = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise AtollError(f"--tuned {path} cannot be read ({error.strerror}); give the {FILE} of `atoll tune --out`.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AtollError(f"--tuned {path} is not the {FILE} of `atoll tune --out`: it is not JSON ({error}).") from error
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise AtollError(f"--tuned {path} is not the {FILE} of `atoll tune --out`.")
     for name, kind in KEYS.items():
         if not isinstance(document.get(name), kind):
             raise AtollError(f"--tuned {path} is damaged: {name} is missing or not of its kind; run `atoll tune` again.")
+    if document.get("sha256") != checksum(document):
+        raise AtollError(f"--tuned {path} is not as `atoll tune` wrote it: its checksum does not match; run `atoll tune` again.")
     try:
         trials = [TuningTrial(one["number"], one["values"], one["scores"], one["error"]) for one in document["trials"]]
         names = [name for name in Tuned.__dataclass_fields__ if name not in ("trials", "seeds")]
@@ -207,6 +221,7 @@ def tuned_rows(files: Sequence[Tuned], rows: Mapping[str, str], fixed: Mapping[s
         if not mine:
             there = ", ".join(dict.fromkeys(rows.values()))
             raise AtollError(f"--tuned is for {tuned.algorithm}, which is not compared; there is {there}.")
+        tuned.check()
         for row in mine:
             if found.setdefault(row, tuned) != tuned:
                 raise AtollError(f"--tuned is given twice for {tuned.algorithm}; give it once.")
@@ -226,6 +241,7 @@ def with_tuned(values: Mapping[str, Any], tuned: Tuned | None, algorithm: str, s
         return dict(values)
     if tuned.algorithm != algorithm:
         raise AtollError(f"--tuned is for {tuned.algorithm}, but {algorithm} is run; give the file of {algorithm}.")
+    tuned.check()
     asked = {name if name.startswith("model.") else bare for name in values for bare in bare_names({name: 0}, algorithm)}
     if both := sorted(asked & set(tuned.values)):
         raise AtollError(f"{both[0]} is set and tuned; leave --set or --tuned out.")

@@ -199,7 +199,7 @@ class _Store:
             try:
                 read = [json.loads(line) for line in lines]
                 self.records = {(int(one["trial"]), int(one["seed"])): one for one in read}
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise AtollError(f"{out / TRIALS} is damaged ({error}); delete {out} and tune again.") from error
             for number, seed in self.records:
                 self._remove(number, seed)
@@ -253,7 +253,7 @@ def _open_store(out: Path | None, asked: dict[str, Any]) -> Iterator[_Store]:
 def _check_same(request: Path, asked: Mapping[str, Any]) -> None:
     try:
         there = json.loads(request.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AtollError(f"{request} is damaged ({error}); delete {request.parent} and tune again.") from error
     wanted = json.loads(json.dumps(asked))
     if there != wanted:
