@@ -14,8 +14,8 @@ compare() {  # TITLE NAME ALGORITHMS OPTIONS...
 
 compare "Disjoint subgraphs: FedSpray" horizontal local,fedavg,fedspray --set nodes=1000 --rounds 40
 compare "Subgraphs that share nodes: FedGL" overlapping local,fedavg,fedgl --set nodes=1000 --rounds 40
-compare "The same nodes, other columns and edges: GLASU" vertical standalone,glasu,centralized --set nodes=600 --rounds 60
-compare "One node per user, who keeps the features: GFL-APPNP" users gfl_appnp,fedmlp,mlps --against fedmlp --rounds 60
+compare "The same nodes, other columns and edges: GLASU" vertical standalone,glasu,centralized --set nodes=600 --rounds 100
+compare "One node per user, who keeps the features: GFL-APPNP" users gfl_appnp,fedmlp --against fedmlp --rounds 60
 compare "One node per user, who keeps its own layer: nFedGNN" layers cnfgnn,nfedgnn --set nodes=1000 --rounds 100
 
 atoll report "$out"/horizontal --html "$out/report.html"
