@@ -17,7 +17,7 @@ GCN = {"hidden": 8}
 GAT = {"model": "gat", "hidden": 4, "heads": 3, "dropout": 0.0, "lr": 0.01}
 
 
-AFTER = GCN | {"average": "after"}
+AFTER = GCN | {"averaging": "after"}
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_twenty_rounds_equal_one_object_a_user(values: dict[str, Any]) -> None:
 
 
 def test_after_the_mean_all_users_have_the_same_weights() -> None:
-    """`average=after` sends x̄ of shared weights, as FedAvg would; `average=before` those of each user's own step."""
+    """`averaging=after` sends x̄ of shared weights, as FedAvg would; `averaging=before` those of each user's own step."""
     graph = some_users()
     for values, same in ((AFTER, True), (GCN, False)):
         federation, _ = go(prepared(graph, "cnfgnn", **values), 3)

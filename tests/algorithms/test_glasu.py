@@ -309,8 +309,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"backward": "server", "local_steps": 1, "aggregation": "concatenation", "shared_layers": 3},
     {"label_holder": 1, "local_steps": 2, "model": "residual"},
     {"label_holder": 2, "backward": "server", "local_steps": 1},
-    {"evaluation": "sampled", "shared_layers": 4, "model": "mlp"},
-    {"evaluation": "sampled", "fan_out": 2, "lr_decay": 0.5, "lr_every": 1, "optimizer": "adam", "lr": 0.01},
+    {"evaluation_neighbors": "sampled", "shared_layers": 4, "model": "mlp"},
+    {"evaluation_neighbors": "sampled", "fan_out": 2, "lr_decay": 0.5, "lr_every": 1, "optimizer": "adam", "lr": 0.01},
 ]
 
 
@@ -330,7 +330,7 @@ def test_options_keep_the_promises(options: dict[str, Any]) -> None:
 def test_a_sampled_evaluation_with_all_neighbors_is_the_full_one() -> None:
     """Fan-out 0: the judged nodes see everything they would on the whole graph."""
     values = {**PLAIN, "fan_out": 0, "batch_size": 6, "local_steps": 2}
-    full, sampled = (runner.run(small("glasu", **values, evaluation=kind)) for kind in ("full", "sampled"))
+    full, sampled = (runner.run(small("glasu", **values, evaluation_neighbors=kind)) for kind in ("full", "sampled"))
     for row, same in zip(full.rows, sampled.rows, strict=True):
         assert row["loss"] == pytest.approx(same["loss"], abs=1e-5)
         assert row["accuracy"] == same["accuracy"]

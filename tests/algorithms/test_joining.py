@@ -30,7 +30,7 @@ def run(graph: Graph, algorithm: str, **values: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("algorithm", "values"),
-    [("nfedgnn", {}), ("nfedgnn", {"model": "gat", "heads": 2}), ("cnfgnn", {}), ("cnfgnn", {"average": "after"})],
+    [("nfedgnn", {}), ("nfedgnn", {"model": "gat", "heads": 2}), ("cnfgnn", {}), ("cnfgnn", {"averaging": "after"})],
     ids=["nfedgnn", "gat", "cnfgnn", "cnfgnn, after"],
 )
 def test_until_they_join_training_is_that_of_the_others(algorithm: str, values: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ VARIANTS = {
     "three layers of sage, adamw": ("nfedgnn", {"model": "sage", "layers": 3, "optimizer": "adamw", "loss": "sum"}),
     "late, mean": ("nfedgnn", {"late": 0.25, "join": "mean"}),
     "late, neighbors, gin": ("nfedgnn", {"late": 0.25, "model": "gin", "lr": 0.01}),
-    "mean after the step, adamw": ("cnfgnn", {"average": "after", "optimizer": "adamw", "weight_decay": 0.05}),
+    "mean after the step, adamw": ("cnfgnn", {"averaging": "after", "optimizer": "adamw", "weight_decay": 0.05}),
     "late": ("cnfgnn", {"late": 0.25}),
 }
 pytestmark = pytest.mark.parametrize(("algorithm", "values"), VARIANTS.values(), ids=VARIANTS)

@@ -61,7 +61,7 @@ class Plain:
 
     def __init__(self, graph: Graph, settings: Split, seed: int) -> None:
         self.graph, self.settings, self.seed = graph, settings, seed
-        self.average = getattr(settings, "average", "")  # CNFGNN's
+        self.averaging = getattr(settings, "averaging", "")  # CNFGNN's
         nodes, schema = graph.num_nodes, Schema(graph.num_features, graph.num_classes, graph.num_nodes)
         limit = math.sqrt(6 / (schema.features + settings.width))
         own = Streams(seed, range(nodes), "weights").uniform(schema.features, settings.width, low=-limit, high=limit)
@@ -146,11 +146,11 @@ class Plain:
         self.adam.zero_grad()
         loss.backward()
         self.adam.step()
-        if self.average == "before":
+        if self.averaging == "before":
             self._take_mean(present)
         for i in present:
             self.users[i].update(latent.grad[i])
-        if self.average == "after":
+        if self.averaging == "after":
             self._take_mean(present)
 
     def _take_mean(self, present: list[int]) -> None:

@@ -265,7 +265,7 @@ OWN: dict[str, dict[str, Any]] = {
         "test": 0.2,
         "lr": 0.5,
     },
-    "fedmlp": {"samples": 1, "lr": 0.3},
+    "fedmlp": {"samples": 1, "lr": 0.3, "redraw": "features"},
 }
 
 

@@ -232,7 +232,7 @@ def planted(chosen: config.Config) -> Any:
         ({"dp.verb": "fitt"}, "dp.verb is 'fitt', which fedavg does not have; did you mean 'fit'?"),
         ({"dp.verb": "fit", "dp.noise": -1}, "must be at least 0"),
         ({"dp.verb": "fit", "dp.protected_unit": "node"}, "must be one of party, row"),
-        ({"clip": 1.0}, "fedavg has no setting 'clip'"),
+        ({"delta": 1e-5}, "fedavg has no setting 'delta'"),
     ],
 )
 def test_mistakes_get_one_sentence(values: dict[str, Any], sentence: str) -> None:

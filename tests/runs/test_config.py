@@ -100,12 +100,21 @@ def test_a_comparison_accepts_earlier_names() -> None:
 @pytest.mark.parametrize("algorithm", algorithms.names())
 @pytest.mark.parametrize("dataset", ["csbm", "subcora", "cora"])
 def test_no_earlier_name_is_a_present_one(algorithm: str, dataset: str) -> None:
-    """An old configuration would set something else. `task` and `threshold` are told apart by their values."""
+    """An old configuration would set something else. A few are told apart by their values."""
     groups = config.groups_of(algorithm, dataset)
     present = {name for group, kind in groups.items() if group not in PREFIXED for name in known(kind)}
     for group, kind in groups.items():
         taken = set(known(kind)) if group in PREFIXED else present
-        assert not (taken & renamed(kind).keys()) - {"task", "threshold"}, group
+        assert not (taken & renamed(kind).keys()) - {"task", "threshold", "evaluation", "average"}, group
+
+
+def test_glasus_old_evaluation_is_told_by_its_value() -> None:
+    """Old configurations mean what they meant; the run's own words are the run's."""
+    for name in ("evaluation", "settings.evaluation", "glasu.evaluation"):
+        with pytest.warns(AtollWarning, match="is now .*evaluation_neighbors"):
+            chosen = config.resolve("glasu", dataset="csbm", values={name: "sampled"})
+        assert (chosen.settings.evaluation_neighbors, chosen.run.evaluation) == ("sampled", "auto")
+    assert config.resolve("fedavg", dataset="csbm", values={"evaluation": "trained"}).run.evaluation == "trained"
 
 
 def test_a_number_is_fedgls_old_threshold_and_a_way_to_choose_one_is_the_runs() -> None:

@@ -124,7 +124,8 @@ def test_last_selects_the_last_round() -> None:
         ),
         ({"average": "worst", "evaluate_at_server": False}, "does not get with evaluate_at_server=false; leave it out"),
         ({"evaluation": "finetuned", "class_weight": "balanced"}, "does not know the weights of class_weight=balanced"),
-        ({"average": "median"}, "average is 'median' but must be one of pooled, mean, nodes, worst"),
+        ({"average": "median"}, "average is .median. but must be one of pooled, mean, nodes, worst"),
+        ({"evaluation": "union", "average": "worst"}, "average=worst is over parties, and evaluation=union judges the union"),
     ],
 )
 def test_words_without_meaning_are_refused(values: dict[str, Any], sentence: str) -> None:

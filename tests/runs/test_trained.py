@@ -105,7 +105,7 @@ def given(**values: Any) -> Graph:
     [
         ("fedavg", {"partition": "random", "parties": 3}),
         ("gfl_appnp", {"partition": "node"}),
-        ("glasu", {"partition": "vertical", "parties": 3, "evaluation": "sampled"}),
+        ("glasu", {"partition": "vertical", "parties": 3, "evaluation_neighbors": "sampled"}),
         ("glasu", {"partition": "vertical", "parties": 3, "label_holder": 1}),
     ],
 )

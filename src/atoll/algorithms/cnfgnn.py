@@ -3,8 +3,8 @@
 As nFedGNN, but with x̄_i a user sends W_i, and the server returns the mean W̄ of all W_i. There is no Laplacian term. The paper
 does not say when in a round the mean is taken; both readings are here:
 
-    average=before   send x̄_i and W_i together; W_i ← W̄, then the step with ∂L/∂x̄_i: x̄_i is of the user's own step from W̄
-    average=after    send x̄_i; the step; send W_i; W_i ← W̄: x̄_i = x_i·W̄ is of weights that all share, as in FedAvg
+    averaging=before   send x̄_i and W_i together; W_i ← W̄, then the step with ∂L/∂x̄_i: x̄_i is of the user's own step from W̄
+    averaging=after    send x̄_i; the step; send W_i; W_i ← W̄: x̄_i = x_i·W̄ is of weights that all share, as in FedAvg
 
 Payload bytes per round and user, d features, h = hidden (gat: heads·hidden, sage: 2·hidden): up 4·(h + d·h), down 4·(h + d·h).
 The server sees every user's x̄_i and W_i in every round: from two successive W_i it can read off the user's features.
@@ -50,10 +50,11 @@ __all__ = ["SCENARIOS", "STATE_AXES", "TASKS", "Cohort", "Settings", "admit", "e
 class Settings(nfedgnn.Split):
     """The split network's, and when the mean is taken."""
 
-    average: str = setting(
+    averaging: str = setting(
         "before",
         "Whether the mean of all weights is taken before or after the users' step.",
         choices=("before", "after"),
+        was="average",
         since="0.2",
     )
 
@@ -135,7 +136,7 @@ class Cohort(nfedgnn.Cohort):
 def step(federation: Federation, state: State, settings: Settings) -> State:
     """One round: the server takes its step as in nFedGNN and averages the users' weights, before or after theirs."""
     users = present(federation, state, settings)
-    if settings.average == "after":
+    if settings.averaging == "after":
         replies = federation.ask("embed", to=users)
         state, gradient = descend(federation, with_latent(state, replies), settings)
         replies = federation.ask("fit", to=replies.parties, each={"gradient": gradient[replies.index]})

@@ -53,6 +53,10 @@ def check(algorithm: str, run: RunSettings, dp: Any) -> None:
         raise AtollError(
             f"evaluation={run.evaluation} has no meaning for {algorithm}, whose evaluation is {' or '.join(known)}; leave it out."
         )
+    if run.evaluation == "union" and run.average != POOLED:
+        raise AtollError(
+            f"average={run.average} is over parties, and evaluation=union judges the union of their graphs; leave one out."
+        )
     if run.evaluation == FINETUNED and run.class_weight == class_weights.BALANCED:
         raise AtollError("evaluation=finetuned does not know the weights of class_weight=balanced; give them: class_weight=1,5.")
     if run.average != POOLED and (run.secure or not run.evaluate_at_server or dp.evaluation_noise):

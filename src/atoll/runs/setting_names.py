@@ -13,6 +13,10 @@ ARGUMENTS = ("dataset", "partition", "parties", "seed", "engine", "start_from", 
 OPTIONS = {"start_from": "from", "start_digest": "from"}  # of the command line, where they have other names
 GROUPS = ("settings", "run", "partition", "split", "data", "dp", "noise", "model")
 EXPERIMENTS = ("dnc", "snc", "sc")  # before 0.2 `task` named these, of GFL-APPNP and of the baselines that run as it does
+EARLIER_VALUES = {
+    "evaluation": ("full", "sampled"),
+    "average": ("before", "after"),
+}  # of GLASU's and CNFGNN's settings of that name
 PREFIXED = ("dp", "noise", "model")  # groups whose settings must be named with the group
 
 
@@ -39,6 +43,8 @@ def _means_earlier(name: str, value: Any, groups: Mapping[str, type], owner: str
     """Whether a name that a run's setting has now means the algorithm's setting that had it before 0.2, by its value."""
     if name == "task":
         return str(value).lower() in EXPERIMENTS
+    if name in EARLIER_VALUES:
+        return owner != "run" and name in renamed(groups["settings"]) and str(value) in EARLIER_VALUES[name]
     if name != "threshold" or owner == "run" or name not in renamed(groups["settings"]):
         return False
     try:

@@ -27,7 +27,9 @@ class SplitTraining:
     momentum: float = setting(0.0, "Momentum of SGD.", low=0, high=1)
     batch_size: int = setting(16, "Training nodes per batch, S; 0 trains on the whole graph without sampling.", low=0, high=10**9)
     fan_out: int = setting(3, "Average number of neighbors sampled per node and layer; 0 takes all.", low=0, high=10**6)
-    evaluation: str = setting("full", "Evaluate on the whole graph or on sampled neighbors.", choices=("full", "sampled"))
+    evaluation_neighbors: str = setting(
+        "full", "Evaluate on the whole graph or on sampled neighbors.", choices=("full", "sampled"), was="evaluation"
+    )
 
 
 @dataclass(frozen=True)
@@ -76,4 +78,4 @@ def rate(settings: Settings, round: int, parties: int) -> float:
 
 def sampled(settings: SplitTraining, training: bool) -> bool:
     """Whether there are index sets at all."""
-    return settings.batch_size > 0 if training else settings.evaluation == "sampled"
+    return settings.batch_size > 0 if training else settings.evaluation_neighbors == "sampled"
