@@ -109,3 +109,23 @@ def test_columns_of_another_average_say_so(worded: Path) -> None:
     accuracy = table.table(rows_of(worded, "mean"), partitions.majority).columns[1].cells[0].value
     of_parties = [run.result.averages["mean"]["accuracy"] for run in rows_of(worded, "mean")[0].runs]
     assert accuracy == pytest.approx(100 * sum(of_parties) / 2)
+
+
+def test_unequal_budgets_and_seeds_are_named(worded: Path, tmp_path: Path) -> None:
+    """Rows of one data stand in one table; where one could train longer or has other seeds, the caption says so."""
+    budget = {"rounds": 3, "patience": 1, "participation": 0.5, "target_accuracy": 0.75}
+    atoll.compare("fedprox", out=tmp_path / "more", **(SMALL | budget | {"seeds": [5, 6, 7]}))
+    rows = grouped(gather([worded / "pooled", tmp_path / "more"]))
+    (made,) = table.tables(rows, partitions.majority)
+    patience = rows[0].runs[0].config.run.patience
+    assert patience != 1
+    for sentence in (
+        "Budgets differ: rounds is 2 (fedavg, local) and 3 (fedprox).",
+        f"Budgets differ: patience is {patience} (fedavg, local) and 1 (fedprox).",
+        "Budgets differ: participation is 1 (fedavg, local) and 0.5 (fedprox).",
+        "Budgets differ: target_accuracy is 0 (fedavg, local) and 0.75 (fedprox).",
+        "Seeds differ: 0, 1 (fedavg, local) and 5 to 7 (fedprox).",
+    ):
+        assert sentence in table.markdown(made)
+    (equal,) = table.tables(rows_of(worded, "pooled"), partitions.majority)
+    assert "differ" not in equal.caption

@@ -11,7 +11,7 @@ from atoll.reports.figures.figure import PALETTE
 from atoll.reports.figures.ranks import data_names
 from atoll.reports.page_table import escape, unbroken
 from atoll.reports.runs import Row, by_data
-from atoll.reports.titles import count
+from atoll.reports.titles import count, inequalities
 from atoll.runs.metrics import in_order, mean_std, mean_text, metric_format, metrics_table
 from atoll.runs.protocol import described_rows
 from atoll.tasks import LAST, Metric
@@ -121,7 +121,8 @@ def _caption(rows: Sequence[Row]) -> str:
         caption += "; rounds, megabytes and seconds are means"
     going = sum(not run.result.finished for row in rows for run in row.runs)
     meaning = described_rows(words)
-    return f"{caption}. {meaning[0].upper()}{meaning[1:]}." + (f" Runs still going: {going}." if going else "")
+    sentences = [f"{caption}.", f"{meaning[0].upper()}{meaning[1:]}.", *inequalities(rows)]
+    return " ".join([*sentences, f"Runs still going: {going}."] if going else sentences)
 
 
 def metrics_of(rows: Sequence[Row]) -> list[str]:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from atoll.errors import AtollError
 from atoll.reports.runs import Row, by_data, listed
 from atoll.runs.metrics import mean_text, metric_format
-from atoll.runs.protocol import described_rows
+from atoll.runs.protocol import described_rows, with_rows
 from atoll.tasks import LAST, TASKS
 
 MAX_NAMES = 4  # algorithms or datasets in a title
+BUDGET = ("rounds", "patience", "participation", "target_accuracy")  # settings of a run that decide how long it may train
 
 
 def title(rows: Sequence[Row]) -> str:
@@ -43,6 +44,25 @@ def subtitle(rows: Sequence[Row]) -> str:
     words += [count(rounds, "round", "rounds"), count(seeds, "seed", "seeds")]
     words.append(described_rows({row.label: row.runs[0].result.protocol for row in rows}))
     return " · ".join(words)
+
+
+def inequalities(rows: Sequence[Row]) -> list[str]:
+    """Sentences about rows of one table that did not have the same budget or the same seeds."""
+    sentences = []
+    for name in BUDGET:
+        values = {row.label: f"{getattr(row.runs[0].config.run, name):g}" for row in rows}
+        if len(set(values.values())) > 1:
+            sentences.append(f"Budgets differ: {name} is {with_rows(values)}.")
+    seeds = {row.label: _seeds(sorted({run.config.seed for run in row.runs})) for row in rows}
+    if len(set(seeds.values())) > 1:
+        sentences.append(f"Seeds differ: {with_rows(seeds)}.")
+    return sentences
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    """`0 to 9` where there is no gap between several, otherwise each."""
+    gapless = len(seeds) > 2 and seeds[-1] - seeds[0] == len(seeds) - 1
+    return f"{seeds[0]} to {seeds[-1]}" if gapless else ", ".join(map(str, seeds))
 
 
 def count(numbers: set[int], one: str, many: str) -> str:

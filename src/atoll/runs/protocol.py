@@ -36,14 +36,21 @@ def described(words: Mapping[str, str]) -> str:
 
 def described_rows(rows: Mapping[str, Mapping[str, str]]) -> str:
     """The words of several rows in one line; where rows differ in a word, each value is named with its rows."""
-    shared: dict[str, str] = {}
-    for key in ("evaluation", "average", "select"):
-        by_word: dict[str, list[str]] = {}
-        for row, words in rows.items():
-            by_word.setdefault(words[key], []).append(row)
-        several = (f"{word} ({', '.join(names)})" for word, names in by_word.items())
-        shared[key] = " and ".join(several) if len(by_word) > 1 else next(iter(by_word))
-    return described(shared)
+    keys = ("evaluation", "average", "select")
+    return described({key: with_rows({row: words[key] for row, words in rows.items()}) for key in keys})
+
+
+def with_rows(values: Mapping[str, str]) -> str:
+    """The value that all rows have or, where they differ, each with its rows.
+
+    >>> with_rows({"local": "personal", "fedavg": "global", "fedprox": "global"})
+    'personal (local) and global (fedavg, fedprox)'
+    """
+    by_value: dict[str, list[str]] = {}
+    for row, value in values.items():
+        by_value.setdefault(value, []).append(row)
+    several = (f"{value} ({', '.join(names)})" for value, names in by_value.items())
+    return " and ".join(several) if len(by_value) > 1 else next(iter(by_value))
 
 
 def check(algorithm: str, run: RunSettings, dp: Any) -> None:
