@@ -104,6 +104,11 @@ def test_compare_several_datasets(call) -> None:
     assert ranks["datasets"] == ["one", "two"]
     assert sorted(ranks["mean_ranks"]) == ["fedavg", "fedprox", "local"]
     assert len(list(Path("runs/many/two").glob("*/result.json"))) == 6
+    Path("two", "nodes.csv").write_text("id,label\n0\n")
+    code, _, err = call("compare", "local,fedavg,fedprox", *arguments, "--out", "runs/none", "--quiet")
+    assert code == 2
+    assert "nodes.csv" in err
+    assert not Path("runs/none").exists()  # the first dataset is not run where the second cannot be
 
 
 def test_tune_and_use(call) -> None:

@@ -100,6 +100,9 @@ def _compare(
 
     for comparison in comparisons.values():
         comparison.check(request)
+    if len(comparisons) > 1:  # a dataset that cannot be loaded must not stop all after others have run
+        for comparison in comparisons.values():
+            comparison.check_data()
     with parallel.open_pool(jobs) as pool:
         for name, comparison in comparisons.items():
             folder = out / name if out is not None and len(comparisons) > 1 else out

@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -78,6 +78,14 @@ def short_name(name: str) -> str:
     path = file_of(name) if is_user_model(name) else None
     shown = name.rpartition(":")[2] if path is None else path.stem + name[len(name.rpartition(".py")[0]) + 3 :]
     return shown.replace(":", ".").replace("<locals>.", "")
+
+
+def check_short_names(models: Sequence[str]) -> None:
+    """Refuse models that would have the same name in a table."""
+    shown = {short_name(model): model for model in reversed(models)}
+    if same := [model for model in models if shown[short_name(model)] != model]:
+        first = shown[short_name(same[0])]
+        raise AtollError(f"The models {first} and {same[0]} would both be the row {short_name(first)!r}; rename one of them.")
 
 
 def digest(name: str, *, read: bool = False) -> str | None:

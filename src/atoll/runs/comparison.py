@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,6 +18,7 @@ from atoll.models import user
 from atoll.runs import config
 from atoll.runs.comparison_text import comparison_text, summarize
 from atoll.runs.config import Config
+from atoll.runs.experiment import data_extent
 from atoll.runs.own_partition import unlocated
 from atoll.runs.paired import Difference, compare_rows
 from atoll.runs.result import Result
@@ -111,12 +112,7 @@ class Comparison:
         self.algorithms, self.models, self.seeds = _once(self.algorithms), _once(self.models), list(dict.fromkeys(self.seeds))
         if not self.seeds or not self.algorithms:
             raise AtollError("A comparison needs at least one algorithm and one seed, for instance local,fedavg --seeds 5.")
-        shown = {user.short_name(model): model for model in reversed(self.models)}
-        if same := [model for model in self.models if shown[user.short_name(model)] != model]:
-            first = shown[user.short_name(same[0])]
-            raise AtollError(
-                f"The models {first} and {same[0]} would both be the row {user.short_name(first)!r}; rename one of them."
-            )
+        user.check_short_names(self.models)
         terms = Terms(self._reference())
         self.dataset, self.partition = terms.reference.dataset, terms.reference.partition
         check_shared(terms.reference, self.values, self.sweep, self._settings())
@@ -160,6 +156,10 @@ class Comparison:
             )
         else:
             self.tunings(request)
+
+    def check_data(self) -> None:
+        """Load the data once, to find before the first run that it cannot be had."""
+        data_extent(replace(self._plan()[0].reference, seed=self.seeds[0]))
 
     def tune(
         self,
