@@ -133,3 +133,15 @@ def test_results_with_other_data_cannot_be_added() -> None:
     first = small("fedavg")
     check_same_data({"a": first, "b": first})
     assert flat(first)["rounds"] == first.run.rounds
+
+
+def test_settings_of_one_contestant_are_said() -> None:
+    """In the notes, with what the others have, and in the summary; a setting for all is not."""
+    arguments: dict[str, Any] = {"dataset": "csbm", "partition": "random", "parties": 2, "nodes": 60, "rounds": 1, "seeds": 1}
+    compared = atoll.compare("local,fedavg", **arguments, **{"fedavg.epochs": "7", "lr": 0.02})
+    local = compared.results["local"][0].config.settings.epochs
+    assert f"fedavg was given epochs=7 (local {local})." in compared.notes
+    assert [row.get("given") for row in compared.summary()] == [None, {"epochs": 7}]
+    assert not [note for note in compared.notes if "lr" in note]
+    alone = atoll.compare("local,fedprox", **arguments, **{"fedprox.proximal": 0.5})
+    assert "fedprox was given proximal=0.5." in alone.notes

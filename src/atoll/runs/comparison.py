@@ -25,7 +25,7 @@ from atoll.runs.result import Result
 from atoll.runs.scores import score_of, selected_metric
 from atoll.runs.setting_names import bare_names
 from atoll.runs.space import check_names, space_for
-from atoll.runs.terms import Terms, check_same_data, check_shared, check_values, sweeps
+from atoll.runs.terms import Terms, check_same_data, check_shared, check_values, own_notes, own_settings, sweeps
 from atoll.runs.trial import Trial
 from atoll.runs.tuned import Tuned, changed_notes, tuned_rows, tuning_notes
 from atoll.runs.tuning import Execute, Progress, Tuning, TuningRequest
@@ -104,6 +104,7 @@ class Comparison:
         ]
         check_values(self.values, [trial.config for trial in trials], self.algorithms)
         check_same_data((trial.row, trial.config) for trial in trials)
+        self.notes += own_notes(self.values, (trial.config for trial in trials))
         self.notes += tuning_notes({row: self.tuned.get(row) for row in rows}, {trial.row: trial.config for trial in trials})
         return trials
 
@@ -182,11 +183,10 @@ class Comparison:
 
     def _fixed(self, algorithm: str, point: Mapping[str, Any]) -> set[str]:
         """The names of the settings that were asked for, and so are not tuned."""
-        owner = self._resolved(algorithm)
         return {
             name if name.startswith("model.") else bare
             for name in (*self.values, *point)
-            for bare in bare_names({name: 0}, owner)
+            for bare in bare_names({name: 0}, self._resolved(algorithm))
         }
 
     def _take_files(self, rows: Rows) -> None:
@@ -280,7 +280,9 @@ class Comparison:
     def summary(self) -> list[dict[str, Any]]:
         """One row per algorithm (and model): means and standard deviations over the seeds."""
         return [
-            summarize(row, results) | ({"tuned": self.tuned[row].brief()} if row in self.tuned else {})
+            summarize(row, results)
+            | ({"given": given} if (given := own_settings(self.values, results[0].config)) else {})
+            | ({"tuned": self.tuned[row].brief()} if row in self.tuned else {})
             for row, results in self.results.items()
         ]
 

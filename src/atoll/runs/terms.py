@@ -118,6 +118,26 @@ def check_values(values: Mapping[str, Any], configs: Iterable[Config], algorithm
             raise AtollError(f"None of {', '.join(algorithms)} has a setting {name!r}{suggest(name, options)}")
 
 
+def own_settings(values: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """What was asked for one algorithm alone, as `fedavg.epochs`, by the setting's name."""
+    asked = [name.rpartition(".") for name in values]
+    names = [name for owner, _, name in asked if owner == config.algorithm and hasattr(config.settings, name)]
+    own: dict[str, Any] = plain({name: getattr(config.settings, name) for name in names})
+    return own
+
+
+def own_notes(values: Mapping[str, Any], configs: Iterable[Config]) -> list[str]:
+    """Where a setting was asked for one contestant alone, in one sentence each, with the values of the others that have it."""
+    chosen = {config.algorithm: config for config in configs}
+    notes = []
+    for algorithm, config in chosen.items() if len(chosen) > 1 else ():
+        for name, value in own_settings(values, config).items():
+            others = {one: getattr(other.settings, name) for one, other in chosen.items() if hasattr(other.settings, name)}
+            listed = ", ".join(f"{one} {_text(other)}" for one, other in others.items() if one != algorithm)
+            notes.append(f"{algorithm} was given {name}={_text(value)}{f' ({listed})' if listed else ''}.")
+    return notes
+
+
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
