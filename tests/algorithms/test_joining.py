@@ -43,7 +43,7 @@ def test_until_they_join_training_is_that_of_the_others(algorithm: str, values: 
     _, alone = go(prepared(graph.rows(early), algorithm, hidden=8, **values), 5)
     assert torch.equal(state["latent"][early], alone["latent"])
     assert all(torch.equal(value, alone["model"][name]) for name, value in state["model"].items())
-    assert federation.ledger.total()["messages"] == (3 if values.get("average") else 2) * 5 * len(early)
+    assert federation.ledger.total()["messages"] == (3 if values.get("averaging") else 2) * 5 * len(early)
 
 
 @pytest.mark.parametrize("algorithm", ["nfedgnn", "cnfgnn"])
