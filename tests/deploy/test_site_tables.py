@@ -55,7 +55,7 @@ def equal(found: Clinics, algorithm: str = "fedavg", tolerance: float = 0.0, **v
     """The sites' run is that of one process: states, metrics, bytes and encodings."""
     here, there = configs(found.folder, algorithm, **values)
     experiment = runner.prepare(here)
-    experiment.federation.whole = None  # the union of overlapping graphs, which only a simulation has
+    experiment.federation.load_whole = None  # the union of overlapping graphs, which only a simulation has
     one, other = runner.rounds(experiment), found.serve(there)
     assert_same(one, other, tolerance)
     whole = experiment.party_data.encoding

@@ -14,7 +14,7 @@ import torch
 
 import atoll
 from atoll.algorithms import fedavg
-from atoll.data.federated import FederatedData
+from atoll.data.federated_data import FederatedData
 from atoll.errors import AtollError, AtollWarning
 from atoll.federation.cohort import backbone
 from atoll.federation.messages import Schema

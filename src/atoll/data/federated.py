@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from atoll.data.components import largest_component
 from atoll.data.damage import require_divided_nodes
 from atoll.data.data_config import DataConfig
 from atoll.data.datasets import read_dataset
-from atoll.data.encoding import Encoding
 from atoll.data.encoding_fit import fit_locally
+from atoll.data.federated_data import FederatedData, always, check_scenario, public_edges
 from atoll.data.given import Given
 from atoll.data.given_partition import node_lists
 from atoll.data.natural import NATURAL, natural_parties
@@ -31,22 +31,6 @@ from atoll.graphs.edges import distinct_edges
 from atoll.graphs.graph import Graph, majority_class
 
 SCENARIOS = ("horizontal", "overlapping", "vertical", "node")
-
-
-@dataclass(frozen=True)
-class FederatedData:
-    """A graph distributed over parties."""
-
-    scenario: str  # horizontal, overlapping, vertical or node
-    parts: Graph  # the parties' graphs, block-diagonal
-    whole: Graph  # the union of their nodes, with the edges between parties (overlapping: only those that some party holds)
-    source: Graph  # the original graph, including nodes that no party holds
-    public: Mapping[str, Any] = field(default_factory=dict)  # what the server may see in this scenario
-    names: tuple[str, ...] = ()  # of the parties, where they have names
-    encoding: Encoding | None = None  # of the columns, where they had to be encoded
-    party_encodings: tuple[Encoding | None, ...] = ()  # vertical folders: each party's own
-    party_columns: tuple[tuple[str, ...] | None, ...] = ()  # vertical folders: the names of each party's columns
-    node_lists: tuple[Ints, ...] | None = None  # the rows that each party holds, where a script gave the partition
 
 
 def federate(
@@ -92,11 +76,8 @@ def federate(
         scenario, parts = "whole", whole
     else:
         check_scenario(config, scenarios, config.algorithm, scenario)
-    public = {}
-    if scenario == "node":
-        labels = torch.where(whole.train, whole.y, -1)[parts.ptr[:-1]]
-        public = {"edge_index": parts.party[whole.edge_index], "y_train": labels}
-    return FederatedData(scenario, parts, whole, source, public, encoding=encoding, node_lists=lists)
+    public = public_edges(parts, whole) if scenario == "node" else {}
+    return FederatedData(scenario, parts, always(whole), always(source), public, encoding=encoding, node_lists=lists)
 
 
 def _check_by_node(config: DataConfig, given: Given) -> None:
@@ -175,8 +156,8 @@ def _own_parties(config: DataConfig, given: Given, scenarios: Sequence[str], *, 
         whole = union(parts, source, merged=True)
     parts = check_training(parts, scenario, config.split, names, unlabeled=unlabeled)
     if scenarios == ("whole",):
-        return FederatedData("whole", whole, whole, source, **own)
-    return FederatedData(scenario, parts, whole, source, names=names, **own)
+        return FederatedData("whole", whole, always(whole), always(source), **own)
+    return FederatedData(scenario, parts, always(whole), always(source), names=names, **own)
 
 
 def _party_graphs(config: DataConfig, given: Given) -> list[PartyGraph]:
@@ -244,13 +225,3 @@ def union(parts: Graph, graph: Graph, *, merged: bool = False) -> Graph:
     majority = torch.zeros(len(ids), dtype=torch.int64)
     majority[row.flip(0)] = majority_class(parts).flip(0)  # of several parties that hold a node, the first
     return replace(whole, **masks, majority=majority)
-
-
-def check_scenario(config: DataConfig, scenarios: Sequence[str], algorithm: str, scenario: str | None = None) -> None:
-    """Refuse a partition that the algorithm is not made for; that of a file is known only after reading it, as `scenario`."""
-    scenario = scenario or SCENARIO_OF.get(config.partition)
-    if scenarios != ("whole",) and scenario is not None and scenario not in scenarios:
-        raise AtollError(
-            f"{algorithm} is for {' or '.join(scenarios)} parties, but the partition {config.partition!r} is {scenario}; "
-            "choose another --partition or another algorithm."
-        )

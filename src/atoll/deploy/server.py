@@ -21,7 +21,8 @@ import torch
 
 from atoll import algorithms, wire
 from atoll.child import commands, exit_now, report
-from atoll.data.federated import FederatedData, federate
+from atoll.data.federated import federate
+from atoll.data.federated_data import FederatedData
 from atoll.deploy.carrier import ECHO_REQUEST, ECHO_SECONDS, POLL_SECONDS, NVFlareCarrier
 from atoll.deploy.cell import close_silent_connections, configure_logging, open_cell
 from atoll.deploy.compatibility import CommonForm, IncompatibleSites, check_compatible

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from atoll.data.encoding_fit import FittedEncoding, named
-from atoll.data.federated import FederatedData
+from atoll.data.federated_data import FederatedData
 from atoll.deploy.compatibility import CommonForm
 from atoll.deploy.table_forms import column_documents, digested, encoding_document, read_encoding, width
 from atoll.engines.remote import RemoteEngine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
@@ -69,7 +69,7 @@ class Federation:
         robust: Robust | None = None,
         evaluate_at_server: bool = True,
         public: Mapping[str, Any] | None = None,
-        whole: Graph | None = None,
+        whole: Callable[[], Graph] | None = None,
         scenario: str = "horizontal",
         network: NetworkModel | None = None,
         names: Sequence[str] = (),
@@ -80,7 +80,7 @@ class Federation:
     ) -> None:
         """`verbs`: name → public or private. `robust`: how replies are averaged where parties may lie.
         `public`: what the scenario lets the server know (the node scenario's edges).
-        `whole`: the union of the parties' graphs; only a simulation has it, and only `evaluate` may look at it.
+        `whole`: loads the union of the parties' graphs; only a simulation has it, and only `evaluate` may look at it.
         `secure_min`: the fewest parties of a secure total. `identities`: the parties' signing keys, where the server knows them.
         `scenario`: how the graph is spread over the parties. `network`: for the seconds that messages would take.
         `names`: the parties' names, where they have any; messages address them by number all the same.
@@ -99,7 +99,7 @@ class Federation:
         self.robust = robust
         self.evaluate_at_server = evaluate_at_server
         self.public = public or {}
-        self.whole = whole
+        self.load_whole = whole
         self.scenario = scenario
         self.network = network
         self.names = tuple(names)

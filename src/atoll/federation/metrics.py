@@ -73,14 +73,16 @@ def evaluate_shared(federation: Federation, settings: Training, model: Fields) -
     """
     metrics = evaluate(federation, model=model)
     asked = federation.evaluation == UNION
-    if asked and federation.whole is None:
+    if asked and federation.load_whole is None:
         raise AtollError("evaluation=union needs all parties' graphs with the edges between them, which only a simulation has.")
-    if federation.whole is None or not (asked or (federation.evaluation == "auto" and federation.scenario == "overlapping")):
+    wanted = asked or (federation.evaluation == "auto" and federation.scenario == "overlapping")
+    if federation.load_whole is None or not wanted:
         return metrics
+    whole = federation.load_whole()
     network = backbone(settings, federation.schema, 1, None)
     set_parameters(network, model)
     with torch.no_grad():
-        counts = federation.task.counts(network(federation.whole), federation.whole)
+        counts = federation.task.counts(network(whole), whole)
     on_union = federation.task.metrics({name: value[0] for name, value in counts.items()})
     return {name: value for name, value in on_union.items() if not name.startswith(NOT_TEST)} | metrics
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from atoll import storage
 from atoll.algorithms import find
-from atoll.data.federated import check_scenario
+from atoll.data.federated_data import check_scenario
 from atoll.data.given import Given
 from atoll.errors import AtollError, suggest
 from atoll.models import user

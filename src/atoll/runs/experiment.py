@@ -12,7 +12,8 @@ from typing import Any
 from atoll import algorithms, allocator
 from atoll.data.damage import damaged
 from atoll.data.encoding import Encoding
-from atoll.data.federated import FederatedData, federate
+from atoll.data.federated import federate
+from atoll.data.federated_data import FederatedData
 from atoll.data.given import Given
 from atoll.engines import ENGINES
 from atoll.errors import AtollError, AtollWarning
@@ -76,7 +77,7 @@ class Experiment:
     @cached_property
     def extent(self) -> dict[str, int]:
         """The size and a digest of the parties' data, to compare on resume; empty where the data is not here."""
-        return {} if self.data is None else extent_of(self.data.parts)
+        return {} if self.data is None else dict(self.data.extent or extent_of(self.data.parts))
 
 
 def extent_of(parts: Graph) -> dict[str, int]:
@@ -272,7 +273,7 @@ def build_experiment(
         robust=robust.make(config.run, algorithm.Cohort.averaged(), schema.parties),
         evaluate_at_server=config.run.evaluate_at_server and not config.dp.evaluation_noise,
         public=data.public if data else None,
-        whole=data.whole if data else None,
+        whole=(lambda: data.whole) if data else None,
         scenario=scenario,
         network=NetworkModel.of(schema.parties, config.run.latency, config.run.bandwidth),
         names=data.names if data else names,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from atoll.data.damage import DamageSettings
-from atoll.data.federated import FederatedData
+from atoll.data.federated_data import FederatedData, always
 from atoll.engines.inprocess import InProcessEngine
 from atoll.errors import AtollError
 from atoll.federation.cohort import PARTY, Cohort, Message, Observation, Schema
@@ -108,7 +108,7 @@ def _ask(files: ModelFiles, config: Config, nodes: Nodes, parts: Graph) -> list[
     apart = config.run.placement == "apart"
     engine = InProcessEngine(make, [[party] for party in nodes.parties] if apart else [nodes.parties])
     scenario = "horizontal" if nodes.scenario == "overlapping" else nodes.scenario  # the union of their graphs is not asked for
-    data = FederatedData(scenario, parts, parts, parts, nodes.public)
+    data = FederatedData(scenario, parts, always(parts), always(parts), nodes.public)
     experiment = build_experiment(config, engine, nodes.schema, data, scenario)
     experiment.federation.begin(best)
     experiment.federation.missing = dict.fromkeys(experiment.federation.parties.without(set(nodes.parties)), NOT_GIVEN)

@@ -15,7 +15,7 @@ from torch import Tensor
 from atoll.data.encoding import BUCKETS, CODES, PARTS, PREFIXES, Encoding
 from atoll.data.encoding_counts import CELLS, EXPONENT_CELLS, FIXED_POINT, PartyCounts, hashed, numeric
 from atoll.data.encoding_fit import FittedEncoding, fit, named
-from atoll.data.federated import FederatedData
+from atoll.data.federated_data import FederatedData
 from atoll.engines import ENGINES
 from atoll.errors import AtollError
 from atoll.federation.bounds import Limits, Rules
@@ -148,8 +148,13 @@ def encode_parties(config: Config, data: FederatedData) -> tuple[FederatedData, 
 
 def encoded(data: FederatedData, encoding: Encoding, *, normalize: bool = False) -> FederatedData:
     """The data with features in place of tables."""
-    parts, whole_graph, source = (encoding.encode(one, normalize=normalize) for one in (data.parts, data.whole, data.source))
-    return replace(data, parts=parts, whole=whole_graph, source=source, encoding=encoding)
+    return replace(
+        data,
+        parts=encoding.encode(data.parts, normalize=normalize),
+        load_whole=lambda: encoding.encode(data.whole, normalize=normalize),
+        load_source=lambda: encoding.encode(data.source, normalize=normalize),
+        encoding=encoding,
+    )
 
 
 def preprocessing_document(data: FederatedData) -> dict[str, Any] | None:

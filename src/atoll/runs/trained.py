@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from atoll.data.encoding import Encoding
-from atoll.data.federated import FederatedData
+from atoll.data.federated_data import FederatedData
 from atoll.data.given import Given
 from atoll.data.new_nodes import InputForm
 from atoll.errors import AtollError, AtollWarning, suggest
