@@ -108,7 +108,9 @@ class Cohort(LocalTraining):
 
     def load(self, model: Fields | None = None) -> None:
         """What is shared ← the model of the party's cluster."""
-        set_parameters(self.model, {**get_parameters(self.model), **(model or {})})
+        if model is not None:
+            rest = get_parameters(self.model) if self.personal else {}
+            set_parameters(self.model, {**rest, **model})
 
     @verb(takes={"model": SHARED}, gives=COUNTS)
     def evaluate(self, model: Fields | None = None) -> Fields:

@@ -41,6 +41,7 @@ class Adam:
         self.second = {name: torch.zeros_like(p) for name, p in self.params.items()}
         self.steps = torch.zeros(_parties(self.params))
         self._in_step = True  # whether all parties have taken the same number of steps
+        self._live: tuple[list[Tensor], ...] = ()  # the pieces of parameters and moments: views, made once, as all are changed in place
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> None:
@@ -48,9 +49,9 @@ class Adam:
         self.steps += 1
         if not len(self.steps):
             return
-        columns = [self.params.values(), gradients, self.first.values(), self.second.values()]
         if self._in_step:
-            params, grads, first, second = (_pieces(column) for column in columns)
+            self._live = self._live or tuple(_pieces(d.values()) for d in (self.params, self.first, self.second))
+            (params, first, second), grads = self._live, _pieces(gradients)
             counts = [self.steps[0]] * len(params)
         else:
             distinct, lengths = torch.unique_consecutive(self.steps, return_counts=True)  # parties with equal counts go together
@@ -58,6 +59,7 @@ class Adam:
                 self._step_apart(gradients)
                 return
             runs = lengths.tolist()
+            columns = [self.params.values(), gradients, self.first.values(), self.second.values()]
             groups = [[run for tensor in column for run in torch.split(tensor, runs)] for column in columns]
             params, grads, first, second = (_pieces(group) for group in groups)
             each = list(distinct.unbind()) * len(self.params)
@@ -136,14 +138,16 @@ class SGD:
         self.params = _named(params)
         self.lr, self.weight_decay, self.momentum, self.clip = lr, weight_decay, momentum, clip
         self.velocity = {name: torch.zeros_like(p) for name, p in self.params.items()} if momentum else {}
+        self._live: tuple[list[Tensor], ...] = ()  # the pieces of parameters and velocities, as in Adam
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> None:
         """One step for every party; gradients in the order of the parameters."""
+        self._live = self._live or tuple(_pieces(d.values()) for d in (self.params, self.velocity))
         torch._fused_sgd_(
-            _pieces(self.params.values()),
+            self._live[0],
             _pieces(gradients),
-            _pieces(self.velocity.values()),
+            self._live[1],
             weight_decay=self.weight_decay,
             momentum=self.momentum,
             lr=self.lr,
@@ -196,7 +200,7 @@ def of_settings(settings: Training, params: Parameters) -> Optimizer:
 
 def descend(optimizer: Optimizer | Sequence[Optimizer], loss: Tensor) -> None:
     """One step down the loss by one or several optimizers; a parameter that the loss does not depend on has gradient zero."""
-    if isinstance(optimizer, Adam | SGD):
+    if isinstance(optimizer, Optimizer):
         optimizer.step(_clipped(gradients(optimizer, loss), optimizer.clip))
         return
     if len(optimizer) == 1:
@@ -232,7 +236,7 @@ def _pieces(tensors: Iterable[Tensor]) -> list[Tensor]:
 
     The fused kernels round a tensor's tail differently, so a party's results would depend on its position.
     """
-    cut = [t.unbind() if len(t) <= MAX_PIECES and t[0].numel() % LANES else (t,) for t in tensors]
+    cut = [t.unbind() if t.shape[0] <= MAX_PIECES and t[0].numel() % LANES else (t,) for t in tensors]
     return [piece for pieces in cut for piece in pieces]
 
 
