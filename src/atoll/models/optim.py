@@ -41,7 +41,7 @@ class Adam:
         self.second = {name: torch.zeros_like(p) for name, p in self.params.items()}
         self.steps = torch.zeros(_parties(self.params))
         self._in_step = True  # whether all parties have taken the same number of steps
-        self._live: tuple[list[Tensor], ...] = ()  # the pieces of parameters and moments: views, made once, as all are changed in place
+        self._live: tuple[list[Tensor], ...] = ()  # pieces of parameters and moments: views, made once, as all change in place
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> None:
