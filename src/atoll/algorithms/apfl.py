@@ -65,10 +65,10 @@ class Cohort(LocalTraining):
         self.mixture = torch.full((self.graph.parties,), s.mixture)  # α_k
         self.personal_optimizer = optim.of_settings(s, self.personal)
 
-    def train(self, model: Fields) -> None:
+    def train(self, model: Fields) -> int:
         """α_k once per round (Section 4.3), then E epochs."""
         self.adapt()
-        super().train(same_draws=self.draws())  # both gradients are taken on the same sample ξ
+        return super().train(same_draws=self.draws())  # both gradients are taken on the same sample ξ
 
     def objective(self, batch: Graph, draws: Draws, same_draws: Draws) -> Tensor:
         """f(v̄_k), down which v_k goes, and f(w_k), down which w_k goes."""

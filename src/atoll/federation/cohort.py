@@ -85,6 +85,7 @@ class Cohort:
 
     memory: ClassVar[Mapping[str, str]] = {}  # attributes that survive between messages, restarts and resume → their first axis
     round_memory: ClassVar[Mapping[str, str]] = {}  # likewise, but within one round or one evaluation only
+    training_memory: ClassVar[frozenset[str]] = frozenset()  # what of `memory` predictions do not need; optimizers never are
     no_backbone: ClassVar[str] = ""  # why the parties do not predict with a backbone each, in words; empty where they do
     one_graph: ClassVar[str] = ""  # why the parties cannot train on another graph than they predict on, in words; empty: they can
     same_backbone: ClassVar[bool] = False  # whether all parties predict with the same one, whatever else `evaluate` brings
@@ -269,7 +270,7 @@ class Cohort:
 
     def trained(self) -> Fields:
         """What of the memory makes predictions, as live tensors: all but the round's and what only training needs."""
-        held = {name: getattr(self, name) for name in self.memory if name != class_counts.MEMORY}
+        held = {name: getattr(self, name) for name in self.memory if name not in {class_counts.MEMORY, *self.training_memory}}
         states = {name: state_of(value) for name, value in held.items() if not isinstance(value, Optimizer)}
         return {name: state for name, state in states.items() if not (isinstance(state, Mapping) and not state)}  # nothing in it
 

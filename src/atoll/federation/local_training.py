@@ -77,17 +77,20 @@ class LocalTraining(Cohort):
         """What one step descends: Σ_k of each party's loss. The arguments are those that `train` was called with."""
         return self.task.loss(self.output(batch, draws), batch)
 
-    def train(self, *args: Any, **arguments: Any) -> None:
-        """`epochs` passes over the party's own training items, or `local_steps` steps."""
+    def train(self, *args: Any, **arguments: Any) -> int:
+        """`epochs` passes over the party's own training items, or `local_steps` steps; how many steps these were."""
         if not getattr(self.settings, "keep_optimizer", True):
             for optimizer in self.optimizers:
                 optimizer.reset()
-        self.descend(self.optimizers, self.draws(), *args, **arguments)
+        return self.descend(self.optimizers, self.draws(), *args, **arguments)
 
-    def descend(self, optimizers: Sequence[Optimizer], draws: Draws, *args: Any, **arguments: Any) -> None:
-        """The steps of local training."""
+    def descend(self, optimizers: Sequence[Optimizer], draws: Draws, *args: Any, **arguments: Any) -> int:
+        """The steps of local training, and how many they were."""
+        steps = 0
         for batch in self.batches(draws):
             optim.descend(optimizers, self.objective(batch, draws, *args, **arguments))
+            steps += 1
+        return steps
 
     def batches(self, draws: Draws) -> Iterator[Graph]:
         """The graphs of this round's steps, in order."""

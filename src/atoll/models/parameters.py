@@ -62,10 +62,34 @@ def scale(parameters: Mapping[str, Tensor], factor: float | Tensor) -> Parameter
 
 def weighted(model: nn.Module | Mapping[str, Tensor], weights: Tensor) -> Parameters:
     """Party p's parameters (P, …) times its weight; a copy, so that the model can go on training."""
-    parameters = get_parameters(model) if isinstance(model, nn.Module) else model
-    return {name: value * weights.view(-1, *[1] * (value.ndim - 1)) for name, value in parameters.items()}
+    return {name: value * weights.view(-1, *[1] * (value.ndim - 1)) for name, value in _mapping(model).items()}
+
+
+def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], share: float | Tensor) -> Parameters:
+    """The parameters that fraction of the way from `start` to `end`; exactly `start` at 0 and `end` at 1."""
+    weight = torch.as_tensor(share, dtype=torch.float32)
+    return {name: torch.lerp(value, end[name], weight) for name, value in start.items()}
+
+
+def zeros_of(model: nn.Module | Mapping[str, Tensor]) -> Parameters:
+    """Zeros in the shapes of the parameters."""
+    return {name: torch.zeros_like(value) for name, value in _mapping(model).items()}
+
+
+def difference(one: nn.Module | Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Parameters:
+    """w_k − w, parameter by parameter; the second may lack the party axis."""
+    return {name: value - other[name] for name, value in _mapping(one).items()}
+
+
+def inner_product(model: nn.Module, direction: Mapping[str, Tensor]) -> Tensor:
+    """Σ_k ⟨w_k, d_k⟩: a loss whose gradient at party k is d_k."""
+    return torch.stack([(p * direction[name]).sum() for name, p in model.named_parameters()]).sum()
 
 
 def squared_distance(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
     """Σ_k ‖w_k − w‖²: all parties' distances from one model, each with its own gradient."""
     return torch.stack([(p - anchor[name]).square().sum() for name, p in model.named_parameters()]).sum()
+
+
+def _mapping(model: nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    return get_parameters(model) if isinstance(model, nn.Module) else model
