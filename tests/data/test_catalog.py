@@ -189,6 +189,7 @@ def test_known_lists_every_name(small: Path) -> None:
         "herigraph-suzhou",
         "herigraph-amsterdam",
         "csbm",
+        "majorities",
         "subcora",
         "twitch",
     }

@@ -137,7 +137,7 @@ def _own_parties(config: DataConfig, given: Given, scenarios: Sequence[str], *, 
     names = tuple(party.name for party in parties) if parties[0].name else ()
     for party in parties:
         _warn_replaced_split(party.graph, config, party.where)
-    normalize = config.data.normalize_features and config.partition != NATURAL  # a dataset scales its own
+    normalize = config.partition != NATURAL and config.data.normalize_features  # a dataset scales its own
     own: dict[str, Any] = {}
     if scenario == "vertical":
         encodings = tuple(None if party.graph.table is None else fit_locally(party.graph.table) for party in parties)

@@ -96,6 +96,7 @@ DATASETS: Registry[Dataset] = Registry(
     "dataset",
     {
         "csbm": "atoll.data.csbm:CSBM",
+        "majorities": "atoll.data.majorities:MAJORITIES",
         "subcora": "atoll.data.subcora:SUBCORA",
         "twitch": "atoll.data.twitch:TWITCH",
         **{name: partial(catalog().__getitem__, name) for name in catalog()},

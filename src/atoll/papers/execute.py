@@ -154,12 +154,14 @@ def _embedded(exhibit: Exhibit, cell: Cell, configs: Sequence[Config], root: Pat
 def _facts(exhibit: Exhibit, cell: Cell) -> Line:
     """Statistics of one party of a partition, or of all, as metrics; none if its graph is not available."""
     from atoll.data.federated import SCENARIOS, federate
+    from atoll.data.separability import facts as separability
     from atoll.data.statistics import partition_statistics
 
+    (config,) = cell.configs(1, {})
     try:
         if cell.missing and not cell.has_data:
             raise AtollError(cell.missing)
-        data = federate(cell.configs(1, {})[0], None, SCENARIOS)
+        data = federate(config, None, SCENARIOS)
     except (AtollError, OSError):
         return Line(cell, {}, 0)
     parties = partition_statistics(data.parts, data.source).parties
@@ -168,4 +170,5 @@ def _facts(exhibit: Exhibit, cell: Cell) -> Line:
     else:
         means = {f"mean_{name}": sum(getattr(party, name) for party in parties) / len(parties) for name in ("nodes", "edges")}
         facts = {"parties": len(parties), "features": data.parts.num_features, "classes": data.parts.num_classes, **means}
+        facts |= separability(data.parts, config.data)
     return Line(cell, {name: (float(facts[name]), math.nan) for name in exhibit.metrics if name in facts}, 1)
