@@ -20,6 +20,7 @@ class Example:
     kind: str = setting("a", "A choice.", choices=("a", "b"))
     shares: tuple[float, ...] = setting((0.5,), "A list.")
     maybe: int | None = setting(None, "Perhaps a count.")
+    share: float = setting(1.0, "A share.", above=0, high=1)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,8 @@ def test_values_take_the_type_of_their_field(name: str, given: object, expected:
         ("count", "0", "here: count is 0 but must be at least 1."),
         ("count", "99", "here: count is 99 but must be at most 9."),
         ("rate", "nan", "here: rate is nan but must be at least 0."),
+        ("share", "-1", "here: share is -1 but must be more than 0."),
+        ("share", "0", "here: share is 0 but must be more than 0."),
         ("rate", "fast", "here: rate is 'fast' but must be a number."),
         ("on", "perhaps", "here: on is 'perhaps' but must be true or false."),
         ("kind", "c", "here: kind is 'c' but must be one of a, b."),

@@ -21,6 +21,7 @@ def setting(
     choices: Iterable[str] = (),
     low: float | None = None,
     high: float | None = None,
+    above: float | None = None,
     was: str | Iterable[str] = (),
     since: str = "",
 ) -> Any:
@@ -31,6 +32,7 @@ def setting(
         help: One sentence for `atoll algorithms NAME`.
         choices: The values it accepts, where they are few.
         low, high: The smallest and largest number it accepts.
+        above: A number that it must be larger than.
         was: Earlier names, oldest first; they are still accepted.
         since: The version that added a setting after results had been recorded: at its default it is left out of digests, so
             that recorded results are still found.
@@ -45,7 +47,7 @@ def setting(
         64
     """
     names = (was,) if isinstance(was, str) else tuple(was)
-    about = {"help": help, "choices": tuple(choices), "low": low, "high": high, "was": names, "since": since}
+    about = {"help": help, "choices": tuple(choices), "low": low, "high": high, "above": above, "was": names, "since": since}
     return dataclasses.field(default=default, metadata=about)
 
 
@@ -128,13 +130,15 @@ _hints = cache(typing.get_type_hints)
 def coerce(value: Any, kind: Any, field: dataclasses.Field[Any], where: str) -> Any:
     """The value as its field's type, within the field's bounds."""
     typed = _typed(value, kind, where)
-    choices, low, high = (field.metadata.get(key) for key in ("choices", "low", "high"))
+    choices, low, high, above = (field.metadata.get(key) for key in ("choices", "low", "high", "above"))
     if choices and typed is not None and typed not in choices:
         near = closest(str(value).lower(), choices) or "."
         raise AtollError(f"{where} is {value!r} but must be one of {', '.join(choices)}{near}")
     if isinstance(typed, (int, float)) and not isinstance(typed, bool):
         if low is not None and not typed >= low:
             raise AtollError(f"{where} is {value} but must be at least {low}.")
+        if above is not None and not typed > above:
+            raise AtollError(f"{where} is {value} but must be more than {above}.")
         if high is not None and not typed <= high:
             raise AtollError(f"{where} is {value} but must be at most {high}.")
         if not math.isfinite(typed):

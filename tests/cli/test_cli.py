@@ -121,7 +121,7 @@ def test_tune_and_use(call) -> None:
     tuned = json.loads(Path("runs/t/tuned.json").read_text())
     assert (tuned["seeds"], len(tuned["trials"])) == ([1000], 3)
     code, out, _ = call("compare", "local,fedavg", *TINY, "--seeds", "1", "--tuned", "runs/t/tuned.json")
-    assert (code, "Not tuned alike: local not at all, fedavg 3 trials on 1 seeds." in " ".join(out.split())) == (0, True)
+    assert (code, "Not tuned alike: local not at all, fedavg 3 trials on the seed 1000." in " ".join(out.split())) == (0, True)
     more = ("--tune", "2", "--tune-seeds", "1", "--space", "space.toml", "--out", "runs/c")
     code, out, _ = call("compare", "local,fedavg", *TINY, "--seeds", "1", *more)
     assert (code, "Tuned on validation nodes" in out) == (0, True)

@@ -202,7 +202,7 @@ def test_what_cannot_be(tmp_path: Path) -> None:
     """One sentence each."""
     with pytest.raises(AtollError, match="cannot be 5 per part; use a multiple, for instance --parties 10"):
         federate(config(partition="metis_overlap", parties=7), None, ("overlapping",))
-    with pytest.raises(AtollError, match="copy_share must be more than 0"):
+    with pytest.raises(AtollError, match="copy_share is 0 but must be more than 0"):
         federate(config(partition="metis_overlap", parties=5, copy_share=0), None, ("overlapping",))
     with pytest.raises(AtollError, match="leaves party 0 with 0 nodes"):
         federate(config(partition="metis_overlap", parties=5, nodes=5, copies=5, copy_share=0.1), None, ("overlapping",))

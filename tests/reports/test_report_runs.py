@@ -6,9 +6,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import pytest
 
+import atoll
 from atoll.reports import table, titles
 from atoll.reports.runs import Row, gather, grouped, listed
 from atoll.runs import runner
@@ -32,6 +34,16 @@ def test_rows_are_labeled_by_how_they_differ(tmp_path: Path) -> None:
         runner.run(small("local", rounds=1, **values), out=tmp_path / name)
     labels = [row.label for row in grouped(gather([tmp_path]))]
     assert labels == ["local gcn lr=0.1", "local gcn lr=0.2", "local mlp lr=0.1"]
+
+
+def test_labels_name_the_noise_that_is_set(tmp_path: Path) -> None:
+    """Not what noise is at its default because another row has none."""
+    small: dict[str, Any] = {"dataset": "csbm", "partition": "random", "parties": 2, "nodes": 60, "rounds": 1}
+    atoll.run("local", out=tmp_path / "a", **small)
+    atoll.run("local", out=tmp_path / "b", **small, **{"noise.label_noise": 0.3})
+    atoll.run("local", out=tmp_path / "c", **small, **{"dp.verb": "evaluate", "dp.noise": 2.0})
+    labels = [row.label for row in grouped(gather([tmp_path]))]
+    assert labels == ["local", "local label_noise=0.3", "local verb=evaluate noise=2.0"]
 
 
 def test_labels_of_different_data_do_not_list_its_settings(tmp_path: Path) -> None:

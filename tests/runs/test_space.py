@@ -79,6 +79,7 @@ def test_a_file(tmp_path: Path) -> None:
         ("lr = ", "is not valid TOML"),
         ("lr = 0.1", "space of lr is 0.1 but must be a list or a range"),
         ("lr = []", "space of lr is empty"),
+        ("lr = [0.1, 0.2, 0.1]", "space of lr has 0.1 twice; list each value once"),
         ('lr = ["fast"]', "space of lr is 'fast' but must be a number"),
         ("lr = [-1]", "space of lr is -1 but must be at least 0"),
         ("hidden = [1.5]", "space of hidden is 1.5 but must be a whole number"),

@@ -14,6 +14,7 @@ from atoll.algorithms import find, names
 from atoll.data.federated import federate
 from atoll.errors import AtollError
 from atoll.runs.comparison import Comparison
+from atoll.runs.config import resolve
 from atoll.runs.terms import check_same_data, data_key, flat
 from small import small
 
@@ -43,6 +44,24 @@ def test_every_pair_has_the_same_data_settings(pair: tuple[str, str]) -> None:
             assert getattr(first, name) == getattr(second, name), name
         assert first.seed == second.seed
         assert data_key(first) == data_key(second)
+
+
+@pytest.mark.parametrize("order", ["fedavg,glasu", "glasu,fedavg"])
+def test_algorithms_for_other_parties_are_refused_by_what_was_asked(order: str) -> None:
+    """Who gave no partition is not told to choose another."""
+    with pytest.raises(AtollError, match=r"^fedavg is for horizontal.* parties and glasu for vertical ones, so they cannot be"):
+        Comparison(order.split(","), dataset="csbm").trials()
+    with pytest.raises(AtollError, match="choose another --partition"):
+        Comparison(order.split(","), dataset="csbm", partition="vertical").trials()
+
+
+def test_terms_stay_the_same_however_often_trials_are_made() -> None:
+    """They are those of the algorithm that needs its partition, also after a first check."""
+    compared = Comparison(["centralized", "glasu"], dataset="cora", seeds=[0])
+    compared.check()
+    again = [trial.config for trial in compared.trials()]
+    assert [trial.config for trial in Comparison(["centralized", "glasu"], dataset="cora", seeds=[0]).trials()] == again
+    assert {each.run for each in again} == {resolve("glasu", dataset="cora").run}
 
 
 CHANGES: list[tuple[str, dict[str, Any]]] = [

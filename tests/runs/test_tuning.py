@@ -364,5 +364,5 @@ def test_unequal_tuning_is_said() -> None:
     compared = Comparison(["local", "fedprox"], dataset="csbm", partition="random", parties=3, seeds=[0], values={"nodes": 60})
     compared.tuned_files = [made_up()]
     compared.trials()
-    assert compared.notes[0] == "Not tuned alike: local not at all, fedprox 4 trials on 2 seeds."
+    assert compared.notes[0] == "Not tuned alike: local not at all, fedprox 4 trials on the seeds 7, 8."
     assert compared.notes[1] == "fedprox was tuned with parties=2 (here 3), rounds=2 (here 60)."

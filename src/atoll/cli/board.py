@@ -1,15 +1,19 @@
-"""The live table of a comparison: rows fill in as their runs end."""
+"""What is shown while runs go on: the table of a comparison, the runs of a paper's tables, the trials of tuning."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from rich.console import RenderableType
 from rich.live import Live
+from rich.spinner import Spinner
 from rich.table import Table
+from rich.text import Text
 
 from atoll.cli.console import PLAIN_EVERY, err
 from atoll.errors import shown
@@ -19,44 +23,56 @@ from atoll.runs.scores import selected_metric
 if TYPE_CHECKING:
     from atoll.runs.comparison import Comparison
     from atoll.runs.trial import Trial
+    from atoll.runs.tuned import TuningTrial
 
-SECONDS_BETWEEN_TABLES = 0.2
+SECONDS_BETWEEN_DRAWINGS = 0.2
 CAPTION = "last round of each seed: mean ± standard deviation (n − 1)"
 
 
+class Screen:
+    """Draws on a terminal, in place; elsewhere prints a line from time to time, and if quiet nothing. In a `with` block."""
+
+    def __init__(self, draw: Callable[[], RenderableType], *, quiet: bool = False) -> None:
+        self.draw, self.quiet = draw, quiet
+        self.printed, self.drawn = time.perf_counter(), 0.0
+        self.live: Live | None = None
+
+    def __enter__(self) -> Screen:
+        if err.is_terminal and not self.quiet:
+            self.live = Live(self.draw(), console=err, transient=True, refresh_per_second=4)
+            self.live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def show(self, line: str, *, always: bool = False) -> None:
+        """Something has changed, which `line` says; without a terminal it is printed now and then, or `always`."""
+        now = time.perf_counter()
+        if self.live is not None:
+            if always or now >= self.drawn + SECONDS_BETWEEN_DRAWINGS:  # rounds may be many per second
+                self.drawn = now
+                self.live.update(self.draw())
+        elif not self.quiet and (always or now > self.printed + PLAIN_EVERY):
+            self.printed = now
+            print(shown(line), file=sys.stderr, flush=True)
+
+
 class Board:
-    """Shows, while a comparison runs, each row's seeds, rounds and validation score; on a terminal as a table that changes."""
+    """Each row of a comparison: its seeds, rounds and validation score."""
 
     def __init__(self, comparison: Comparison, *, quiet: bool) -> None:
         self.seeds = len(list(comparison.seeds))
         self.metric = "val_accuracy"
         self.rows: dict[str, dict[int, tuple[Mapping[str, Any], int]]] = {}  # by row and seed: the last round, of how many
-        self.reported, self.drawn = time.perf_counter(), 0.0
-        self.live = (
-            Live(self._table(), console=err, transient=True, refresh_per_second=4) if err.is_terminal and not quiet else None
-        )
-        self.quiet = quiet
-
-    def __enter__(self) -> Board:
-        if self.live:
-            self.live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.live:
-            self.live.stop()
+        self.screen = Screen(self._table, quiet=quiet)
 
     def watch(self, trial: Trial, row: Mapping[str, Any], rounds: int) -> None:
         """Note a round of a trial."""
         self.metric = f"val_{selected_metric(trial.config) or 'accuracy'}"
         self.rows.setdefault(trial.row, {})[trial.config.seed] = (row, rounds)
-        if self.live:
-            if time.perf_counter() >= self.drawn + SECONDS_BETWEEN_TABLES:  # rounds may be many per second
-                self.drawn = time.perf_counter()
-                self.live.update(self._table())
-        elif not self.quiet and time.perf_counter() - self.reported > PLAIN_EVERY:
-            self.reported = time.perf_counter()
-            print(shown(f"{trial.label}: round {row['round']}/{rounds}"), file=sys.stderr, flush=True)
+        self.screen.show(f"{trial.label}: round {row['round']}/{rounds}")
 
     def watcher(self, trial: Trial) -> Callable[[Mapping[str, Any], int], None]:
         """`watch` for one trial."""
@@ -74,3 +90,45 @@ class Board:
             found = mean_std(values)
             table.add_row(shown(row), f"{len(by_seed)}/{self.seeds}", rounds, mean_text(*found, 2) if found else "–")
         return table
+
+
+class RunBoard:
+    """How many runs of a paper's tables are done, and the round of each that goes on."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done = total, 0
+        self.began = time.perf_counter()
+        self.running: dict[str, str] = {}  # by the label of a run: its round
+        self.screen = Screen(self._lines, quiet=not total)
+
+    def watch(self, trial: Trial, row: Mapping[str, Any], rounds: int) -> None:
+        """Note a round of a run."""
+        self.running[trial.label] = f"round {row['round']}/{rounds}"
+        self.screen.show(f"{self.done}/{self.total} {trial.label}: {self.running[trial.label]}")
+
+    def finished(self, trial: Trial, folder: Path) -> None:
+        """Count a run that has ended."""
+        self.done += 1
+        self.running.pop(trial.label, None)
+        self.screen.show(f"{self.done}/{self.total} {folder.name} ({trial.label})", always=True)
+
+    def _lines(self) -> Text:
+        passed = time.perf_counter() - self.began
+        left = f", about {passed / self.done * (self.total - self.done) / 60:.0f} minutes left" if self.done else ""
+        going = [f"  {label}: {round_}" for label, round_ in self.running.items()]
+        return Text(shown("\n".join([f"{self.done} of {self.total} runs done{left}", *going]), lines=True))
+
+
+class TuningLine:
+    """How many trials of tuning are done, and the best score so far."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.spinner = Spinner("dots", Text("Tuning"))
+        self.screen = Screen(lambda: self.spinner, quiet=quiet)
+
+    def show(self, row: str, done: int, count: int, best: TuningTrial | None) -> None:
+        """A trial has ended."""
+        known = "none has a score" if best is None else f"best validation score {best.score:.4g} (trial {best.number})"
+        text = f"Tuning {row}: {done} of {count} trials, {known}"
+        self.spinner.update(text=Text(shown(text)))
+        self.screen.show(text)

@@ -9,19 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli.options import (
+    Jobs,
     Log,
     Parties,
     Partition,
     Quiet,
     Rounds,
     Sets,
+    Space,
     Threads,
+    TuningSeeds,
     prepare_torch,
     read_seeds,
+    read_tuning,
     read_values,
     split_names,
 )
-from atoll.cli.tune import Space, TuningLine, read_request
 from atoll.errors import AtollError
 
 if TYPE_CHECKING:
@@ -46,13 +49,13 @@ def compare(
         typer.Option(metavar="KEY=A,B,…", help="Values of an algorithm's setting, each a row; several make a grid."),
     ] = None,
     tune: Annotated[int, typer.Option(help="Tune every row first, with this many trials each, on validation nodes.")] = 0,
-    tune_seeds: Annotated[str, typer.Option(help="Seeds of tuning: a number (1000, 1001, …), or the seeds themselves.")] = "2",
+    tune_seeds: TuningSeeds = "2",
     space: Space = "defaults",
     tuned: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="What `atoll tune` chose for one of the algorithms; repeatable.")
     ] = None,
     against: Annotated[str | None, typer.Option(help="The row that differences are taken from; the first by default.")] = None,
-    jobs: Annotated[int, typer.Option(help="Runs at the same time, each in a process with one thread.")] = 1,
+    jobs: Jobs = 1,
     out: Annotated[Path | None, typer.Option(help="Folder for all runs; those already there are not run again.")] = None,
     log: Log = None,
     threads: Threads = None,
@@ -65,7 +68,7 @@ def compare(
 
     if tune == 0 and (space != "defaults" or tune_seeds != "2"):
         raise AtollError("--space and --tune-seeds are for tuning; give --tune N, the number of trials, too.")
-    request = read_request(tune, tune_seeds, space, within=True) if tune else None
+    request = read_tuning(tune, tune_seeds, space, within=True) if tune else None
     comparisons = {
         name: Comparison(
             split_names(algorithms),
@@ -148,7 +151,7 @@ def read_sweep(items: list[str] | None) -> dict[str, list[str]]:
 def _run(
     comparison: Comparison, request: TuningRequest | None, out: Path | None, pool: Pool | None, quiet: bool, log: list[str]
 ) -> None:
-    from atoll.cli.board import Board
+    from atoll.cli.board import Board, TuningLine
     from atoll.runs import parallel
     from atoll.runs.loggers import open_loggers
     from atoll.runs.tuning import execute_here
@@ -160,9 +163,11 @@ def _run(
         return result
 
     if request is not None:
-        with TuningLine(quiet=quiet) as line:
+        line = TuningLine(quiet=quiet)
+        with line.screen:
             comparison.tune(request, pool.execute if pool else execute_here(), out, line.show)
-    with Board(comparison, quiet=quiet) as board:
+    board = Board(comparison, quiet=quiet)
+    with board.screen:
         if pool is None:
             comparison.run(one, out)
         else:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from atoll.runs.config import Config
     from atoll.runs.loggers import RunLoggers
     from atoll.runs.result import Result
+    from atoll.runs.tuning import TuningRequest
 
 MAX_THREADS = 256
 MAX_SEEDS = 10_000
@@ -32,8 +33,12 @@ Parties = Annotated[int | None, typer.Option(help="Number of parties.")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; `atoll algorithms NAME` lists them.")
 ]
+Model = Annotated[str | None, typer.Option(help="One of `atoll models`, or a FILE.py with a torch.nn.Module.")]
 Rounds = Annotated[int | None, typer.Option(help="Maximum number of rounds.")]
 Threads = Annotated[int | None, typer.Option(help="Threads of torch; all cores by default.")]
+Jobs = Annotated[int, typer.Option(help="Runs at the same time, each in a process with one thread.")]
+Space = Annotated[str, typer.Option(metavar="FILE|defaults", help="What to search: a TOML file with one line per setting.")]
+TuningSeeds = Annotated[str, typer.Option(help="Seeds of tuning: a number (1000, 1001, …), or the seeds themselves.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress line.")]
 Log = Annotated[
     list[str] | None,
@@ -81,6 +86,17 @@ def read_seeds(text: str, option: str = "--seeds", first: int = 0) -> list[int]:
             f"{option} is {text} but must be at least 1 and at most {MAX_SEEDS}; for the seed {text} alone write {text},"
         )
     return list(range(first, first + int(text)))
+
+
+def read_tuning(
+    trials: int, seeds: str, space: str, sampler: str = "tpe", sampler_seed: int = 0, *, within: bool = False
+) -> TuningRequest:
+    """The options of tuning as one request; `within` a comparison they have other names."""
+    from atoll.runs.space import asked_space
+    from atoll.runs.tuning import FIRST_SEED, TuningRequest
+
+    chosen = read_seeds(seeds, "--tune-seeds" if within else "--seeds", FIRST_SEED)
+    return TuningRequest(trials, chosen, asked_space(space), sampler, sampler_seed, "--tune" if within else "--trials")
 
 
 def check_threads(threads: int) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.options import prepare_torch
+from atoll.cli.options import Jobs, prepare_torch
 from atoll.errors import AtollError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from atoll.papers import Exhibit, Line
     from atoll.papers.execute import Finished
-    from atoll.papers.record import Jobs
+    from atoll.papers.record import Jobs as Work
     from atoll.papers.results import Results
     from atoll.runs.trial import Trial
 
@@ -30,10 +30,7 @@ def reproduce(
     quick: Annotated[bool, typer.Option(help="A small version: fewer seeds and rounds.")] = False,
     only: Annotated[str | None, typer.Option(help="Run only the lines whose label contains this text.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds; as many as the paper's by default.")] = None,
-    jobs: Annotated[
-        int,
-        typer.Option(min=1, max=256, help="Runs at the same time, each in a process with one thread where there are several."),
-    ] = 1,
+    jobs: Jobs = 1,
     out: Annotated[Path, typer.Option(help="Folder for the runs; those already there are not run again.")] = Path(
         "runs/reproduce"
     ),
@@ -102,10 +99,11 @@ def reproduce(
 
 def _run(todo: Sequence[tuple[Trial, Path]], jobs: int, keep: Finished | None) -> None:
     """Run the trials, show how far they are, and keep each as it ends."""
-    from atoll.cli.papers import RunBoard
+    from atoll.cli.board import RunBoard
     from atoll.papers import execute
 
-    with RunBoard(len(todo)) as board:
+    board = RunBoard(len(todo))
+    with board.screen:
 
         def finished(trial: Trial, folder: Path) -> None:
             if keep is not None:
@@ -137,7 +135,7 @@ def _show(told: list[tuple[Exhibit, list[Line]]], only: str | None) -> None:
             show(exhibit_table(exhibit, chosen))
 
 
-def _write(results: Results, work: Jobs, out: Path, page: Path) -> None:
+def _write(results: Results, work: Work, out: Path, page: Path) -> None:
     """The page of a paper or of one of its tables, with its figures in `img` beside it; curves are of the runs in `out`."""
     from atoll import storage
     from atoll.papers import claims, pages, pictures

@@ -10,6 +10,7 @@ import typer
 from atoll.cli.options import (
     Dataset,
     Log,
+    Model,
     Parties,
     Partition,
     Quiet,
@@ -35,7 +36,7 @@ def run(
     dataset: Dataset = None,
     partition: Partition = None,
     parties: Parties = None,
-    model: Annotated[str | None, typer.Option(help="One of `atoll models`, or a FILE.py with a torch.nn.Module.")] = None,
+    model: Model = None,
     rounds: Rounds = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     sets: Sets = None,
@@ -73,13 +74,12 @@ def run(
 def _config(what: str, given: dict[str, Any], values: dict[str, Any], tuned: Path | None) -> Config:
     """The configuration of an algorithm or of a file, with the arguments given on the command line."""
     from atoll.runs import config
-    from atoll.runs.tuned import read_tuned, warn_other_data, with_tuned
+    from atoll.runs.tuned import marked, read_tuned, still_tuned, with_tuned
 
     if not what.endswith(".toml"):
         choice = None if tuned is None else read_tuned(tuned)
         chosen = config.resolve(what, **given, values=with_tuned(values, choice, what, given.get("seed", 0)))
-        warn_other_data(choice, chosen)
-        return chosen
+        return marked(chosen, choice)
     if tuned is not None:
         raise AtollError("--tuned goes with an algorithm's name, not with the file of a run, which has all its settings.")
     if "\0" in what:
@@ -87,7 +87,7 @@ def _config(what: str, given: dict[str, Any], values: dict[str, Any], tuned: Pat
     document = read_toml(Path(what))
     if "start_from" in given:
         document.pop("start_digest", None)  # of the model that it named
-    return config.from_dict(document | given, what, values)
+    return still_tuned(config.from_dict(document | given, what, values))
 
 
 def resume(

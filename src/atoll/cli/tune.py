@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll.cli.options import (
     Dataset,
+    Jobs,
+    Model,
     Parties,
     Partition,
     Quiet,
     Rounds,
     Sets,
+    Space,
     Threads,
+    TuningSeeds,
     prepare_torch,
-    read_seeds,
+    read_tuning,
     read_values,
 )
 
 if TYPE_CHECKING:
-    from rich.status import Status
-
-    from atoll.runs.tuned import Tuned, TuningTrial
-    from atoll.runs.tuning import TuningRequest
+    from atoll.runs.tuned import Tuned
 
 MAX_SHOWN = 5  # trials in the table
 MAX_REASON = 160  # characters of why a trial failed
 
-Space = Annotated[str, typer.Option(metavar="FILE|defaults", help="What to search: a TOML file with one line per setting.")]
 Sampler = Annotated[str, typer.Option(help="tpe or random (Optuna's), or grid: every combination of lists of values.")]
 
 
@@ -40,16 +37,16 @@ def tune(
     algorithm: Annotated[str, typer.Argument(help="An algorithm, or a FILE.py with one.")],
     space: Space = "defaults",
     trials: Annotated[int, typer.Option(help="Trials; the first is the settings as they are.")] = 20,
-    seeds: Annotated[str, typer.Option(help="Seeds of every trial: a number (1000, 1001, …), or the seeds themselves.")] = "2",
+    seeds: TuningSeeds = "2",
     sampler: Sampler = "tpe",
     sampler_seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
     dataset: Dataset = None,
     partition: Partition = None,
     parties: Parties = None,
-    model: Annotated[str | None, typer.Option(help="One of `atoll models`, or a FILE.py with a torch.nn.Module.")] = None,
+    model: Model = None,
     rounds: Rounds = None,
     sets: Sets = None,
-    jobs: Annotated[int, typer.Option(help="Runs at the same time, each in a process with one thread.")] = 1,
+    jobs: Jobs = 1,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the trials and tuned.json; an interrupted tuning continues.")
     ] = None,
@@ -58,12 +55,13 @@ def tune(
 ) -> None:
     """Choose an algorithm's settings on validation nodes. Report the result with other seeds: `--tuned DIR/tuned.json`."""
     prepare_torch(threads)
+    from atoll.cli.board import TuningLine
     from atoll.cli.console import out as console
     from atoll.runs import parallel
     from atoll.runs.comparison import Comparison
     from atoll.runs.tuning import execute_here
 
-    request = read_request(trials, seeds, space, sampler, sampler_seed)
+    request = read_tuning(trials, seeds, space, sampler, sampler_seed)
     comparison = Comparison(
         [algorithm],
         dataset=dataset,
@@ -73,56 +71,12 @@ def tune(
         values=read_values(sets, rounds=rounds),
     )
     [tuning] = comparison.tunings(request).values()
-    with parallel.open_pool(jobs) as pool, TuningLine(quiet=quiet) as line:
+    line = TuningLine(quiet=quiet)
+    with parallel.open_pool(jobs) as pool, line.screen:
         tuned = tuning.run(pool.execute if pool else execute_here(), out, line.show)
     show_tuned(tuned)
     if out is not None:
         console.print(f"Written to {out / 'tuned.json'}; use it with --tuned and other seeds.", soft_wrap=True)
-
-
-def read_request(
-    trials: int, seeds: str, space: str, sampler: str = "tpe", sampler_seed: int = 0, *, within: bool = False
-) -> TuningRequest:
-    """The options of tuning as one request; `within` a comparison they have other names."""
-    from atoll.runs.space import asked_space
-    from atoll.runs.tuning import FIRST_SEED, TuningRequest
-
-    chosen = read_seeds(seeds, "--tune-seeds" if within else "--seeds", FIRST_SEED)
-    return TuningRequest(trials, chosen, asked_space(space), sampler, sampler_seed, "--tune" if within else "--trials")
-
-
-class TuningLine:
-    """One line while trials run: how many are done, and the best score so far."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self.quiet = quiet
-        self.status: Status | None = None
-        self.reported = time.perf_counter()
-
-    def __enter__(self) -> TuningLine:
-        from atoll.cli.console import err
-
-        if err.is_terminal and not self.quiet:
-            self.status = err.status("Tuning")
-            self.status.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.status is not None:
-            self.status.stop()
-
-    def show(self, row: str, done: int, count: int, best: TuningTrial | None) -> None:
-        """Show that a trial has ended."""
-        from atoll.cli.console import PLAIN_EVERY, err
-        from atoll.errors import shown
-
-        known = "none has a score" if best is None else f"best validation score {best.score:.4g} (trial {best.number})"
-        text = shown(f"Tuning {row}: {done} of {count} trials, {known}")
-        if self.status is not None:
-            self.status.update(err.render_str(text))
-        elif not self.quiet and time.perf_counter() - self.reported > PLAIN_EVERY:
-            self.reported = time.perf_counter()
-            print(text, file=sys.stderr, flush=True)
 
 
 def show_tuned(tuned: Tuned) -> None:

@@ -39,9 +39,9 @@ class PartitionSettings:
     )
     copies: int = setting(5, "Overlapping METIS: the number of parties that each part gives.", low=1, high=10**6, since="0.2")
     copy_share: float = setting(
-        0.5, "Overlapping METIS: the share of its part's nodes that each party holds.", low=0, high=1, since="0.2"
+        0.5, "Overlapping METIS: the share of its part's nodes that each party holds.", above=0, high=1, since="0.2"
     )
-    concentration: float = setting(1.0, "Dirichlet and label skew: lower gives parties with fewer classes.", low=0)
+    concentration: float = setting(1.0, "Dirichlet and label skew: lower gives parties with fewer classes.", above=0)
     size_exponent: float = setting(
         0.0, "Random and METIS: sizes of parties in proportion to 1, 2^-a, 3^-a, …; 0 is even.", low=0, high=100, since="0.2"
     )
@@ -51,7 +51,7 @@ class PartitionSettings:
     overlap: float = setting(
         -1.0, "Overlap: the exact share of nodes that every party holds; negative draws the parties' nodes independently.", high=1
     )
-    edge_fraction: float = setting(0.8, "Vertical: the share of the undirected edges that each party keeps.", low=0, high=1)
+    edge_fraction: float = setting(0.8, "Vertical: the share of the undirected edges that each party keeps.", above=0, high=1)
     scenario: str = setting(
         "auto",
         "Files: how the parties' nodes are related; auto goes by the algorithm and the nodes' ids.",

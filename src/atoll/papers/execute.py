@@ -65,6 +65,7 @@ def execute(
 
     `finished` is called as each ends, so that a record grows with them; `watch` with every round.
     """
+    parallel.check_jobs(workers)
     finished = finished or (lambda trial, folder: None)
     if workers == 1:
         for trial, folder in todo:

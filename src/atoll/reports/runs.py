@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from atoll.data.damage import DamageSettings
 from atoll.errors import AtollError
+from atoll.privacy.noise_settings import NoiseSettings
 from atoll.runs import absence
 from atoll.runs.comparison import TUNING
-from atoll.runs.config import GIVEN, Config
+from atoll.runs.config import GIVEN, Config, plain
 from atoll.runs.folder import Folder
 from atoll.runs.metrics import mean_std
 from atoll.runs.model_files import folder_of, read_description
@@ -22,6 +24,8 @@ from atoll.runs.own_partition import PARTITION, unlocated
 from atoll.runs.reader import read
 from atoll.runs.result import Result
 from atoll.runs.terms import data_key
+from atoll.runs.tuned import tuned_by
+from atoll.runs.tuned_by import TABLE
 
 MAX_NAMES = 4  # of sites in a title
 
@@ -214,9 +218,10 @@ def grouped(runs: Sequence[StoredRun]) -> list[Row]:
 
 
 def _differing(own: dict[str, Any], peers: Sequence[dict[str, Any]]) -> list[str]:
-    """The settings in which a row differs from others."""
-    names = [name for name in own if len({str(other.get(name)) for other in peers}) > 1]
-    return [str(own[name]) if name == "settings.model" else f"{name.rpartition('.')[2]}={own[name]}" for name in names]
+    """The settings in which a row differs from others, and whether it was tuned."""
+    names = [name for name in own if name != TABLE and len({str(other.get(name)) for other in peers}) > 1]
+    words = [str(own[name]) if name == "settings.model" else f"{name.rpartition('.')[2]}={own[name]}" for name in names]
+    return [*words, TABLE] if TABLE in own else words
 
 
 def methods(rows: Sequence[Row]) -> list[str]:
@@ -261,14 +266,19 @@ def _data_words(settings: Sequence[dict[str, Any]], short: Sequence[str]) -> lis
 
 
 def flat_settings(run: StoredRun) -> dict[str, Any]:
-    """Every setting but the seed, `group.name` → value; a dataset at the sites by its name in the title."""
+    """Every setting but the seed, `group.name` → value; a dataset at the sites by its name in the title.
+
+    Of dp and noise, which other runs do not have at all, those that are set; of tuning, its trials and seeds.
+    """
+    mark, usual = tuned_by(run.config), plain(asdict(NoiseSettings()) | asdict(DamageSettings()))
     flat: dict[str, Any] = {}
-    for name, value in unlocated(run.config, run.path).to_dict().items():
+    for name, value in unlocated(replace(run.config, tuned=None), run.path).to_dict().items():
         if isinstance(value, dict):
-            flat |= {f"{name}.{key}": item for key, item in value.items()}
+            optional = name in ("dp", "noise")
+            flat |= {f"{name}.{key}": item for key, item in value.items() if not optional or item != usual[key]}
         elif name != "seed":
             flat[name] = run.data_name if (name, value) == ("dataset", GIVEN) else value
-    return flat
+    return flat if mark is None else flat | {TABLE: mark.budget}
 
 
 def listed(words: Sequence[str]) -> str:

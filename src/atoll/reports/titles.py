@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from atoll.errors import AtollError
 from atoll.reports.runs import Row, by_data, listed
 from atoll.runs.metrics import mean_text, metric_format
+from atoll.runs.own_partition import unlocated
 from atoll.runs.protocol import described_rows, with_rows
+from atoll.runs.tuned import tuned_by, tuning_notes
 from atoll.tasks import LAST, TASKS
 
 MAX_NAMES = 4  # algorithms or datasets in a title
@@ -47,7 +49,7 @@ def subtitle(rows: Sequence[Row]) -> str:
 
 
 def inequalities(rows: Sequence[Row]) -> list[str]:
-    """Sentences about rows of one table that did not have the same budget or the same seeds."""
+    """Sentences about rows of one table that did not have the same budget or the same seeds, and about those that were tuned."""
     sentences = []
     for name in BUDGET:
         values = {row.label: f"{getattr(row.runs[0].config.run, name):g}" for row in rows}
@@ -56,7 +58,19 @@ def inequalities(rows: Sequence[Row]) -> list[str]:
     seeds = {row.label: _seeds(sorted({run.config.seed for run in row.runs})) for row in rows}
     if len(set(seeds.values())) > 1:
         sentences.append(f"Seeds differ: {with_rows(seeds)}.")
-    return sentences
+    return sentences + _tuning(rows)
+
+
+def _tuning(rows: Sequence[Row]) -> list[str]:
+    """What rows were tuned by, and where they were not tuned alike or with other data."""
+    configs = {row.label: unlocated(row.runs[0].config, row.runs[0].path) for row in rows}
+    marks = {label: mark for label, config in configs.items() if (mark := tuned_by(config)) is not None}
+    if not marks:
+        return []
+    budgets = {f"with {mark.budget} by {metric_format(mark.objective).words}": None for mark in marks.values()}
+    which = "" if len(marks) == len(rows) else f" ({listed(list(marks))})"
+    alike = [f"Tuned rows{which} were tuned {next(iter(budgets))}."] if len(budgets) == 1 else []
+    return alike + tuning_notes(configs)
 
 
 def _seeds(seeds: Sequence[int]) -> str:

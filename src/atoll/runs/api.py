@@ -13,7 +13,7 @@ from atoll.runs.folder import Folder
 from atoll.runs.loggers import Logger, MakeLogger, RoundCallback, open_loggers
 from atoll.runs.own_partition import PARTITION
 from atoll.runs.result import Result
-from atoll.runs.tuned import Tuned, as_tuned, warn_other_data, with_tuned
+from atoll.runs.tuned import Tuned, as_tuned, marked, with_tuned
 
 OnRound = Callable[[Mapping[str, Any]], Any]
 Loggers = Sequence[str | MakeLogger | Logger | RoundCallback]
@@ -88,7 +88,7 @@ def run(
         start_from=start_from,
         values=with_tuned(settings, choice, algorithm, seed),
     )
-    warn_other_data(choice, chosen, given)
+    chosen = marked(chosen, choice, given)
     with open_loggers(called(progress, loggers, on_round), algorithm, out, chosen) as watch:
         result = runner.run(chosen, given, out=out, watch=watch)
         watch.finish(result)

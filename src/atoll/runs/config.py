@@ -32,6 +32,7 @@ from atoll.runs.argument_values import as_text, as_whole
 from atoll.runs.defaults import default_partition, defaults
 from atoll.runs.run_settings import RunSettings
 from atoll.runs.setting_names import ARGUMENTS, GROUPS, bare_names, by_group, with_present_names
+from atoll.runs.tuned_by import TABLE, TunedBy, read_tuned_by
 from atoll.settings import Training, build, known
 from atoll.tasks import TASKS, class_weights, decisions, selecting_metric
 
@@ -57,6 +58,7 @@ class Config:
     noise: DamageSettings = field(default_factory=DamageSettings)
     start_from: str | None = None  # the folder of the run whose model this one begins with
     start_digest: str | None = None  # SHA-256 of that model; None until the run begins
+    tuned: TunedBy | None = None  # what `settings` were tuned by
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -84,6 +86,7 @@ class Config:
         """Plain values, as in config.toml."""
         tables = {name: plain(dataclasses.asdict(group)) for name, group in self.groups.items()}
         tables["settings"].pop("architecture", None)  # it is the table [model]
+        tables[TABLE] = {} if self.tuned is None else self.tuned.to_dict()
         return plain(self.arguments) | {name: table for name, table in tables.items() if table}
 
 
@@ -212,8 +215,6 @@ def _check(algorithm: str, built: Mapping[str, Any]) -> None:
     if run.threshold != decisions.NONE:
         decisions.parse(run.threshold)
     check_algorithm(run.robust, algorithm, algorithms.find(algorithm).Cohort.averaged(), secure=run.secure)
-    if run.participation <= 0:
-        raise AtollError("participation is 0 but must be above 0: at least one party takes part in a round.")
     if run.secure_min == 1:
         raise AtollError("secure_min is 1 but must be at least 2: the sum of one party is its reply.")
 
@@ -243,7 +244,7 @@ def from_dict(document: Mapping[str, Any], where: str, over: Mapping[str, Any] |
     """
     if "algorithm" not in document:
         raise AtollError(f'{where} names no algorithm; add a line such as algorithm = "fedavg".')
-    tables = {name: value for name, value in document.items() if isinstance(value, dict)}
+    tables = {name: value for name, value in document.items() if isinstance(value, dict) and name != TABLE}
     arguments = {name: value for name, value in document.items() if not isinstance(value, dict)}
     for name in arguments:
         if name not in ("algorithm", *ARGUMENTS):
@@ -258,7 +259,7 @@ def from_dict(document: Mapping[str, Any], where: str, over: Mapping[str, Any] |
     for name in ("algorithm", "dataset", "partition", "start_from", "start_digest"):
         if name in arguments:
             as_text(f"{where}: {name}", arguments[name])
-    return resolve(
+    config = resolve(
         arguments["algorithm"],
         dataset=arguments.get("dataset"),
         partition=arguments.get("partition"),
@@ -271,6 +272,7 @@ def from_dict(document: Mapping[str, Any], where: str, over: Mapping[str, Any] |
         warn=warn,
         load=False,
     )
+    return dataclasses.replace(config, tuned=read_tuned_by(document.get(TABLE), where))
 
 
 def user_model(document: Mapping[str, Any]) -> dict[str, str]:

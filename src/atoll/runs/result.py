@@ -139,6 +139,7 @@ class Result:
             **({"names": list(self.names)} if self.names else {}),
             "settings": plain.get("settings", {}),
             **({"start_from": self.start} if self.start else {}),
+            **({} if self.config.tuned is None else {"tuned": self.config.tuned.brief()}),
             "rounds": self.rounds,
             "best_round": self.best_round,
             **self.protocol,

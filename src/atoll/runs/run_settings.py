@@ -62,7 +62,9 @@ class RunSettings:
         since="0.2",
     )
     checkpoint_every: int = setting(0, "Save a checkpoint every N rounds; 0 means every few seconds.", low=0, high=10**9)
-    participation: float = setting(1.0, "Share of the parties that take part in each round, drawn from the seed.", low=0, high=1)
+    participation: float = setting(
+        1.0, "Share of the parties that take part in each round, drawn from the seed.", above=0, high=1
+    )
     on_missing: str = setting(
         "continue",
         "What to do when a party does not answer: continue without it, or stop the run.",

@@ -154,7 +154,10 @@ def dimension(group: type, name: str, value: Any) -> Dimension:
     if isinstance(value, list):
         if not value:
             raise AtollError(f"{where} is empty; write for instance {EXAMPLE}.")
-        return Choices(tuple(dict.fromkeys(value_of(group, name, each, where) for each in value)))
+        values = tuple(value_of(group, name, each, where) for each in value)
+        if repeated := [each for index, each in enumerate(values) if each in values[:index]]:
+            raise AtollError(f"{where} has {repeated[0]} twice; list each value once.")
+        return Choices(values)
     if not isinstance(value, dict):
         raise AtollError(f"{where} is {value!r} but must be a list or a range; write for instance {EXAMPLE}.")
     if unknown := sorted(value.keys() - RANGE_KEYS):

@@ -57,6 +57,8 @@ def facts(result: Result) -> list[Fact]:
     words = result.protocol
     lines.append(("evaluation", f"{words['evaluation']}, {words['average']}", "whose model, how averaged"))
     lines.append(("best round", f"{result.best_round} of {result.rounds}{early}", note))
+    if (mark := result.config.tuned) is not None:
+        lines.append(("tuned", mark.budget, f"by {metric_format(mark.objective).words}"))
     if result.start:
         lines.append(("began with", f"{result.start['path']}, round {result.start['round']}", result.start["carried"]))
     if (epsilon := result.last.get("epsilon")) is not None:

@@ -20,6 +20,7 @@ from atoll.runs.folder import checksum
 from atoll.runs.metrics import metric_format
 from atoll.runs.setting_names import bare_names
 from atoll.runs.terms import flat
+from atoll.runs.tuned_by import TunedBy
 from atoll.version import __version__
 
 KIND = "tuned"
@@ -124,11 +125,19 @@ class Tuned:
             "trials": len(self.trials)
         }
 
+    def document(self) -> dict[str, Any]:
+        """What the file holds, with its checksum."""
+        document: dict[str, Any] = json.loads(json.dumps(self.to_dict()))
+        return document | {"sha256": checksum(document)}
+
     def save(self, path: str | Path) -> None:
         """Write the file."""
-        document = json.loads(json.dumps(self.to_dict()))
-        document["sha256"] = checksum(document)
-        storage.write_whole(Path(path), (json.dumps(document, indent=1) + "\n").encode())
+        storage.write_whole(Path(path), (json.dumps(self.document(), indent=1) + "\n").encode())
+
+    def mark(self) -> TunedBy:
+        """For the configurations of the runs that use the values."""
+        document = self.document() | {"trials": len(self.trials), "seeds": tuple(self.seeds)}
+        return TunedBy(**{field.name: document[field.name] for field in fields(TunedBy)})
 
     def changed_data(self, config: Config, given: Given | None = None) -> str:
         """A sentence where the data of the same name and settings has changed since; empty otherwise."""
@@ -147,12 +156,17 @@ class Tuned:
 
     def check_seeds(self, seeds: Collection[int]) -> None:
         """Refuse to report seeds that the values were chosen on."""
-        if shared := [seed for seed in seeds if seed in self.seeds]:
-            which = ", ".join(map(str, shared))
-            raise AtollError(
-                f"Seed{'s' if len(shared) > 1 else ''} {which} {'were' if len(shared) > 1 else 'was'} used to tune "
-                f"{self.algorithm}, so a result with {'them' if len(shared) > 1 else 'it'} would flatter; report other seeds."
-            )
+        check_untuned_seeds(self.algorithm, self.seeds, seeds)
+
+
+def check_untuned_seeds(algorithm: str, tuned_on: Collection[int], seeds: Collection[int]) -> None:
+    """Refuse to report seeds that an algorithm's values were chosen on."""
+    if shared := [seed for seed in seeds if seed in tuned_on]:
+        which = ", ".join(map(str, shared))
+        raise AtollError(
+            f"Seed{'s' if len(shared) > 1 else ''} {which} {'were' if len(shared) > 1 else 'was'} used to tune "
+            f"{algorithm}, so a result with {'them' if len(shared) > 1 else 'it'} would flatter; report other seeds."
+        )
 
 
 def read_tuned(path: str | Path) -> Tuned:
@@ -190,19 +204,25 @@ def tuned_data(config: Config) -> dict[str, Any]:
     return flat(config) | {"model": str(getattr(config.settings, "model", ""))}
 
 
-def tuning_notes(tuned: Mapping[str, Tuned | None], configs: Mapping[str, Config]) -> list[str]:
+def tuned_by(config: Config) -> TunedBy | None:
+    """What the settings of a run were tuned by; None where they are not those that were chosen."""
+    mark = config.tuned
+    return mark if mark is not None and mark.holds_for(config.settings) else None
+
+
+def tuning_notes(configs: Mapping[str, Config]) -> list[str]:
     """Where rows of a comparison were not tuned alike, or with other data than they are compared on, in one sentence each."""
-    if not any(tuned.values()):
+    marks = {row: tuned_by(config) for row, config in configs.items()}
+    if not any(marks.values()):
         return []
     notes = []
-    budgets = {row: None if one is None else (len(one.trials), tuple(one.seeds)) for row, one in tuned.items()}
-    if len(set(budgets.values())) > 1:
-        words = [f"{row} {f'{one[0]} trials on {len(one[1])} seeds' if one else 'not at all'}" for row, one in budgets.items()]
+    if len({None if mark is None else (mark.trials, mark.seeds) for mark in marks.values()}) > 1:
+        words = [f"{row} {mark.budget if mark else 'not at all'}" for row, mark in marks.items()]
         notes.append(f"Not tuned alike: {', '.join(words)}.")
-    for row, one in tuned.items():
+    for row, mark in marks.items():
         here = tuned_data(configs[row])
-        if one is not None and (other := [name for name in here if one.data.get(name) != here[name]]):
-            words = [f"{name}={one.data.get(name)} (here {here[name]})" for name in other]
+        if mark is not None and (other := [name for name in here if mark.data.get(name) != here[name]]):
+            words = [f"{name}={mark.data.get(name)} (here {here[name]})" for name in other]
             notes.append(f"{row} was tuned with {', '.join(words)}.")
     return notes
 
@@ -249,10 +269,20 @@ def with_tuned(values: Mapping[str, Any], tuned: Tuned | None, algorithm: str, s
     return {**values, **tuned.values}
 
 
-def warn_other_data(tuned: Tuned | None, config: Config, given: Given | None = None) -> None:
-    """Warn where values were tuned with other data than they are used on."""
+def marked(config: Config, tuned: Tuned | None, given: Given | None = None) -> Config:
+    """The configuration of one run with what it was tuned by; a warning where that was with other data."""
     if tuned is None:
-        return
-    notes = tuning_notes({config.algorithm: tuned}, {config.algorithm: config})
+        return config
+    config = replace(config, tuned=tuned.mark())
+    notes = tuning_notes({config.algorithm: config})
     for note in notes or [changed for changed in [tuned.changed_data(config, given)] if changed]:
         warnings.warn(note, AtollWarning, stacklevel=3)
+    return config
+
+
+def still_tuned(config: Config) -> Config:
+    """A configuration that was changed after tuning: with other values it is not tuned, and not with the seeds of tuning."""
+    mark = tuned_by(config)
+    if mark is not None:
+        check_untuned_seeds(config.algorithm, mark.seeds, [config.seed])
+    return replace(config, tuned=mark)

@@ -20,7 +20,8 @@ ENDINGS = frozenset(("run.rounds", "run.patience", "run.target_accuracy"))  # wh
 
 def record(config: Config) -> list[dict[str, Any]]:
     """Every setting by its full name, for a checkpoint; in a list, so that the file format keeps it as one value."""
-    tables = config.to_dict() | {name: dataclasses.asdict(getattr(config, name)) for name in ("dp", "noise")}
+    tables = dataclasses.replace(config, tuned=None).to_dict()
+    tables |= {name: dataclasses.asdict(getattr(config, name)) for name in ("dp", "noise")}
     if config.model is not None:
         tables["model"] = dataclasses.asdict(config.model)
     flat = _flat(tables)
