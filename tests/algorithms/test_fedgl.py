@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import atoll
 import plain
 from atoll.algorithms import fedgl
 from atoll.errors import AtollError
@@ -26,12 +28,14 @@ def run(algorithm: str = "fedgl", **values: Any) -> Result:
     return runner.rounds(runner.prepare(small(algorithm, **values)))
 
 
-def pseudo_graph(embeddings: Tensor, form: str, s: int) -> Tensor:
+def pseudo_graph(embeddings: Tensor, s: Any) -> Tensor:
     """Ā of Eq. 14 with all N × N products."""
-    if form in ("joint", "cosine"):
+    if s.pseudo_graph in ("joint", "cosine"):
         embeddings = F.normalize(embeddings, dim=1)
     product = (embeddings @ embeddings.t()).relu()
-    kept = torch.zeros_like(product).scatter_(1, product.topk(s, dim=1).indices, 1.0) * product
+    if not s.count_itself:
+        product.fill_diagonal_(-1)
+    kept = torch.zeros_like(product).scatter_(1, product.topk(s.neighbors, dim=1).indices, 1.0) * product
     return kept / kept.sum(1, keepdim=True).clamp(min=1e-12)
 
 
@@ -46,36 +50,81 @@ def complemented(party: plain.Party, pseudo: Tensor, beta: float, form: str) -> 
     return party.normalized_adjacency + beta * scale[:, None] * pseudo * scale
 
 
+def attended(x: Tensor, w: dict[str, Tensor], layer: int, counted: Tensor, beside: Tensor) -> Tensor:
+    """A layer of GAT, head by head: α_i = softmax_j(e_ij + log counted_ij), and `beside` added to α."""
+    rows, source, target = (w[f"layers.{layer}.{name}"] for name in ("weight", "source", "target"))
+    outputs = []
+    for head, h in enumerate((x @ rows).split(source.shape[1], dim=1)):
+        scores = F.leaky_relu((h @ source[head])[None, :] + (h @ target[head])[:, None], 0.2)
+        outputs.append(((scores + counted.log()).softmax(1) + beside) @ h)
+    return torch.cat(outputs, 1)
+
+
+def network(party: plain.Party, pseudo: Tensor, w: dict[str, Tensor], s: Any) -> Tensor:
+    """H_k: Eq. 2 over A_k of Eq. 9, or of GAT with the pseudo graph in its attention."""
+    if s.model == "gcn":
+        through = complemented(party, pseudo, s.pseudo_graph_weight, s.pseudo_graph)  # Eq. 9
+        return through @ (through @ party.x @ w["layers.0.weight"]).relu() @ w["layers.1.weight"]  # Eq. 2
+    counted, beside = party.adjacency + torch.eye(len(party.x)), torch.zeros_like(party.adjacency)
+    if s.pseudo_graph == "joint":
+        counted = counted + s.pseudo_graph_weight * ((pseudo + pseudo.t()) / 2).fill_diagonal_(0)
+    else:
+        beside = complemented(party, pseudo, s.pseudo_graph_weight, s.pseudo_graph) - party.normalized_adjacency
+    hidden = F.elu(attended(party.x, w, 0, counted, beside))
+    return attended(hidden, w, 1, counted, beside)
+
+
+def total_loss(hidden: Tensor, party: plain.Party, pseudo: Tensor, s: Any) -> Tensor:
+    """Eq. 8."""
+    reduction = s.loss
+    loss = F.cross_entropy(hidden[party.train], party.y[party.train], reduction=reduction)
+    if bool((pseudo >= 0).any()):
+        groups = [pseudo == label for label in pseudo.unique() if label >= 0] if s.balance_classes else [pseudo >= 0]
+        terms = [F.cross_entropy(hidden[group], pseudo[group], reduction=reduction) for group in groups]
+        loss = loss + s.pseudo_label_weight * torch.stack(terms).mean()
+    return loss
+
+
+def adam_of(w: dict[str, Tensor], s: Any) -> torch.optim.Adam:
+    """Adam, its L2 penalty on all weights or on those of the first layer."""
+    decayed = [value for name, value in w.items() if s.decay_layers == "all" or name.startswith("layers.0.")]
+    others = [value for name, value in w.items() if s.decay_layers == "first" and not name.startswith("layers.0.")]
+    groups = [{"params": decayed, "weight_decay": s.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.Adam([group for group in groups if group["params"]], lr=s.lr)
+
+
 def naive(settings: dict[str, Any], rounds: int) -> tuple[dict[str, Tensor], Tensor]:
     """Algorithm 1, party after party, in plain torch: the model, and the pseudo labels of the last round."""
+    model, labels, _ = naive_with_graph(settings, rounds)
+    return model, labels
+
+
+def naive_with_graph(settings: dict[str, Any], rounds: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """The same, and the pseudo graph of the last round."""
     experiment, parties = plain.prepare(small("fedgl", **settings))
     s = experiment.config.settings
     ids = experiment.party_data.parts.ids.split(experiment.party_data.parts.sizes)
     count = int(torch.cat(ids).max()) + 1
     model = fedgl.start(experiment.federation, s)["model"]
     weights = [plain.leaves(model) for _ in parties]
-    adams = [torch.optim.Adam(w.values(), lr=s.lr, weight_decay=s.weight_decay) for w in weights]
+    adams = [adam_of(w, s) for w in weights]
     labels, graph = torch.full((count,), -1), torch.zeros(count, count)
     for _ in range(rounds):
         predictions, embeddings, held = torch.zeros(count, 3), torch.zeros(count, 3), torch.zeros(count)
         for party, own, w, adam in zip(parties, ids, weights, adams, strict=True):
-            through = complemented(party, graph[own][:, own], s.pseudo_graph_weight, s.pseudo_graph)  # Eq. 9
+            local = graph[own][:, own]
             pseudo = labels[own].masked_fill(party.train, -1)
             with torch.no_grad():
                 for name, value in w.items():
                     value.copy_(model[name])
             for _ in range(s.epochs):
-                hidden = through @ (through @ party.x @ w["layers.0.weight"]).relu() @ w["layers.1.weight"]  # Eq. 2
-                loss = party.loss(hidden)
-                if bool((pseudo >= 0).any()):
-                    groups = [pseudo == place for place in pseudo.unique() if place >= 0] if s.balance_classes else [pseudo >= 0]
-                    terms = [F.cross_entropy(hidden[group], pseudo[group]) for group in groups]
-                    loss = loss + s.pseudo_label_weight * torch.stack(terms).mean()  # Eq. 8
+                hidden = network(party, local, w, s)  # line 6
                 adam.zero_grad()
-                loss.backward()
+                total_loss(hidden, party, pseudo, s).backward()  # line 7
                 adam.step()
-            with torch.no_grad():
-                hidden = through @ (through @ party.x @ w["layers.0.weight"]).relu() @ w["layers.1.weight"]
+            if s.outputs == "after":
+                hidden = network(party, local, w, s)
+            hidden = hidden.detach()
             predictions[own] += len(own) * hidden.softmax(1)
             embeddings[own] += len(own) * hidden
             held[own] += len(own)
@@ -83,8 +132,8 @@ def naive(settings: dict[str, Any], rounds: int) -> tuple[dict[str, Tensor], Ten
         over = held.clamp(min=1) if s.fusion == "holders" else torch.full((count,), float(sum(map(len, ids))))
         confidence, classes = (predictions / over[:, None]).max(1)  # Eq. 11
         labels = torch.where(confidence > s.pseudo_label_threshold, classes, -1)  # Eq. 12
-        graph = pseudo_graph(embeddings / over[:, None], s.pseudo_graph, s.neighbors)  # Eqs. 13 and 14
-    return model, labels
+        graph = pseudo_graph(embeddings / over[:, None], s)  # Eqs. 13 and 14
+    return model, labels, graph
 
 
 @pytest.mark.parametrize("form", knn.FORMS)
@@ -121,6 +170,109 @@ def test_balanced_pseudo_labels_by_a_plain_loop() -> None:
     plain.close(found, run(rounds=3, placement="apart", **settings).state["model"], 1e-5)
     other = run(rounds=3, **PLAIN).state["model"]
     assert any(not torch.allclose(value, other[name], atol=1e-3) for name, value in model.items())
+
+
+SWITCHES: list[dict[str, Any]] = [
+    {"count_itself": False},
+    {"count_itself": False, "pseudo_graph": "literal"},
+    {"loss": "sum"},
+    {"outputs": "before"},
+    {"decay_layers": "first", "weight_decay": 0.05},
+    {"variant": "paper", "pseudo_label_threshold": 0.2},
+    {"variant": "paper", "pseudo_label_threshold": 0.2, "loss": "mean", "count_itself": False},
+]
+
+
+@pytest.mark.parametrize("switches", SWITCHES, ids=lambda each: " ".join(f"{name}={value}" for name, value in each.items()))
+def test_every_switch_by_a_plain_loop(switches: dict[str, Any]) -> None:
+    """The paper's variant, what it sets and the other switches, each alone; and every one makes another model."""
+    settings = {**PLAIN, "upload": "sum", **switches}
+    model, labels = naive(settings, 3)
+    result = run(rounds=3, **settings)
+    plain.close(result.state["model"], model, 1e-4)
+    assert fedgl.pseudo_labels(result.state["predictions"], settings["pseudo_label_threshold"]).tolist() == labels.tolist()
+    other = run(rounds=3, **PLAIN).state["model"]
+    assert any(not torch.allclose(value, other[name], atol=1e-4) for name, value in model.items())
+
+
+def test_the_paper_s_variant_sets_all_of_the_text() -> None:
+    """`variant=paper` is the switches that its docstring lists; a switch set by hand wins; baselines take the decay."""
+    text = {
+        "pseudo_graph": "literal",
+        "neighbors": 100,
+        "fusion": "literal",
+        "loss": "sum",
+        "outputs": "before",
+        "upload": "rows",
+    }
+    values = {"variant": "paper"}
+    chosen = config.resolve("fedgl", dataset="cora", values=values).settings
+    usual = config.resolve("fedgl", dataset="cora").settings
+    differing = {field.name for field in fields(usual) if getattr(usual, field.name) != getattr(chosen, field.name)}
+    assert differing == {*text, "decay_layers", "variant"}
+    assert {name: getattr(chosen, name) for name in text} == text
+    assert chosen.decay_layers == "first"
+    assert all(f"`{name}={value}`" in (fedgl.Settings.__doc__ or "") for name, value in text.items())
+    assert config.resolve("fedgl", dataset="cora", values={**values, "neighbors": 5}).settings.neighbors == 5
+    baseline = config.resolve("fedavg", dataset="cora", partition="overlap", values=values).settings
+    assert baseline.decay_layers == "first"
+
+
+@pytest.mark.parametrize("form", ["joint", "literal"])
+def test_gat_with_a_pseudo_graph_by_a_plain_loop(form: str) -> None:
+    """GAT attends to pseudo neighbors by their weights (`joint`), or Eq. 9 adds them to its attention."""
+    settings = {**PLAIN, "model": "gat", "hidden": 8, "model.heads": 2, "pseudo_graph": form}
+    model, labels = naive(settings, 3)
+    result = run(rounds=3, **settings)
+    plain.close(result.state["model"], model, 1e-3)
+    assert fedgl.pseudo_labels(result.state["predictions"], PLAIN["pseudo_label_threshold"]).tolist() == labels.tolist()
+    plain.close(result.state["model"], run(rounds=3, placement="apart", **settings).state["model"], 1e-4)
+
+
+def test_gat_without_a_pseudo_graph_is_fedavg_s() -> None:
+    """As β goes to 0, the model goes to that of β = 0, where pseudo edges have no part."""
+    settings = {**PLAIN, "model": "gat", "hidden": 8, "model.heads": 2, "pseudo_label_weight": 0}
+    without = run(rounds=3, pseudo_graph_weight=0, **settings).state["model"]
+    plain.close(run(rounds=3, pseudo_graph_weight=1e-7, **settings).state["model"], without, 1e-3)
+    full = run(rounds=3, **settings).state["model"]
+    assert any(not torch.allclose(value, full[name], atol=1e-2) for name, value in without.items())
+
+
+@pytest.mark.parametrize("values", [{}, {"pseudo_graph": "literal"}, {"model": "gat", "hidden": 8, "model.heads": 2}])
+def test_evaluation_over_the_pseudo_graph(values: dict[str, Any]) -> None:
+    """Both goals use the last pseudo graph, whose bytes are counted; predictions for the training data are those evaluated."""
+    settings = {**PLAIN, **values, "evaluate_pseudo_graph": True}
+    experiment = runner.prepare(small("fedgl", **settings))
+    result = runner.rounds(experiment)
+    model, _, graph = naive_with_graph(settings, 3)
+    s = experiment.config.settings
+    whole, parts = experiment.party_data.whole, experiment.party_data.parts
+    ids = parts.ids.split(parts.sizes)
+    pairs = zip(plain.parties(parts), ids, parts.test.split(parts.sizes), strict=True)
+    local = torch.cat([right(network(party, graph[own][:, own], model, s), party.y, test) for party, own, test in pairs])
+    union = right(network(plain.dense(whole), graph[whole.ids][:, whole.ids], model, s), whole.y, whole.test)
+    assert result.last["local_accuracy"] == pytest.approx(float(local.double().mean()))
+    assert result.last["accuracy"] == pytest.approx(float(union.double().mean()))
+    nodes, w = int(result.state["nodes"]), plain.size(model)
+    assert result.bytes["evaluation"]["down"] == 3 * 3 * (4 * w + 8 * nodes * s.neighbors)
+    trained = result.model()
+    table = trained.predict()
+    tested = table[table["split"] == "test"]
+    assert float((tested["label"] == tested["class"]).mean()) == pytest.approx(result.metrics["local_accuracy"])
+    assert len(trained.predict(atoll.load("csbm", nodes=50, classes=3, features=12, graph_seed=1))) == 50
+    with pytest.raises(AtollError, match="evaluated over its pseudo graph"):
+        trained.export("torchscript", "unused")
+
+
+def right(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    """Which of the masked nodes are predicted rightly."""
+    return (logits.argmax(1) == y)[mask]
+
+
+def test_sums_have_no_balanced_classes() -> None:
+    """One sentence where two settings contradict each other."""
+    with pytest.raises(AtollError, match="set loss=mean"):
+        run(loss="sum", balance_classes=True)
 
 
 @pytest.mark.parametrize("upload", ["sum", "rows"])
@@ -179,7 +331,7 @@ def test_pseudo_labels_pass_the_threshold_and_leave_training_nodes_alone() -> No
 
 
 def test_a_model_that_ignores_edge_weights_is_refused() -> None:
-    """GraphSAGE, GAT and MLP cannot run over a weighted pseudo graph; without it they can."""
+    """GraphSAGE and MLP cannot run over a weighted pseudo graph; without it they can."""
     with pytest.raises(AtollError, match="sage does not use"):
         run(model="sage")
     assert run(model="sage", pseudo_graph_weight=0, rounds=1).rounds == 1

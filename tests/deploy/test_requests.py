@@ -65,7 +65,7 @@ class Doubting:
 MAY_BE_MISSING = {  # optional arguments: without one it is another question
     *(("train", name) for name in ("aggregate", "gradient", "share")),
     *(("sample", "nodes"), ("embed", "nodes"), ("evaluate", "aggregate"), ("fit", "gradient")),
-    *(("fit", "labels"), ("fit", "nodes")),
+    *(("fit", "labels"), ("fit", "nodes"), ("evaluate", "nodes")),
 }
 
 

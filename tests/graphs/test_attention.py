@@ -19,19 +19,22 @@ def seed() -> None:
 
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("scale", [1.0, 60.0])
-def test_attention_equals_dense_softmax(heads: int, dropped: bool, scale: float) -> None:
-    """Attention over a directed graph equals a dense masked softmax, also where scores are large."""
+def test_attention_equals_dense_softmax(heads: int, dropped: bool, weighted: bool, scale: float) -> None:
+    """Attention over a directed graph equals a dense masked softmax, also where scores are large; weights add their logarithm."""
     nodes, width = 13, 4
     adjacency = sp.csr_array((random_matrix(nodes, nodes).toarray() != 0).astype(float))
     adjacency.setdiag(0)
     adjacency.eliminate_zeros()
-    attention = Attention(adjacency, heads)
-    attended = torch.from_numpy(adjacency.toarray() + np.eye(nodes)) > 0
+    more = sp.csr_array(abs(random_matrix(nodes, nodes).toarray())) if weighted else None
+    attention = Attention(adjacency, heads, more)
+    weights = torch.from_numpy(adjacency.toarray() + np.eye(nodes) + (0 if more is None else more.toarray())).float()
+    attended = weights > 0
     rows = torch.randn(heads, nodes, width, requires_grad=True)
     source, target = torch.randn(heads, nodes, requires_grad=True), torch.randn(heads, nodes, requires_grad=True)
     scores = torch.nn.functional.leaky_relu(scale * (source[:, None, :] + target[:, :, None]), 0.2)
-    share = scores.masked_fill(~attended, -torch.inf).softmax(2)
+    share = (scores + weights.log()).softmax(2)
     kept = torch.randint(0, 2, (heads, int(attended.sum()))) * 2.0 if dropped else None
     if kept is not None:
         mask = torch.zeros(heads, nodes, nodes)

@@ -33,6 +33,28 @@ def test_nearest_is_the_top_of_the_whole_product(nodes: int, count: int, entries
     assert all(len(set(row)) == count for row in columns.tolist())
 
 
+@pytest.mark.parametrize(("nodes", "count"), [(1, 0), (7, 3), (50, 49), (400, 7)])
+@pytest.mark.parametrize("entries", [1, 1 << 24])
+def test_nearest_others_leave_out_the_diagonal(nodes: int, count: int, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the node itself, the largest entries off the diagonal of H·Hᵀ."""
+    monkeypatch.setattr(knn, "MAX_SIMILARITIES", entries)
+    embeddings = torch.randn(nodes, 5, generator=torch.Generator().manual_seed(nodes))
+    scores, columns = knn.exact_search(embeddings, count, itself=False)
+    product = (embeddings @ embeddings.t()).fill_diagonal_(-torch.inf)
+    torch.testing.assert_close(scores, product.topk(count, dim=1).values)
+    torch.testing.assert_close(product.gather(1, columns.long()), scores)
+    assert knn.nearest_neighbors(embeddings, 1000, "joint", itself=False)[0].shape == (nodes, nodes - 1)
+
+
+def test_other_entries_than_the_row_s_own() -> None:
+    """One entry per row goes: its own; the last where its own is not there; the first of several that are zeros."""
+    columns = torch.tensor([[1, 0, 2], [2, 0, 3], [2, 1, 0], [1, 3, 3]])
+    scores = torch.arange(12.0).view(4, 3)
+    kept, others = knn._others(scores, columns)
+    assert others.tolist() == [[1, 2], [2, 0], [1, 0], [1, 3]]
+    assert kept.tolist() == [[0.0, 2.0], [3.0, 4.0], [7.0, 8.0], [9.0, 11.0]]
+
+
 def test_nearest_holds_few_similarities(monkeypatch: pytest.MonkeyPatch) -> None:
     """No product inside is larger than the limit: never N × N."""
     monkeypatch.setattr(knn, "MAX_SIMILARITIES", 4000)

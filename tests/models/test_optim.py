@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -24,11 +27,29 @@ def make_gradients(step: int) -> list[Tensor]:
     return [torch.randn(shape, generator=source) for shape in SHAPES.values()]
 
 
+def apart(params: Iterable[Tensor]) -> list[dict[str, Any]]:
+    """Groups of torch's optimizers: the first parameter, and the others without decay."""
+    first, *others = params
+    return [{"params": [first]}, {"params": others, "weight_decay": 0.0}]
+
+
 BETAS = (0.8, 0.99)
 KINDS = {
     "adam": (lambda p: optim.Adam(p, 0.05), lambda p: torch.optim.Adam(p, 0.05)),
     "adam decay": (lambda p: optim.Adam(p, 0.05, 0.1, BETAS), lambda p: torch.optim.Adam(p, 0.05, BETAS, weight_decay=0.1)),
     "adamw": (lambda p: optim.AdamW(p, 0.05, 0.1), lambda p: torch.optim.AdamW(p, 0.05, weight_decay=0.1)),
+    "adam decay of one": (
+        lambda p: optim.Adam(p, 0.05, 0.1, decayed=["weight"]),
+        lambda p: torch.optim.Adam(apart(p), 0.05, weight_decay=0.1),
+    ),
+    "adamw decay of one": (
+        lambda p: optim.AdamW(p, 0.05, 0.1, decayed=["weight"]),
+        lambda p: torch.optim.AdamW(apart(p), 0.05, weight_decay=0.1),
+    ),
+    "sgd decay of one": (
+        lambda p: optim.SGD(p, 0.05, 0.1, 0.9, decayed=["weight"]),
+        lambda p: torch.optim.SGD(apart(p), 0.05, 0.9, weight_decay=0.1),
+    ),
     "sgd": (lambda p: optim.SGD(p, 0.05), lambda p: torch.optim.SGD(p, 0.05)),
     "sgd momentum": (lambda p: optim.SGD(p, 0.05, 0.1, 0.9), lambda p: torch.optim.SGD(p, 0.05, 0.9, weight_decay=0.1)),
 }

@@ -17,7 +17,7 @@ from atoll.errors import AtollError
 from atoll.federation import metrics
 from atoll.federation.cohort import MODEL, Fields, first_model, verb
 from atoll.federation.federation import Federation
-from atoll.federation.local_training import EVALUATION_DROPOUT, LocalTraining
+from atoll.federation.local_training import DECAY_LAYERS, EVALUATION_DROPOUT, LocalTraining
 from atoll.models import optim
 from atoll.models.parameters import scale
 from atoll.settings import Training, setting
@@ -37,6 +37,7 @@ class Settings(Training):
     )
     keep_optimizer: bool = setting(True, "Keep the parties' optimizer state from round to round instead of resetting it.")
     evaluation_dropout: bool = setting(False, EVALUATION_DROPOUT, since="0.2")
+    decay_layers: str = setting("all", DECAY_LAYERS, choices=("all", "first"), since="0.2")
 
 
 class Cohort(LocalTraining):

@@ -12,7 +12,7 @@ from atoll.federation import metrics
 from atoll.federation.cohort import PARTY, Fields, first_model, verb
 from atoll.federation.declarations import COUNTS
 from atoll.federation.federation import Federation
-from atoll.federation.local_training import EVALUATION_DROPOUT, LocalTraining
+from atoll.federation.local_training import DECAY_LAYERS, EVALUATION_DROPOUT, LocalTraining
 from atoll.models.parameters import set_parameters
 from atoll.settings import Training, setting
 
@@ -31,6 +31,7 @@ class Settings(Training):
         since="0.2",
     )
     evaluation_dropout: bool = setting(False, EVALUATION_DROPOUT, since="0.2")
+    decay_layers: str = setting("all", DECAY_LAYERS, choices=("all", "first"), since="0.2")
 
 
 class Cohort(LocalTraining):

@@ -20,6 +20,7 @@ from atoll.models.parameters import set_parameters, weighted
 from atoll.random import Draws
 from atoll.settings import Training
 
+DECAY_LAYERS = "Which layers the weight decay is for: all, or the first alone, as in the code of Kipf and Welling's GCN."
 EVALUATION_DROPOUT = "Apply dropout in evaluation, too, as FedTAD's released code does; outputs are then random."
 
 
@@ -29,7 +30,7 @@ class LocalTraining(Cohort):
     Override `objective` to train on something other than the task's loss; `load`, `output`, `hidden` and `party_models` where
     there is more than one model; `fit` and `evaluate` where something else arrives or goes back. Settings that are read where
     an algorithm has them: `local_steps` (instead of `epochs`), `batch_size`, `keep_optimizer`, `weighting`,
-    `evaluation_dropout`.
+    `evaluation_dropout`, `decay_layers`.
 
     Attributes:
         model: the parties' models, (P, …); each party's own where `memory` names it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from atoll.federation.averages import POOLED, averaged, every_average
 from atoll.federation.cohort import Fields, backbone
 from atoll.federation.federation import Federation
 from atoll.federation.fields import sum_over_parties
+from atoll.graphs.graph import Graph
 from atoll.models.parameters import set_parameters
 from atoll.settings import Training
 
@@ -65,13 +66,16 @@ def averages_of(federation: Federation, kept: Fields) -> dict[str, dict[str, flo
     return {how: _goal(federation, metrics) for how, metrics in ways.items()}
 
 
-def evaluate_shared(federation: Federation, settings: Training, model: Fields) -> dict[str, Any]:
+def evaluate_shared(
+    federation: Federation, settings: Training, model: Fields, over: Callable[[Graph], Graph] | None = None, **more: Any
+) -> dict[str, Any]:
     """Metrics of one model for all, at the parties and, where they overlap, on the union of their graphs: the global goal.
 
     With the evaluation `union`, on the union wherever the parties' graphs come from one. The validation scores and the training
-    loss are always the parties': outside a simulation there is no union graph.
+    loss are always the parties': outside a simulation there is no union graph. `over` makes the graph that the model runs on of
+    the union; `more` is sent to the parties along with the model.
     """
-    metrics = evaluate(federation, model=model)
+    metrics = evaluate(federation, model=model, **more)
     asked = federation.evaluation == UNION
     if asked and federation.load_whole is None:
         raise AtollError("evaluation=union needs all parties' graphs with the edges between them, which only a simulation has.")
@@ -82,7 +86,8 @@ def evaluate_shared(federation: Federation, settings: Training, model: Fields) -
     network = backbone(settings, federation.schema, 1, None)
     set_parameters(network, model)
     with torch.no_grad():
-        counts = federation.task.counts(network(whole), whole)
+        union = whole if over is None else over(whole)
+        counts = federation.task.counts(network(union), whole)
     on_union = federation.task.metrics({name: value[0] for name, value in counts.items()})
     return {name: value for name, value in on_union.items() if not name.startswith(NOT_TEST)} | metrics
 

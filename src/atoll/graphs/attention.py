@@ -17,18 +17,22 @@ from atoll.graphs.sparse import SparseMatrix, csr, multiply, with_values
 class Attention:
     """The entries of attention: every node attends to its neighbors and itself, once per head: H copies, block-diagonal.
 
-    Node i of head h is row h·N + i. Entries are sorted by head, target and source.
+    Node i of head h is row h·N + i. Entries are sorted by head, target and source. With `more` (N, N) a neighbor counts as much
+    as the sum of both matrices says: its exp(score) is multiplied by that before the softmax is normalized.
     """
 
-    def __init__(self, adjacency: sp.csr_array, heads: int) -> None:
+    def __init__(self, adjacency: sp.csr_array, heads: int, more: sp.csr_array | None = None) -> None:
         nodes = adjacency.shape[0]
         looped = sp.csr_array(adjacency + sp.eye_array(nodes, format="csr"))
+        if more is not None:
+            looped = sp.csr_array(looped + more)
         looped.sort_indices()
         entries = looped.nnz
         indptr = np.concatenate([[0], *(looped.indptr[1:].astype(np.int64) + head * entries for head in range(heads))])
         columns = np.concatenate([looped.indices.astype(np.int64) + head * nodes for head in range(heads)])
         rows = heads * nodes
         self.pattern = SparseMatrix(sp.csr_array((np.ones(heads * entries, np.float32), columns, indptr), shape=(rows, rows)))
+        self.weights = None if more is None else torch.from_numpy(np.tile(looped.data.astype(np.float32), heads))  # of entries
         self.offsets = torch.from_numpy(indptr)
         self.source = torch.from_numpy(columns)
         self.target = torch.repeat_interleave(torch.arange(rows), self.offsets.diff())
@@ -52,7 +56,10 @@ class Attention:
 
 
 def attend(rows: Tensor, source: Tensor, target: Tensor, attention: Attention, kept: Tensor | None = None) -> Tensor:
-    """y_i = Σ_j α_ij·x_j with α_i = softmax_j(leaky(source_j + target_i)), dropout on α; rows (H·N, C), scores (H·N,)."""
+    """y_i = Σ_j α_ij·x_j with α_i = softmax_j(leaky(source_j + target_i)), dropout on α; rows (H·N, C), scores (H·N,).
+
+    Where the entries have weights w_ij, α_ij is proportional to w_ij·exp(leaky(source_j + target_i)).
+    """
     result: Tensor = _Attend.apply(rows, source, target, attention, kept)  # type: ignore[no-untyped-call]
     return result
 
@@ -73,6 +80,8 @@ class _Attend(torch.autograd.Function):
         scores = F.leaky_relu(raw, _Attend.slope)
         peak = torch.segment_reduce(scores, "max", offsets=attention.offsets, unsafe=True)
         scores.sub_(peak.index_select(0, attention.target)).exp_()
+        if attention.weights is not None:
+            scores.mul_(attention.weights)
         total = multiply(attention.sum_by_target, scores[:, None]).flatten()
         share = scores.div_(total.index_select(0, attention.target))  # α
         ctx.save_for_backward(rows, raw, share, kept)

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -167,8 +168,18 @@ class Graph:
     def attention(self, heads: int) -> Attention:
         """The entries of attention with that many heads: every node's neighbors and itself."""
         if heads not in self._attention:
-            self._attention[heads] = Attention(self.adjacency, heads)
+            self._attention[heads] = Attention(self.adjacency, heads, self.attention_weights)
         return self._attention[heads]
+
+    @cached_property
+    def attention_weights(self) -> sp.csr_array | None:
+        """(N, N) what is added to the weight 1 of every neighbor, and of the node itself, in attention; None: nothing."""
+        return None
+
+    @cached_property
+    def beside_attention(self) -> SparseMatrix | None:
+        """(N, N) a matrix that is added to that of the attention coefficients; None: nothing."""
+        return None
 
     @cached_property
     def _attention(self) -> dict[int, Attention]:
@@ -185,9 +196,17 @@ class Graph:
 
     def with_adjacency(self, adjacency: SparseMatrix) -> Graph:
         """The same graph with another matrix instead of D^(-1/2)·(A + I)·D^(-1/2)."""
+        return self._with(normalized_adjacency=adjacency)
+
+    def with_attention(self, weights: sp.csr_array | None = None, beside: SparseMatrix | None = None) -> Graph:
+        """The same graph with `attention_weights` and `beside_attention`, for models that attend."""
+        return self._with(attention_weights=weights, beside_attention=beside)
+
+    def _with(self, **derived: Any) -> Graph:
+        """The same graph with other derived values; what depends on none of them is shared."""
         graph = replace(self)
         kept = ("sizes", "blocks", "features", "derived", "num_train", "party")
-        graph.__dict__.update({name: getattr(self, name) for name in kept} | {"normalized_adjacency": adjacency})
+        graph.__dict__.update({name: getattr(self, name) for name in kept} | derived)
         return graph
 
     def fitting(self, train: Tensor) -> Graph:

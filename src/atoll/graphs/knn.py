@@ -19,26 +19,36 @@ FORMS = ("joint", "literal", "counts", "cosine")
 MAX_SIMILARITIES = 1 << 20  # computed at a time: 4 MB, which fit in a cache
 
 
-def nearest_neighbors(embeddings: Tensor, neighbors: int, form: str, search: str = "exact") -> tuple[Tensor, Tensor]:
+def nearest_neighbors(
+    embeddings: Tensor, neighbors: int, form: str, search: str = "exact", *, itself: bool = True
+) -> tuple[Tensor, Tensor]:
     """The s largest entries per row of Ā = φ(H·Hᵀ), Eq. 14: columns (N, s) int32, weights (N, s) with row sums 1 (or 0).
 
-    `joint` and `cosine` scale the rows of H to length 1 first.
+    `joint` and `cosine` scale the rows of H to length 1 first. Without `itself` the diagonal is left out: s other nodes.
     """
     if form in ("joint", "cosine"):
         embeddings = F.normalize(embeddings, dim=1)
-    count = min(neighbors, embeddings.shape[0])
-    scores, columns = exact_search(embeddings, count) if search == "exact" else approximate_search(embeddings, count)
+    count = entries_per_row(neighbors, embeddings.shape[0], itself=itself)
+    find = exact_search if search == "exact" else approximate_search
+    scores, columns = find(embeddings, count, itself=itself)
     weights = scores.clamp_(min=0)  # φ
     return columns.int(), weights / weights.sum(1, keepdim=True).clamp(min=1e-12)
 
 
-def exact_search(embeddings: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def entries_per_row(neighbors: int, nodes: int, *, itself: bool = True) -> int:
+    """How many entries a row of the pseudo graph of that many nodes has."""
+    return min(neighbors, nodes if itself else max(nodes - 1, 0))
+
+
+def exact_search(embeddings: Tensor, count: int, *, itself: bool = True) -> tuple[Tensor, Tensor]:
     """The largest `count` entries of every row of H·Hᵀ and their columns, block of rows by block of rows.
 
     Columns are dealt into groups first: the largest entries are in the groups with the largest maxima, so few numbers are
     sorted and the result is exact.
     """
     nodes = embeddings.shape[0]
+    if not count:
+        return embeddings.new_empty(nodes, 0), torch.empty(nodes, 0, dtype=torch.int32)
     groups = min(nodes, max(count, int((nodes * count) ** 0.5)))  # balances the two sorts
     depth = -(-nodes // groups)
     padded = F.pad(embeddings, (0, 0, 0, groups * depth - nodes)).t().contiguous()
@@ -49,6 +59,8 @@ def exact_search(embeddings: Tensor, count: int) -> tuple[Tensor, Tensor]:
         rows = embeddings[start : start + step]
         block = torch.mm(rows, padded, out=buffer[: len(rows)])
         block[:, nodes:] = -torch.inf
+        if not itself:
+            block.diagonal(start).fill_(-torch.inf)
         best, index = _grouped(block.view(-1, depth, groups), count) if depth > 1 else block.topk(count, dim=1)
         scores[start : start + step], columns[start : start + step] = best, index
     return scores, columns
@@ -63,8 +75,10 @@ def _grouped(block: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return best, (within // count) * groups + selected.gather(1, within % count)
 
 
-def approximate_search(embeddings: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def approximate_search(embeddings: Tensor, count: int, *, itself: bool = True) -> tuple[Tensor, Tensor]:
     """Nearly the same entries by an inverted file of clusters (faiss); a row with too few matches is filled with zeros."""
+    if not itself:
+        return _others(*approximate_search(embeddings, count + 1))
     faiss = _faiss()
     points = np.ascontiguousarray(embeddings.numpy())
     nodes, width = points.shape
@@ -77,6 +91,15 @@ def approximate_search(embeddings: Tensor, count: int) -> tuple[Tensor, Tensor]:
     index.nprobe = max(1, clusters // 16)
     scores, columns = (torch.from_numpy(matches) for matches in index.search(points, count))
     return scores.masked_fill(columns < 0, 0), columns.clamp_(min=0)
+
+
+def _others(scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """The entries without the row's own, or without the last and smallest where the own one is not among them."""
+    own = columns == torch.arange(len(columns))[:, None]
+    own[~own.any(1), -1] = True
+    rest = ~own | (own.cumsum(1) > 1)  # where zeros fill a row, its own column may stand there several times
+    shape = (len(columns), columns.shape[1] - 1)
+    return scores[rest].view(shape), columns[rest].view(shape)
 
 
 def _faiss() -> Any:
@@ -135,6 +158,21 @@ def complement(graph: Graph, columns: Tensor, weights: Tensor, beta: float, form
     looped = graph.weighted_adjacency + sp.eye_array(graph.num_nodes, format="csr")
     both = sp.csr_array(looped.astype(np.float32) + beta * pseudo)
     return graph.with_adjacency(SparseMatrix(scaled(both, both.sum(1)), symmetric=graph.symmetric))
+
+
+def complement_attention(graph: Graph, columns: Tensor, weights: Tensor, beta: float, form: str) -> Graph:
+    """The same graph for a model that attends, GAT: the pseudo graph enters its coefficients as `complement` enters Â.
+
+    `joint`: α_ij is proportional to (A + I + β·Ā⁽ᵏ⁾)_ij·exp(e_ij), Ā⁽ᵏ⁾ symmetric: a pseudo neighbor is attended to as a neighbor
+    is, but counts β·ā_ij, where a neighbor counts 1, and one that is both counts 1 + β·ā_ij. With β → 0 it is GAT, with e = 0
+    the mean over A + I + β·Ā⁽ᵏ⁾. Every other form is Eq. 9 with the attention in the place of Â: α + β·D̄^(-1/2)·Ā⁽ᵏ⁾·D̄^(-1/2).
+    """
+    pseudo = project(graph, columns, weights)
+    if form != "joint":
+        return graph.with_attention(beside=SparseMatrix(sp.csr_array(beta * normalize(pseudo, form))))
+    pseudo = symmetric(pseudo)
+    pseudo.setdiag(0)
+    return graph.with_attention(weights=sp.csr_array(beta * pseudo))
 
 
 def symmetric(matrix: sp.csr_array) -> sp.csr_array:

@@ -59,6 +59,7 @@ class Backbone(nn.Module):
 
     settings_type: ClassVar[type] = NoSettings  # a frozen dataclass of `atoll.settings.setting` fields, set as model.NAME
     weighted_edges: ClassVar[bool] = True  # whether it propagates through the normalized adjacency, which may have other weights
+    attends: ClassVar[bool] = False  # whether it propagates by attention over the graph's edges
     ignores_edge_weight: ClassVar[bool] = False  # whether it uses the graph's edges, but not their weights
 
     def __init__(self, shape: ModelShape, draws: Draws | None = None, settings: Any = None) -> None:

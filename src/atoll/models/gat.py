@@ -31,6 +31,7 @@ class GAT(Chain):
 
     settings_type = Settings
     weighted_edges = False
+    attends = True
     ignores_edge_weight = True
 
     def make(self, fan_in: int, fan_out: int, draws: Draws | None) -> nn.Module:

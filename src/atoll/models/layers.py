@@ -91,6 +91,8 @@ class AttentionLayer(nn.Module):
         if draws is not None and dropout:
             kept = draws.keep(1 - dropout, attention.counts(graph.blocks), heads).t().flatten()
         out = self.attend(rows, graph.blocks, attention, kept)
+        if graph.beside_attention is not None:
+            out = out + graph.beside_attention @ rows
         return out if self.bias is None else out + broadcast_to_rows(self.bias, graph.blocks)
 
     def project(self, x: Features | Tensor, blocks: Blocks) -> Tensor:

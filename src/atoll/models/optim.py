@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from atoll.errors import AtollError, suggest
+from atoll.models.backbone import Backbone
 from atoll.settings import Training
 
 MAX_PIECES = 64  # parties, or groups of parties with equal step counts, that are stepped one after the other
@@ -34,14 +35,16 @@ class Adam:
         eps: float = 1e-8,
         *,
         clip: float = 0.0,
+        decayed: Collection[str] | None = None,
     ) -> None:
         self.params = _named(params)
         self.lr, self.weight_decay, self.betas, self.eps, self.clip = lr, weight_decay, betas, eps, clip
+        self.groups = _groups(self.params, weight_decay, decayed)
         self.first = {name: torch.zeros_like(p) for name, p in self.params.items()}
         self.second = {name: torch.zeros_like(p) for name, p in self.params.items()}
         self.steps = torch.zeros(_parties(self.params))
         self._in_step = True  # whether all parties have taken the same number of steps
-        self._live: tuple[list[Tensor], ...] = ()  # pieces of parameters and moments: views, made once, as all change in place
+        self._live: dict[str, list[list[Tensor]]] = {}  # pieces of parameters and moments: views that stay
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> None:
@@ -49,20 +52,28 @@ class Adam:
         self.steps += 1
         if not len(self.steps):
             return
+        by_name = dict(zip(self.params, gradients, strict=True))
+        for decay, names in self.groups:
+            self._step(names, [by_name[name] for name in names], decay)
+
+    def _step(self, names: Sequence[str], gradients: Sequence[Tensor], weight_decay: float) -> None:
+        """The step of some of the parameters."""
+        parts = [[part[name] for name in names] for part in (self.params, self.first, self.second)]
         if self._in_step:
-            self._live = self._live or tuple(_pieces(d.values()) for d in (self.params, self.first, self.second))
-            (params, first, second), grads = self._live, _pieces(gradients)
+            if names[0] not in self._live:
+                self._live[names[0]] = [_pieces(part) for part in parts]
+            (params, first, second), grads = self._live[names[0]], _pieces(gradients)
             counts = [self.steps[0]] * len(params)
         else:
             distinct, lengths = torch.unique_consecutive(self.steps, return_counts=True)  # parties with equal counts go together
             if len(distinct) > MAX_PIECES:
-                self._step_apart(gradients)
+                self._step_apart(names, gradients, weight_decay)
                 return
             runs = lengths.tolist()
-            columns = [self.params.values(), gradients, self.first.values(), self.second.values()]
+            columns = [parts[0], gradients, *parts[1:]]
             groups = [[run for tensor in column for run in torch.split(tensor, runs)] for column in columns]
             params, grads, first, second = (_pieces(group) for group in groups)
-            each = list(distinct.unbind()) * len(self.params)
+            each = list(distinct.unbind()) * len(names)
             counts = [count for run, count in zip(groups[0], each, strict=True) for _ in _pieces([run])]
         self.kernel(
             params,
@@ -74,28 +85,28 @@ class Adam:
             lr=self.lr,
             beta1=self.betas[0],
             beta2=self.betas[1],
-            weight_decay=self.weight_decay,
+            weight_decay=weight_decay,
             eps=self.eps,
             amsgrad=False,
             maximize=False,
         )
 
-    def _step_apart(self, gradients: Sequence[Tensor]) -> None:
+    def _step_apart(self, names: Sequence[str], gradients: Sequence[Tensor], weight_decay: float) -> None:
         """The same step for parties with too many different step counts to go one group after the other."""
         decay, lead = self.betas, self.steps.double()
-        for (name, param), gradient in zip(self.params.items(), gradients, strict=True):
-            first, second = self.first[name], self.second[name]
+        for name, gradient in zip(names, gradients, strict=True):
+            param, first, second = self.params[name], self.first[name], self.second[name]
             shape = (-1, *[1] * (param.ndim - 1))
-            gradient = self._decayed(param, gradient)
+            gradient = self._decayed(param, gradient, weight_decay)
             first.lerp_(gradient, 1 - decay[0])
             second.mul_(decay[1]).addcmul_(gradient, gradient, value=1 - decay[1])
             rate = (self.lr / (1 - decay[0] ** lead)).float().view(shape)
             scale = (1 - decay[1] ** lead).rsqrt().float().view(shape)
             param.sub_(rate * first / (second.sqrt() * scale + self.eps))
 
-    def _decayed(self, param: Tensor, gradient: Tensor) -> Tensor:
+    def _decayed(self, param: Tensor, gradient: Tensor, weight_decay: float) -> Tensor:
         """The gradient with that of the L2 penalty."""
-        return gradient.add(param, alpha=self.weight_decay)
+        return gradient.add(param, alpha=weight_decay)
 
     def state(self) -> dict[str, Tensor]:
         """The live state by name, every tensor (P, …)."""
@@ -123,9 +134,9 @@ class AdamW(Adam):
 
     kernel = staticmethod(torch._fused_adamw_)
 
-    def _decayed(self, param: Tensor, gradient: Tensor) -> Tensor:
+    def _decayed(self, param: Tensor, gradient: Tensor, weight_decay: float) -> Tensor:
         """The gradient as it is; the parameter decays."""
-        param.mul_(1 - self.lr * self.weight_decay)
+        param.mul_(1 - self.lr * weight_decay)
         return gradient
 
 
@@ -133,29 +144,42 @@ class SGD:
     """Stochastic gradient descent with momentum and L2 weight decay as in torch.optim.SGD: v ← μv + g; w ← w − η·v."""
 
     def __init__(
-        self, params: Parameters, lr: float, weight_decay: float = 0.0, momentum: float = 0.0, *, clip: float = 0.0
+        self,
+        params: Parameters,
+        lr: float,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+        *,
+        clip: float = 0.0,
+        decayed: Collection[str] | None = None,
     ) -> None:
         self.params = _named(params)
+        self.groups = _groups(self.params, weight_decay, decayed)
         self.lr, self.weight_decay, self.momentum, self.clip = lr, weight_decay, momentum, clip
         self.velocity = {name: torch.zeros_like(p) for name, p in self.params.items()} if momentum else {}
-        self._live: tuple[list[Tensor], ...] = ()  # the pieces of parameters and velocities, as in Adam
+        self._live: dict[str, list[list[Tensor]]] = {}  # the pieces of parameters and velocities, as in Adam
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> None:
         """One step for every party; gradients in the order of the parameters."""
-        self._live = self._live or tuple(_pieces(d.values()) for d in (self.params, self.velocity))
-        torch._fused_sgd_(
-            self._live[0],
-            _pieces(gradients),
-            self._live[1],
-            weight_decay=self.weight_decay,
-            momentum=self.momentum,
-            lr=self.lr,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=False,
-        )
+        by_name = dict(zip(self.params, gradients, strict=True))
+        for decay, names in self.groups:
+            if names[0] not in self._live:
+                kept = [[part[name] for name in names if part] for part in (self.params, self.velocity)]
+                self._live[names[0]] = [_pieces(part) for part in kept]
+            params, velocity = self._live[names[0]]
+            torch._fused_sgd_(
+                params,
+                _pieces(by_name[name] for name in names),
+                velocity,
+                weight_decay=decay,
+                momentum=self.momentum,
+                lr=self.lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+            )
 
     def state(self) -> dict[str, Tensor]:
         """The live state by name, every tensor (P, …); empty without momentum."""
@@ -176,13 +200,23 @@ OPTIMIZERS = ("adam", "adamw", "sgd")
 
 
 def make(
-    name: str, params: Parameters, lr: float, weight_decay: float = 0.0, momentum: float = 0.0, *, clip: float = 0.0
+    name: str,
+    params: Parameters,
+    lr: float,
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    *,
+    clip: float = 0.0,
+    decayed: Collection[str] | None = None,
 ) -> Optimizer:
-    """The optimizer of that name: adam, adamw or sgd. With `clip`, `descend` scales a party's longer gradients to that norm."""
+    """The optimizer of that name: adam, adamw or sgd.
+
+    With `clip`, `descend` scales a party's longer gradients to that norm; with `decayed`, only these parameters decay.
+    """
     if name in ("adam", "adamw"):
-        return (Adam if name == "adam" else AdamW)(params, lr, weight_decay, clip=clip)
+        return (Adam if name == "adam" else AdamW)(params, lr, weight_decay, clip=clip, decayed=decayed)
     if name == "sgd":
-        return SGD(params, lr, weight_decay, momentum, clip=clip)
+        return SGD(params, lr, weight_decay, momentum, clip=clip, decayed=decayed)
     raise AtollError(f"There is no optimizer {name!r}{suggest(name.lower(), OPTIMIZERS)}")
 
 
@@ -193,9 +227,17 @@ def check(settings: Any) -> None:
 
 
 def of_settings(settings: Training, params: Parameters) -> Optimizer:
-    """The optimizer that the settings of local training ask for."""
+    """The optimizer that the settings of local training ask for, `decay_layers` among them where an algorithm has it."""
     s = settings
-    return make(s.optimizer, params, s.lr, s.weight_decay, s.momentum, clip=s.clip)
+    decayed = first_layer(params) if getattr(s, "decay_layers", "all") == "first" else None
+    return make(s.optimizer, params, s.lr, s.weight_decay, s.momentum, clip=s.clip, decayed=decayed)
+
+
+def first_layer(params: Parameters) -> set[str]:
+    """The names of the parameters of a backbone's first layer."""
+    assert isinstance(params, Backbone)
+    names = [name for name, _ in params.named_parameters()]
+    return {name for name in names if params.layer_of(name) == params.layer_of(names[0])}
 
 
 def descend(optimizer: Optimizer | Sequence[Optimizer], loss: Tensor) -> None:
@@ -246,6 +288,13 @@ def _named(params: Parameters) -> dict[str, Tensor]:
     if isinstance(params, Mapping):
         return dict(params)
     return {str(index): tensor for index, tensor in enumerate(params)}
+
+
+def _groups(params: Mapping[str, Tensor], weight_decay: float, decayed: Collection[str] | None) -> list[tuple[float, list[str]]]:
+    """The names of the parameters by their weight decay: that of `decayed`, without it of all, and none of the others."""
+    kept = [name for name in params if decayed is None or name in decayed]
+    groups = [(weight_decay, kept), (0.0, [name for name in params if name not in kept])]
+    return [(decay, names) for decay, names in groups if names]
 
 
 def _parties(params: Mapping[str, Tensor]) -> int:

@@ -17,7 +17,7 @@ from atoll.engines.inprocess import InProcessEngine
 from atoll.errors import AtollError
 from atoll.federation.cohort import PARTY, Cohort, Message, Observation, Schema
 from atoll.federation.fields import Fields, put, take
-from atoll.federation.memory import rows_of
+from atoll.federation.memory import NODE, rows_of
 from atoll.federation.metrics import UNION
 from atoll.graphs.blocks import spans
 from atoll.graphs.graph import Graph
@@ -104,7 +104,9 @@ def _ask(files: ModelFiles, config: Config, nodes: Nodes, parts: Graph) -> list[
 
     if files.description.get("party_numbers") is not None:  # of a site, which has no server's state
         cohort = make(nodes.parties, True)
-        return [cohort.observe(Message(EVALUATE, best, 1, False, nodes.parties, files.arguments, {}), hidden=False)]
+        left_out = () if nodes.trained_on else cohort.about_nodes
+        arguments = {name: value for name, value in files.arguments.items() if name not in left_out}
+        return [cohort.observe(Message(EVALUATE, best, 1, False, nodes.parties, arguments, {}), hidden=False)]
     apart = config.run.placement == "apart"
     engine = InProcessEngine(make, [[party] for party in nodes.parties] if apart else [nodes.parties])
     scenario = "horizontal" if nodes.scenario == "overlapping" else nodes.scenario  # the union of their graphs is not asked for
@@ -112,7 +114,9 @@ def _ask(files: ModelFiles, config: Config, nodes: Nodes, parts: Graph) -> list[
     experiment = build_experiment(config, engine, nodes.schema, data, scenario)
     experiment.federation.begin(best)
     experiment.federation.missing = dict.fromkeys(experiment.federation.parties.without(set(nodes.parties)), NOT_GIVEN)
-    return observe(experiment, files.state, hidden=False)
+    axes = {} if nodes.trained_on else getattr(experiment.algorithm, "STATE_AXES", {})
+    state = {name: value for name, value in files.state.items() if axes.get(name) != NODE}  # rows of other nodes than these
+    return observe(experiment, state, hidden=False)
 
 
 def _memory(files: ModelFiles, cohort: Cohort, nodes: Nodes) -> Fields:

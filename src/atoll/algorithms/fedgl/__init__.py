@@ -5,6 +5,7 @@ pseudo graph, and sends both back. Without either (α = β = 0) it is FedAvg.
 
 Payload bytes a round and party (w parameters, N nodes in all, C classes, s neighbors; α, β > 0, from the second round on):
 down 4·w + 2·N + 8·N·s; up 4·w + 8 + 8·N·C + 4·N with `upload=sum`; up 4·w + 8 + N_k·(8·C + 4) with `upload=rows`.
+An evaluation sends 4·w down, with `evaluate_pseudo_graph` 8·N·s more.
 The server sees, with `upload=sum`, sums over the parties: of their models and, for each node, of predictions, embeddings and
 weights; with `upload=rows` each party's model, nodes, predictions and embeddings. The parties see every node's pseudo label and
 pseudo neighbors.
@@ -12,76 +13,55 @@ pseudo neighbors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from atoll.algorithms import State, fedavg
+from atoll.algorithms import State
+from atoll.algorithms.fedgl.settings import Settings
 from atoll.errors import AtollError, PartyFailure
 from atoll.federation import metrics
 from atoll.federation.cohort import MODEL, Fields, first_model, verb
-from atoll.federation.declarations import ROWS, WEIGHT, Case, Forms, Scalar, nodes, optional, ragged, real, share, whole
+from atoll.federation.declarations import COUNTS, ROWS, WEIGHT, Case, Forms, Scalar, nodes, optional, ragged, real, share, whole
 from atoll.federation.federation import Federation
 from atoll.federation.local_training import LocalTraining
 from atoll.federation.memory import FRESH, NODE
 from atoll.graphs import knn
 from atoll.graphs.graph import Graph
-from atoll.models.parameters import scale, weighted
+from atoll.models.backbone import Backbone
+from atoll.models.parameters import get_parameters, scale, weighted
 from atoll.models.registry import find_model
 from atoll.models.user import short_name
 from atoll.random import Draws
-from atoll.settings import setting
-from atoll.tasks.node_classification import TASK
+from atoll.tasks.node_classification import TASK, NodeClassification
 
 SCENARIOS = ("overlapping", "horizontal")
 EVALUATIONS = ("global", "union")
 TASKS = ("node-classification",)
+NUMBER = Scalar(0, "max_nodes", optional=True)  # N
 STATE_AXES = {"nodes": FRESH, "predictions": NODE, "embeddings": NODE}
 
+__all__ = ["EVALUATIONS", "SCENARIOS", "STATE_AXES", "TASKS", "Cohort", "Settings", "evaluate", "start", "step"]
 
-@dataclass(frozen=True)
-class Settings(fedavg.Settings):
-    """FedAvg's settings and those of the global self-supervision."""
 
-    pseudo_label_weight: float = setting(0.2, "α, the weight of the loss on pseudo labels; 0 turns them off.", low=0, was="alpha")
-    pseudo_graph_weight: float = setting(1.0, "β, the weight of the pseudo graph; 0 turns it off.", low=0, was="beta")
-    balance_classes: bool = setting(
-        False,
-        "Weight all classes of pseudo labels equally instead of all pseudo labels (the paper); for few labels per class.",
-        was="balance",
-    )
-    pseudo_label_threshold: float = setting(
-        0.5, "λ, the confidence above which a fused prediction becomes a pseudo label.", low=0, high=1, was="threshold"
-    )
-    neighbors: int = setting(
-        10, "s, neighbors per node in the pseudo graph; the paper uses 100.", low=1, high=10**5, was="neighbours"
-    )
-    pseudo_graph: str = setting("joint", "How the pseudo graph is weighted.", choices=knn.FORMS)
-    fusion: str = setting(
-        "holders",
-        "How a node's predictions and embeddings are averaged: over the parties that hold it, or divided by all parties' nodes.",
-        choices=("holders", "literal"),
-    )
-    upload: str = setting(
-        "sum", "Whether the server sees the parties' predictions and embeddings summed or row by row.", choices=("sum", "rows")
-    )
-    neighbor_search: str = setting(
-        "exact",
-        "How neighbors are found: exactly, by comparing all pairs block by block, or approximately, with faiss.",
-        choices=("exact", "approximate"),
-        was="search",
-    )
+def pseudo_graph_form(case: Case) -> Forms:
+    """Ā as it is sent: of each node its pseudo neighbors and their weights."""
+    count = case.argument("nodes")
+    entries = knn.entries_per_row(case.settings.neighbors, count, itself=case.settings.count_itself)
+    return {"columns": nodes(count, entries, below=count), "weights": share(count, entries)}
 
 
 def message(case: Case) -> Forms:
     """What `fit` takes: N, and of each node its pseudo label and its pseudo neighbors."""
-    count = case.argument("nodes")
-    neighbors = min(case.settings.neighbors, count)
-    graph = {"columns": nodes(count, neighbors, below=count), "weights": share(count, neighbors)}
-    labels = whole(count, low=-1, high=lambda case: case.schema.classes - 1, dtype=torch.int16)
-    number = Scalar(0, "max_nodes", optional=True)
-    return {"model": MODEL, "nodes": number, "labels": optional(labels), "graph": optional(graph)}
+    labels = whole(case.argument("nodes"), low=-1, high=lambda case: case.schema.classes - 1, dtype=torch.int16)
+    return {"model": MODEL, "nodes": NUMBER, "labels": optional(labels), "graph": optional(pseudo_graph_form(case))}
+
+
+def judged(case: Case) -> Forms:
+    """What `evaluate` takes: the model and, with `evaluate_pseudo_graph`, the pseudo graph."""
+    return {"model": MODEL, "nodes": NUMBER, "graph": optional(pseudo_graph_form(case))}
 
 
 def reply(case: Case) -> Forms:
@@ -107,6 +87,7 @@ class Cohort(LocalTraining):
     """Parties that train the server's model with its pseudo labels over its pseudo graph."""
 
     settings: Settings
+    about_nodes = ("nodes", "graph")
 
     @verb(public=True, takes={}, gives={"nodes": whole(low=1, high="max_nodes")})
     def count(self) -> Fields:
@@ -116,33 +97,51 @@ class Cohort(LocalTraining):
     @verb(takes=message, gives=reply, averaged={"model": "n", "predictions": "held", "embeddings": "held"})
     def fit(self, model: Fields, nodes: int = 0, labels: Tensor | None = None, graph: dict[str, Tensor] | None = None) -> Fields:
         """Lines 5 to 8 of Algorithm 1."""
-        s = self.settings
-        if nodes and int(self.graph.ids.max()) >= nodes:
-            raise PartyFailure(f"holds nodes beyond the {nodes} that the server knows of")
-        local = (
-            self.graph if graph is None else knn.complement(self.graph, **graph, beta=s.pseudo_graph_weight, form=s.pseudo_graph)
-        )  # Eq. 9
+        local = self.complemented(nodes, graph)  # Eq. 9
         self.load(model)
+        self.previous = model
         self.train(local=local, pseudo=None if labels is None else self.project(labels))  # Ȳ⁽ᵏ⁾
         reply = {"model": weighted(self.model, self.weights), "n": self.weights}
+        if self.settings.outputs == "before":
+            self.load(self.previous)
         with torch.no_grad():
-            return reply | self.upload(self.model(local), nodes)  # H_k after training, without dropout
+            return reply | self.upload(self.model(local), nodes)  # H_k, without dropout
+
+    @verb(takes=judged, gives=COUNTS)
+    def evaluate(self, model: Fields, nodes: int = 0, graph: dict[str, Tensor] | None = None) -> Fields:  # type: ignore[override]
+        """Counts of the server's model at each party, over the pseudo graph if it is sent."""
+        return self.task.counts(self.predict(model, nodes, graph), self.graph)
+
+    def complemented(self, nodes: int, graph: dict[str, Tensor] | None) -> Graph:
+        """The parties' graphs, each with its part of the pseudo graph."""
+        if nodes and int(self.graph.ids.max()) >= nodes:
+            raise PartyFailure(f"holds nodes beyond the {nodes} that the server knows of")
+        return self.graph if graph is None else complement(self.graph, graph, self.settings)
 
     def objective(self, batch: Graph, draws: Draws, local: Graph, pseudo: Graph | None) -> Tensor:
         """L_GCN + α·L_SSL."""
+        if self.settings.outputs == "before":
+            self.previous = get_parameters(self.model, copy=True)
         logits = self.model(local, draws)
-        loss = self.task.loss(logits, batch)  # Eq. 4
+        loss = self.term(logits, batch)  # Eq. 4
         if pseudo is None:
             return loss
-        return loss + self.settings.pseudo_label_weight * TASK.loss(
-            logits, pseudo, balance=self.settings.balance_classes
-        )  # Eqs. 7, 8
+        return loss + self.settings.pseudo_label_weight * self.term(logits, pseudo, pseudo=True)  # Eqs. 7, 8
+
+    def term(self, logits: Tensor, graph: Graph, *, pseudo: bool = False) -> Tensor:
+        """The cross entropy of the training nodes of `graph`, whose labels are real or `pseudo`: Σ over the parties.
+
+        Deviation: a mean over each party's nodes where the paper writes a sum (`loss=sum`), under which pseudo labels drown the
+        real ones.
+        """
+        task = TASK if pseudo else self.task
+        assert isinstance(task, NodeClassification)  # TASKS
+        if self.settings.loss == "sum":
+            return task.item_losses(logits, graph.y.masked_fill(~graph.train, -1)).sum()
+        return task.loss(logits, graph, balance=pseudo and self.settings.balance_classes)
 
     def project(self, labels: Tensor) -> Graph:
-        """The party's nodes with their pseudo labels, Fig. 4; those that have a real label to train on are left out.
-
-        Deviation: each term of Eq. 8 is a mean where the paper writes a sum, under which pseudo labels drown the real ones.
-        """
+        """The party's nodes with their pseudo labels, Fig. 4; those that have a real label to train on are left out."""
         own = labels[self.graph.ids].long()
         return replace(self.graph, y=own, train=(own >= 0) & ~self.graph.train)
 
@@ -168,14 +167,41 @@ class Cohort(LocalTraining):
         result[self.graph.party, self.graph.ids] = rows
         return result
 
+    def predict(self, model: Fields, nodes: int = 0, graph: dict[str, Tensor] | None = None) -> Tensor:
+        """(N, C) the output of the server's model, over the pseudo graph if there is one."""
+        self.load(model)
+        return self.output(self.complemented(nodes, graph), self.evaluation_draws())
 
-def start(federation: Federation, settings: Settings) -> State:
-    """Line 1: a first model, no pseudo labels and no pseudo graph."""
-    if settings.pseudo_graph_weight and not find_model(settings.model).weighted_edges:
+    def embeddings(self, model: Fields, nodes: int = 0, graph: dict[str, Tensor] | None = None) -> Tensor | None:
+        """(N, h) its last hidden representation."""
+        self.load(model)
+        return self.hidden(self.complemented(nodes, graph))
+
+    def party_models(self, model: Fields, nodes: int = 0, graph: dict[str, Tensor] | None = None) -> Backbone:
+        """The server's model, where it predicts alone."""
+        if graph is not None:
+            raise AtollError(
+                "This run is evaluated over its pseudo graph, which no exported model has; set evaluate_pseudo_graph=false."
+            )
+        self.load(model)
+        return self.model
+
+
+def check(settings: Settings) -> None:
+    """Refuse settings that contradict each other."""
+    kind = find_model(settings.model)
+    if settings.pseudo_graph_weight and not (kind.weighted_edges or kind.attends):
         name = short_name(settings.model)
         raise AtollError(
             f"A pseudo graph has weights that {name} does not use; choose another model, or --set pseudo_graph_weight=0."
         )
+    if settings.loss == "sum" and settings.balance_classes:
+        raise AtollError("fedgl: balance_classes weights the classes of a mean; set loss=mean, or leave it out.")
+
+
+def start(federation: Federation, settings: Settings) -> State:
+    """Line 1: a first model, no pseudo labels and no pseudo graph."""
+    check(settings)
     state: State = {"model": first_model(settings, federation.schema, federation.seed)}
     if settings.pseudo_label_weight or settings.pseudo_graph_weight:
         if federation.robust and (settings.upload, settings.fusion) != ("sum", "holders"):
@@ -196,10 +222,7 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
     if "predictions" in state:
         message["labels"] = pseudo_labels(state["predictions"], settings.pseudo_label_threshold)
     if "embeddings" in state:
-        columns, weights = knn.nearest_neighbors(
-            state["embeddings"], settings.neighbors, settings.pseudo_graph, settings.neighbor_search
-        )
-        message["graph"] = {"columns": columns, "weights": weights}
+        message["graph"] = pseudo_graph(state["embeddings"], settings)
     total = gather(federation, message, settings)
     after: State = {"model": scale(total["model"], 1 / total["n"])}  # Eq. 10
     for name in ("predictions", "embeddings"):
@@ -233,6 +256,26 @@ def pseudo_labels(predictions: Tensor, threshold: float) -> Tensor:
     return torch.where(confidence > threshold, labels, -1).short()
 
 
+def pseudo_graph(embeddings: Tensor, settings: Settings) -> Fields:
+    """Ā, Eq. 14: of each node its nearest and their weights, (N, s) each."""
+    s = settings
+    columns, weights = knn.nearest_neighbors(embeddings, s.neighbors, s.pseudo_graph, s.neighbor_search, itself=s.count_itself)
+    return {"columns": columns, "weights": weights}
+
+
+def complement(graph: Graph, pseudo: Fields, settings: Settings) -> Graph:
+    """The graph with Ā added as Eq. 9 or the form that was chosen, for a model that convolves or one that attends."""
+    add = knn.complement_attention if find_model(settings.model).attends else knn.complement
+    return add(graph, **pseudo, beta=settings.pseudo_graph_weight, form=settings.pseudo_graph)
+
+
 def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, object]:
-    """Global goal: the model on the union of the parties' graphs. Local goal: at each party. Neither uses the pseudo graph."""
-    return metrics.evaluate_shared(federation, settings, state["model"])
+    """Global goal: the model on the union of the parties' graphs. Local goal: at each party.
+
+    Neither uses the pseudo graph unless `evaluate_pseudo_graph` is set: the last one, which line 16 sends with the model.
+    """
+    if not settings.evaluate_pseudo_graph or "embeddings" not in state:
+        return metrics.evaluate_shared(federation, settings, state["model"])
+    graph = pseudo_graph(state["embeddings"], settings)
+    over = partial(complement, pseudo=graph, settings=settings)
+    return metrics.evaluate_shared(federation, settings, state["model"], over, nodes=int(state["nodes"]), graph=graph)
