@@ -86,6 +86,20 @@ def test_rounds_on_the_whole_graph_equal_a_loop_over_parties(model: str, aggrega
     assert_weights(experiment, ws)
 
 
+def test_features_of_length_one() -> None:
+    """`unit_features` is GLASU on what each party has of a node divided by its length, and off by default."""
+    values = {"batch_size": 0, "local_steps": 2, "data.nodes": 30}
+    experiment, plainly = stood_up(unit_features=True, **values), stood_up(**values)
+    ws = [naive.weights(memory(experiment), p) for p in range(3)]
+    lengths = [party.x.norm(dim=1).clamp(min=1e-12) for party in parties(experiment)]
+    scaled = [replace(party, x=party.x / of[:, None]) for party, of in zip(parties(experiment), lengths, strict=True)]
+    steps(experiment, 2)
+    steps(plainly, 2)
+    naive_rounds(experiment, ws, [naive.everything(party, 4) for party in scaled], 2)
+    assert_weights(experiment, ws)
+    assert not torch.equal(memory(plainly)["model"]["encoder.weight"], memory(experiment)["model"]["encoder.weight"])
+
+
 @pytest.mark.parametrize("model", ["gcnii", "gat", "residual"])
 def test_a_sampled_round_equals_a_loop_over_parties(model: str) -> None:
     """The index sets united at the middle level, each party's own in between, then Algorithms 3 and 4 on them."""

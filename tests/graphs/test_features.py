@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 from products import SIZES, agree, naive_product, random_matrix
 
 from atoll.graphs.blocks import Blocks
-from atoll.graphs.features import Features, transform
+from atoll.graphs.features import Features, transform, unit_rows
 from atoll.graphs.sparse import SparseMatrix
 from atoll.random import Draws
 
@@ -79,3 +80,13 @@ def test_feature_dropout_is_the_partys_own() -> None:
     torch.testing.assert_close(together.values.forward.to_dense().t(), together.values.transposed.to_dense())
     kept = alone.values.forward.to_dense().numpy() / np.where(matrix[10:].toarray() == 0, 1, matrix[10:].toarray())
     assert set(np.unique(kept.round(5))) == {0.0, 2.0}
+
+
+def test_rows_of_length_one() -> None:
+    """Row by row, dense and sparse alike; a row of zeros stays."""
+    x = torch.tensor([[3.0, 4.0, 0.0], [0.0, 0.0, 0.0], [0.0, -1e-3, 0.0]])
+    expected = torch.tensor([[0.6, 0.8, 0.0], [0.0, 0.0, 0.0], [0.0, -1.0, 0.0]])
+    torch.testing.assert_close(unit_rows(x), expected)
+    sparse = unit_rows(sp.csr_array(x.numpy()))
+    assert sparse.dtype == np.float32
+    torch.testing.assert_close(torch.from_numpy(sparse.toarray()), expected)

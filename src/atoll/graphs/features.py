@@ -122,3 +122,14 @@ class _Layer(torch.autograd.Function):
         if need_weight:
             of_weight = blocks.gram(rows, gradient) if features is None else features.gram(gradient)
         return of_rows, of_weight, of_bias, None, None, None, None, None
+
+
+def unit_rows(x: sp.csr_array | Tensor) -> sp.csr_array | Tensor:
+    """Rows divided by their length; rows of zeros stay zero."""
+    if isinstance(x, Tensor):
+        length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+        return x / torch.where(length > 0, length, 1)
+    length = np.sqrt(x.multiply(x).sum(1))
+    scaled = x.copy()
+    scaled.data = (scaled.data / np.repeat(np.where(length > 0, length, 1), np.diff(scaled.indptr))).astype(np.float32)
+    return scaled

@@ -6,15 +6,14 @@ and returns to every party what the others contribute; those with training data 
 
 Payload bytes per round with w parameters (d·h + h·C with two layers). Every party: down 4·w, up 4·C + 2 + g; every training
 party as well: down 4·w + 4·(C + 1) + g, up 4·w + 8. The gradient g is 4·C·w (`encoding=jacobian`), 4·(d + 1)·h (`factored`) or 0
-(`compensation=none`). Deviation: the paper sends C_k and ∇C_k to all parties, and W̄ once; only those that train need the former,
-and they are sent W̄ again, so that no party has to remember it.
+(`compensation=none`); `propagation=gpr` adds what `learned` says. Deviation: the paper sends C_k and ∇C_k to all parties, and W̄
+once; only those that train need the former, and they are sent W̄ again, so that no party has to remember it.
 The server sees every ĥ_j and ∇ĥ_j (from which a party's vector can be read), who trains, and the sum of the trained models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 from math import sqrt
 from typing import Any
 
@@ -26,18 +25,19 @@ from atoll.algorithms import State
 from atoll.algorithms.gfl_appnp import deep
 from atoll.algorithms.gfl_appnp.compensation import Mixture, Sources, Upload, mix, single, to_means, to_rows
 from atoll.algorithms.gfl_appnp.convergence import theory as theory
+from atoll.algorithms.gfl_appnp.forms import MODEL, PLACE, SUMS, VOTES, perceptron, place, representation, shape_of, trained_model
+from atoll.algorithms.gfl_appnp.learned import Learned, slopes
 from atoll.algorithms.gfl_appnp.local_steps import Explicit, Implicit, LocalModels, Trained
-from atoll.algorithms.gfl_appnp.propagation import MAX_DENSE, Propagation, Toward, appnp
+from atoll.algorithms.gfl_appnp.propagation import MAX_DENSE, Propagation, Toward, appnp, coefficients
 from atoll.algorithms.gfl_appnp.settings import Settings
 from atoll.algorithms.gfl_appnp.vectors import roles, training_vectors, votes
 from atoll.errors import AtollError
 from atoll.federation import metrics
-from atoll.federation.cohort import PARTY, Fields, Schema, verb
-from atoll.federation.declarations import COUNTS, Case, Forms, Scalar, flag, optional, real, whole
-from atoll.federation.declarations import Model as ModelForm
+from atoll.federation.cohort import PARTY, Fields, verb
+from atoll.federation.declarations import COUNTS, Scalar
 from atoll.federation.federation import Federation
 from atoll.graphs.graph import Graph
-from atoll.models.backbone import Backbone, ModelShape
+from atoll.models.backbone import Backbone
 from atoll.models.mlp import MLP
 from atoll.models.parameters import get_parameters, scale
 from atoll.parties import Parties
@@ -53,38 +53,7 @@ STATE_AXES = {"hidden": PARTY}
 FIRST, SECOND = "layers.0.weight", "layers.1.weight"  # W₁, W₂
 SHORTCUT_LAYERS = 2  # depth for which `compensation` has the factors; `deep` is for any other
 V1 = Noise(NoiseSettings(verb="represent", fields=("gradient",), clip=0.0, noise=1.0))  # ∇ĥ_j + ε_j, ε_j standard normal
-
-
-def shape_of(settings: Settings, schema: Schema) -> ModelShape:
-    """The MLP: `layers` linear layers without biases."""
-    return ModelShape(1, schema.features, schema.classes, settings.hidden, settings.layers, bias=False)
-
-
-def perceptron(settings: Settings, schema: Schema) -> dict[str, Tensor]:
-    """W₁, W₂, … of one party."""
-    sizes = pairwise(shape_of(settings, schema).widths)
-    return {f"layers.{index}.weight": torch.zeros(1, *size) for index, size in enumerate(sizes)}
-
-
 Gradient = Tensor | Mixture | deep.DeepMixture | None  # ∇C_k: as it was sent, or described
-MODEL = ModelForm(perceptron)
-SUMS = real(2, low=0, double=True)  # training vectors and their loss
-VOTES = real(2, low=0, high=1, double=True)
-PLACE: Forms = {"model": MODEL, "weight": real(), "context": real("classes")}  # W̄, Ã_kk, C_k
-
-
-def gradients(case: Case) -> Forms:
-    """∇ĥ_j or ∇C_k."""
-    schema, settings = case.schema, case.settings
-    if settings.encoding == "factored":
-        return {"gradient": real(schema.features + 1, settings.hidden)}
-    return {"gradient": real(schema.classes, sum(value.numel() for value in perceptron(settings, schema).values()))}
-
-
-def representation(case: Case) -> Forms:
-    """What `represent` replies: with the gradient if that was asked for."""
-    forms: Forms = {"hidden": real("classes"), "trains": flag(), "labelled": flag()}
-    return {**forms, **gradients(case)} if case.arguments["gradient"] else forms
 
 
 class Cohort(atoll.federation.cohort.Cohort):
@@ -144,12 +113,16 @@ class Cohort(atoll.federation.cohort.Cohort):
         assert self.message is not None
         return V1(self.message, reply, self.draws())
 
-    @verb(
-        takes=lambda case: {**PLACE, "gradient": optional(gradients(case)["gradient"])},
-        gives={"model": MODEL, "n": whole(low=1, high=1)},
-        averaged={"model": "n"},
-    )
-    def fit(self, model: Fields, weight: Tensor, context: Tensor, gradient: Gradient = None) -> Fields:
+    @verb(takes=place, gives=trained_model, averaged={"model": "n", "slopes": "n"})
+    def fit(
+        self,
+        model: Fields,
+        weight: Tensor,
+        context: Tensor,
+        gradient: Gradient = None,
+        loops: Tensor | None = None,
+        arrived: Tensor | None = None,
+    ) -> Fields:
         """I times W_k ← W_k − η·mean_s (ŷ_s − y_s)·(Ã_kk·∇h_s + ∇C_k) with ŷ_s = softmax(Ã_kk·h_s + C_k).
 
         Deviation: the paper prints y − ŷ for the descent direction's ŷ − y.
@@ -158,13 +131,16 @@ class Cohort(atoll.federation.cohort.Cohort):
         local = self.start(trained, model, gradient)
         keys = self.keys(trained)
         weights = self.task.item_weights(trained.targets)  # of the classes
+        reply: Fields = {"n": torch.ones(self.graph.parties, dtype=torch.int64)}
         for step in range(s.local_steps):
-            logits = torch.addcmul(context[:, None], weight[:, None, None], local.outputs())
+            outputs = local.outputs()
+            logits = torch.addcmul(context[:, None], weight[:, None, None], outputs)
             shares = trained.shares(s.batch_size, None if keys is None else keys[:, :, step])
             errors = logits.softmax(2).sub_(trained.targets).mul_((shares * weights)[:, :, None])
+            if step == 0 and loops is not None and arrived is not None:
+                reply["slopes"] = slopes(errors, outputs, loops, arrived)
             local.descend(errors, weight, s.lr, s.weight_decay)
-        trained_models = dict(zip(model, local.weights(), strict=True))
-        return {"model": trained_models, "n": torch.ones(self.graph.parties, dtype=torch.int64)}
+        return {"model": dict(zip(model, local.weights(), strict=True)), **reply}
 
     def start(self, trained: Trained, model: Fields, gradient: Gradient) -> LocalModels:
         """W_k ← W̄; written out where ∇C_k is."""
@@ -208,6 +184,8 @@ class Cohort(atoll.federation.cohort.Cohort):
         s = self.settings
         if s.experiment != "dnc":
             raise AtollError("gfl_appnp cannot be exported: its nodes have several vectors each, and no backbone takes those.")
+        if s.propagation != "ppr":
+            raise AtollError("gfl_appnp with propagation=gpr cannot be exported: no backbone has learned propagation weights.")
         return appnp(model, self.graph.parties, s.teleport, s.steps)
 
 
@@ -217,12 +195,17 @@ def start(federation: Federation, settings: Settings) -> State:
     if settings.init == "torch":
         draws = Draws(federation.seed, [0], "setup", "model")  # those of the one party of `centralized`
         drawn = get_parameters(MLP(shape_of(settings, schema), draws))
-        return {"model": {name: value[0] for name, value in drawn.items()}, "hidden": hidden}
+        return {"model": {name: value[0] for name, value in drawn.items()}, "hidden": hidden, **first_weights(settings)}
     draws, model = Draws(federation.seed, [SERVER], "model"), {}
     for name, value in perceptron(settings, schema).items():
         fan_in, fan_out = value.shape[1:]
         model[name] = draws.uniform(fan_in, fan_out, low=-1, high=1)[0] * sqrt(6 / (fan_in + fan_out))
-    return {"model": model, "hidden": hidden}
+    return {"model": model, "hidden": hidden, **first_weights(settings)}
+
+
+def first_weights(settings: Settings) -> State:
+    """γ as in personalized PageRank, where it is learned."""
+    return {"gamma": coefficients(settings.teleport, settings.steps).float()} if settings.propagation == "gpr" else {}
 
 
 def step(federation: Federation, state: State, settings: Settings) -> State:
@@ -237,24 +220,30 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
     training = present[replies.stack("trains")]
     if not len(training):
         return state | {"hidden": hidden}
-    toward = propagation_of(federation, settings).toward(training)
+    graph = propagation_of(federation, state, settings)
+    toward = graph.toward(training)
     each: Fields = {"weight": toward.diagonal, "context": toward.gather(hidden)}  # Ã_kk, C_k
+    if isinstance(graph, Learned):
+        each |= {"loops": graph.loops(training), "arrived": graph.arrived(hidden, training)}
     if compensated:
         noise = seed_of(federation.seed, SERVER, "noise", federation.round) if settings.compensation == "noisy" else None
         sent = replies.stack("gradient")
         described = isinstance(sent, deep.DeepUpload)
         each["gradient"] = deep.DeepMixture(sent, toward) if described else mix(sent, present, toward, noise)  # ∇C_k
     total = federation.total("fit", to=Parties(training.numpy()), each=each, model=model)
-    return {"model": scale(total["model"], 1 / total["n"]), "hidden": hidden}
+    after = {"model": scale(total["model"], 1 / total["n"]), "hidden": hidden}
+    if "gamma" in state:
+        after["gamma"] = state["gamma"] - settings.propagation_lr * total["slopes"] / total["n"]
+    return after
 
 
-def propagation_of(federation: Federation, settings: Settings) -> Propagation:
-    """Ã, computed once."""
+def propagation_of(federation: Federation, state: State, settings: Settings) -> Propagation:
+    """Ã, computed once; with learned weights, all of it that they leave."""
     if "propagation" not in federation.derived:
         edges, nodes = federation.public["edge_index"], federation.schema.parties
         federation.derived["propagation"] = Propagation(edges, nodes, settings.teleport, settings.steps)
     graph: Propagation = federation.derived["propagation"]
-    return graph
+    return Learned(graph, state["gamma"]) if "gamma" in state else graph
 
 
 def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, Any]:
@@ -266,7 +255,7 @@ def evaluate(federation: Federation, state: State, settings: Settings) -> dict[s
         hidden = hidden.new_zeros(federation.schema.parties, hidden.shape[1])
     hidden = hidden.index_copy(0, present, replies.stack("hidden"))
     judged = present[replies.stack("labelled")]
-    graph = propagation_of(federation, settings)
+    graph = propagation_of(federation, state, settings)
     one_vector = graph.large and settings.experiment == "dnc"  # then Ã_kk·h_k + C_k is (Ã·ĥ)_k, whatever Ã_kk is
     weight = torch.zeros(len(judged)) if one_vector else graph.diagonal(judged)
     each = {"weight": weight, "context": (graph @ hidden)[judged] - weight[:, None] * hidden[judged]}

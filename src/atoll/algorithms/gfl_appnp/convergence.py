@@ -93,6 +93,8 @@ def theory(graph: Graph, public: Mapping[str, Any], state: Mapping[str, Any], se
     training = torch.unique(graph.party[graph.train & (graph.y >= 0)])
     if settings.layers != 2:
         raise AtollError(f"The constants are known for an MLP of two layers, but this run's has layers={settings.layers}.")
+    if settings.propagation != "ppr":
+        raise AtollError("The constants are known for a fixed propagation, but this run's has propagation=gpr.")
     weights = [value.double() for value in state["model"].values()]
     work = shared.num_nodes * sum(value.numel() for value in weights) * len(training) * settings.local_steps
     if work > MAX_WORK or graph.parties > MAX_MATRIX:

@@ -37,6 +37,7 @@ class Propagation:
         self.normalized = self.graph.normalized_adjacency  # Â
         self._diagonal = torch.full((nodes,), torch.nan)
         self._toward: Toward | None = None
+        self.walks: Tensor | None = None  # (N, M + 1) (Âᵗ)_kk, where `learned` has asked for them
 
     def __matmul__(self, values: Tensor) -> Tensor:
         return diffuse(self.normalized, values, self.steps, self.teleport)
@@ -74,9 +75,8 @@ class Propagation:
 
     @property
     def coefficients(self) -> Tensor:
-        """(M + 1,) of Âⁱ: α·(1−α)ⁱ, and (1−α)ᴹ of the last."""
-        kept = 1 - self.teleport
-        return torch.tensor([*(self.teleport * kept**i for i in range(self.steps)), kept**self.steps], dtype=torch.float64)
+        """(M + 1,) of Âⁱ."""
+        return coefficients(self.teleport, self.steps)
 
     def _sparse_loops(self, nodes: Tensor) -> Tensor:
         """Ã_kk from the nodes within half the steps of k alone."""
@@ -150,6 +150,12 @@ class Toward:
         result = self.propagation.transposed(placed)
         result[self.nodes] -= self.diagonal[:, None] * values
         return result
+
+
+def coefficients(teleport: float, steps: int) -> Tensor:
+    """(M + 1,) the weights of Âⁱ: α·(1−α)ⁱ, and (1−α)ᴹ of the last."""
+    kept = 1 - teleport
+    return torch.tensor([*(teleport * kept**i for i in range(steps)), kept**steps], dtype=torch.float64)
 
 
 def appnp(model: Mapping[str, Tensor], parties: int, teleport: float, steps: int) -> Backbone:

@@ -49,6 +49,13 @@ class Settings:
     layers: int = setting(
         2, "Layers of the MLP; with 1 and teleport=0 the method is SGC's linear classifier.", low=1, high=100, since="0.2"
     )
+    propagation: str = setting(
+        "ppr",
+        "Ã: personalized PageRank, or generalized PageRank, whose weights γ of the steps begin as that and are learned.",
+        choices=("ppr", "gpr"),
+        since="0.2",
+    )
+    propagation_lr: float = setting(0.05, "Learning rate of γ, one step per round (propagation=gpr).", low=0, since="0.2")
     lr: float = setting(0.5, "Learning rate, η.", low=0)
     weight_decay: float = setting(0.0, "L2 penalty on the weights.", low=0)
 

@@ -22,6 +22,7 @@ paper says nothing of dropout; `momentum=0`, `weight_decay=0` and `dropout=0` ar
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ from atoll.federation import metrics
 from atoll.federation.cohort import PARTY, Fields, verb
 from atoll.federation.declarations import COUNTS, ROWS, Case, Numbers, Scalar, nodes, optional, ragged, real
 from atoll.federation.federation import Federation
+from atoll.graphs.features import unit_rows
 from atoll.models import optim
 from atoll.models.split import SPLITS, SplitShape
 from atoll.random import SERVER, Draws
@@ -96,6 +98,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         common = None if self.blank else Draws(self.seed, [SERVER] * count, "classifier")
         self.model = SPLITS[s.model](shape, self.first_draws("model"), common)
         self.optimizer = optim.make(s.optimizer, self.model, s.lr, s.weight_decay, s.momentum)
+        self.inputs = replace(self.graph, x=unit_rows(self.graph.x)) if s.unit_features else self.graph
         self.targets = torch.where(self.graph.train, self.graph.y, -1)
         if s.label_holder >= 0:
             holder = torch.tensor([party == s.label_holder for party in self.parties])
@@ -224,7 +227,7 @@ class Cohort(atoll.federation.cohort.Cohort):
 
     def sampler(self, round: int, settings: Settings, *, training: bool = True) -> Sampler:
         """The random choices of a round, or of an evaluation."""
-        return Sampler(self.graph, self.targets, settings, self.seed, self.parties, round, training)
+        return Sampler(self.inputs, self.targets, settings, self.seed, self.parties, round, training)
 
     def pass_over(self, kind: type[ForwardPass], inbox: Inbox, sampler: Sampler) -> ForwardPass:
         """A new forward pass on a round's batch."""

@@ -30,6 +30,9 @@ class SplitTraining:
     evaluation_neighbors: str = setting(
         "full", "Evaluate on the whole graph or on sampled neighbors.", choices=("full", "sampled"), was="evaluation"
     )
+    unit_features: bool = setting(
+        False, "Divide the features that a party has of a node by their length: SGD then learns from short ones too.", since="0.2"
+    )
 
 
 @dataclass(frozen=True)
