@@ -70,3 +70,8 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
 def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, object]:
     """Pooled over the parties' nodes; where they overlap, on the union of their graphs as well."""
     return metrics.evaluate_shared(federation, settings, state["model"])
+
+
+def answered_share(federation: Federation) -> float:
+    """|S| / N: the share of all parties that were asked in this round and answered so far."""
+    return len(federation.participants().without(federation.missing)) / len(federation.parties)

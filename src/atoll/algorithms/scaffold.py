@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from atoll.algorithms import State, fedavg
-from atoll.algorithms.fedavg import EVALUATIONS, SCENARIOS, evaluate
+from atoll.algorithms.fedavg import EVALUATIONS, SCENARIOS, answered_share, evaluate
 from atoll.errors import AtollError
 from atoll.federation.cohort import MODEL, PARTY, Fields, verb
 from atoll.federation.declarations import WEIGHT
@@ -108,6 +108,6 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
     """
     total = federation.total("fit", model=state["model"], control=state["control"])
     mean, change = (scale(total[name], 1 / total["n"]) for name in ("model", "change"))
-    share = len(federation.participants().without(federation.missing)) / len(federation.parties)
+    share = answered_share(federation)
     control = {name: value + share * change[name] for name, value in state["control"].items()}
     return {"model": interpolate(state["model"], mean, settings.server_lr), "control": control}
