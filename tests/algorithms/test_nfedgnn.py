@@ -14,9 +14,11 @@ from atoll.algorithms import nfedgnn
 from atoll.errors import AtollError
 from atoll.federation.federation import Federation
 from atoll.graphs.graph import Graph
+from atoll.graphs.user_rows import Entries
 from atoll.models.losses import smoothness
 from atoll.models.parameters import get_parameters
 from atoll.runs import config, runner
+from atoll.tasks import tallies
 
 GCN = {"hidden": 8, "regularization": 10.0}
 GAT = {"model": "gat", "hidden": 4, "heads": 3, "dropout": 0.0, "lr": 0.01, "regularization": 10.0}
@@ -27,6 +29,8 @@ KINDS = {
     "gat": GAT,
     "gat, mean of the heads": GAT | {"regularized": "mean"},
     "adamw": GCN | {"optimizer": "adamw", "weight_decay": 0.05},
+    "adamw, moments per user": GCN | {"optimizer": "adamw", "weight_decay": 0.05, "moments": "user"},
+    "sage without decay, moments per user": GCN | {"model": "sage", "lr": 0.02, "weight_decay": 0.0, "moments": "user"},
     "sum": GCN | {"loss": "sum"},
     "four layers": GCN | {"layers": 4, "lr": 0.02},
     "sage": GCN | {"model": "sage", "lr": 0.02},
@@ -68,13 +72,15 @@ def test_twenty_rounds_equal_one_object_a_user(kind: str, directed: bool) -> Non
     torch.testing.assert_close(cohort.weights.rows.detach(), kept, atol=1e-5, rtol=1e-5)
     moved = (whole - Plain(graph, experiment.config.settings, 5).users[0].weight.detach()).abs()
     idle = torch.from_numpy(graph.nonzero_features.toarray() == 0)
-    assert values.get("initial_weights") == "own" or float(moved[idle].max()) > 0  # they do decay, and it does not matter
+    decays = values.get("weight_decay", 1.0) > 0 and values.get("initial_weights") != "own"
+    assert not decays or float(moved[idle].max()) > 0  # they do decay, and it does not matter
 
 
-def test_partial_participation_equals_one_object_a_user() -> None:
+@pytest.mark.parametrize("values", [GCN, GCN | {"optimizer": "adamw", "moments": "user"}])
+def test_partial_participation_equals_one_object_a_user(values: dict[str, Any]) -> None:
     """Who stays away is represented by its last latent vector and takes no step; Adam counts each user's own steps."""
     graph = some_users(nodes=90)
-    experiment = prepared(graph, participation=0.4, **GCN)
+    experiment = prepared(graph, participation=0.4, **values)
     plain = Plain(graph, experiment.config.settings, 5)
     federation = experiment.federation
     for number in range(1, 21):
@@ -83,6 +89,67 @@ def test_partial_participation_equals_one_object_a_user() -> None:
     _, state = go(experiment, 20)
     torch.testing.assert_close(state["latent"], plain.latent, atol=1e-5, rtol=1e-5)
     assert len(federation.engine.cohorts[0].optimizer.steps.unique()) > 5
+
+
+def test_moments_per_user_are_two_vectors_each_and_refuse_an_l2_penalty() -> None:
+    """2·h numbers and a count of each user, whatever its features; with Adam's weight decay, one sentence."""
+    graph = some_users()
+    federation, _ = go(prepared(graph, **GCN, moments="user", optimizer="adamw"), 2)
+    memory = federation.engine.cohorts[0].state()["optimizer"]
+    assert {name: tuple(value.shape) for name, value in memory.items()} == {
+        "steps": (24,),
+        "first.user": (24, 8),
+        "second.user": (24, 8),
+    }
+    assert set(federation.engine.cohorts[0].trained()) == {"weights"}
+    with pytest.raises(AtollError, match="moments=user needs decoupled weight decay"):
+        prepared(graph, **GCN, moments="user")
+
+
+@pytest.mark.parametrize("values", [{"placement": "apart"}, {"amnesia": True}])
+def test_moments_per_user_are_the_same_at_any_site(values: dict[str, Any]) -> None:
+    """Each user alone, and rebuilt before every message: the same latent vectors."""
+    graph, chosen = some_users(), GCN | {"moments": "user", "optimizer": "adamw", "hidden": 16}
+    together, other = (go(prepared(graph, **chosen, **more), 4)[1]["latent"] for more in ({}, values))
+    torch.testing.assert_close(other, together, atol=1e-6, rtol=1e-6)
+
+
+def test_users_are_embedded_once_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation and the round after it use the same weights: one product for both, which is billed twice."""
+    made = []
+    product = Entries.product
+    monkeypatch.setattr(Entries, "product", lambda entries, rows: made.append(1) or product(entries, rows))
+    experiment = prepared(some_users(), **GCN)
+    federation, settings, state = experiment.federation, experiment.config.settings, None
+    federation.begin(0)
+    state = nfedgnn.start(federation, settings)
+    for number in range(1, 4):
+        federation.begin(number)
+        state = nfedgnn.step(federation, state, settings)
+        with federation.evaluating():
+            nfedgnn.evaluate(federation, state, settings)
+    assert len(made) == 4
+    assert federation.ledger.total(verb="embed")["messages"] == 3 * 24
+    assert federation.ledger.total(verb="embed", training=False)["messages"] == 3 * 24
+
+
+def test_a_million_confusion_matrices_are_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts of many users are listed by their items; the metrics are those of counts that are written out."""
+    graph = some_users()
+
+    def metrics(most: int) -> tuple[dict[str, Any], Any]:
+        monkeypatch.setattr(tallies, "MAX_DENSE", most)
+        experiment = prepared(graph, late=0.2, **GCN)
+        federation, state = go(experiment, 3)
+        with federation.evaluating():
+            found = nfedgnn.evaluate(federation, state, experiment.config.settings)
+        return found, federation.engine.cohorts[0].evaluate(torch.randn(24, 3))["confusion"]
+
+    (listed, deferred), (written, table) = metrics(10), metrics(10**6)
+    assert isinstance(deferred, tallies.Tally)
+    assert table.shape == (24, 3, 3)
+    assert listed == written
+    assert "late_accuracy" in listed
 
 
 def test_the_bill_is_one_latent_vector_each_way() -> None:

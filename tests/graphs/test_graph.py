@@ -10,6 +10,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from atoll.graphs import edges as matrices
 from atoll.graphs.graph import Graph, stack
 
 
@@ -164,3 +165,25 @@ def _whole_graph(nodes: int) -> Graph:
     none = torch.zeros(nodes, dtype=torch.bool)
     edges = torch.zeros(2, 0, dtype=torch.int64)
     return Graph(torch.ones(nodes, 1), edges, none.long(), none, none, none, 1, torch.arange(nodes), torch.tensor([0, nodes]))
+
+
+@pytest.mark.parametrize("directed", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_scaled_in_place_is_the_product_with_diagonals(directed: bool, weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Normalized adjacency and Laplacian, bit for bit and entry by entry as scipy's products, some rows at a time."""
+    monkeypatch.setattr(matrices, "MAX_SCALED", 7)
+    graph = make_graph(40, 3, directed=directed)
+    if weighted:
+        weights = torch.rand(graph.edge_index.shape[1], generator=torch.Generator().manual_seed(0))
+        graph = replace(graph, edge_weight=torch.where(weights < 0.1, 0, weights))
+    adjacency = graph.weighted_adjacency
+    looped = sp.csr_array(adjacency + sp.eye_array(40, format="csr"))
+    scale = sp.diags_array(looped.sum(1) ** -0.5)
+    both = adjacency + adjacency.T
+    laplacian = sp.csr_array(sp.diags_array(both.sum(1)) - both)
+    made = matrices.laplacian_matrix(adjacency, symmetric=graph.symmetric)
+    for plain, fast in ((sp.csr_array(scale @ looped @ scale), graph.normalized), (laplacian, made)):
+        for name in ("indptr", "indices", "data"):
+            assert np.array_equal(getattr(plain, name), getattr(fast, name)), name
+    graph.forget_adjacency()
+    assert (graph.weighted_adjacency != adjacency).nnz == 0

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "algorithms"))
@@ -14,8 +16,11 @@ from users import some_users
 
 from atoll.data.partition import partition
 from atoll.data.partition_settings import PartitionSettings
+from atoll.graphs.features import nonzero_values
 from atoll.graphs.user_rows import Entries, Weights
 from atoll.models import optim
+from atoll.models.parameters import set_parameters
+from atoll.models.user_optim import step_by_rows
 from atoll.random import Streams
 
 
@@ -80,3 +85,55 @@ def test_adam_steps_many_parties_out_of_step_at_once(kind: str) -> None:
         theirs[i].step()
     assert len(torch.unique_consecutive(mine.steps)) > optim.MAX_PIECES
     torch.testing.assert_close(mine.params["w"], torch.stack(plain).detach(), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW"])
+@pytest.mark.parametrize(("rows", "width", "apart"), [(1000, 16, 1), (1000, 5, 1), (700, 6, 7), (40, 5, 1), (1000, 7, 300)])
+def test_steps_by_rows_are_the_steps_of_all_rows(kind: str, rows: int, width: int, apart: int) -> None:
+    """Bit for bit, whatever the width, in step, in a few runs of equal counts, and with more counts than are stepped in turn."""
+    source = torch.Generator().manual_seed(0)
+    start, gradients = torch.randn(rows, width, generator=source), torch.randn(3, rows, width, generator=source)
+    whole, pieces = (getattr(optim, kind)({"w": start.clone()}, 0.1, 0.01) for _ in range(2))
+    before = whole.state() | {"steps": torch.arange(rows) * apart // rows + 1.0}
+    whole.restore(before)
+    pieces.restore(before)
+    for gradient in gradients:
+        whole.step([gradient])
+        step_by_rows(pieces, lambda some, gradient=gradient: gradient[some].clone(), 128)
+    assert torch.equal(whole.params["w"], pieces.params["w"])
+    assert all(torch.equal(value, pieces.state()[name]) for name, value in whole.state().items())
+
+
+def test_the_product_is_made_again_when_weights_have_changed() -> None:
+    """After a step, a new start and a restored state; in between it is the same tensor."""
+    kept = entries()
+    weights = Weights(kept, 6)
+    weights.draw(Streams(3, range(24), "weights"), 0.5)
+    adam = optim.Adam(weights, 0.1)
+
+    def step() -> None:
+        step_by_rows(adam, lambda rows: weights.backward(torch.ones(24, 6), rows), 128)
+
+    changes = (
+        step,
+        step,
+        lambda: weights.share(torch.ones(40, 6)),
+        lambda: set_parameters(weights, {"rows": torch.full((len(kept.value), 6), 0.5)}),
+        lambda: weights.draw(Streams(4, range(24), "weights"), 0.5),
+    )
+    for change in changes:
+        before = weights()
+        assert weights() is before
+        change()
+        assert not torch.equal(weights(), before)
+        assert torch.equal(weights(), kept.product(weights.rows))
+
+
+def test_dense_features_are_kept_as_sparse_ones() -> None:
+    """As scipy would make them of a dense matrix, with and without zeros."""
+    full = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    for x in (full, full * (full > 0), full.t(), full[:0], full[:, :0]):
+        made, plain = nonzero_values(x), sp.csr_array(x.numpy())
+        assert made.shape == plain.shape
+        for name in ("indptr", "indices", "data"):
+            assert np.array_equal(getattr(made, name), getattr(plain, name)), name

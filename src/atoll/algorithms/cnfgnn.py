@@ -118,7 +118,7 @@ class Cohort(nfedgnn.Cohort):
 
     def _descend(self, gradient: Tensor) -> None:
         """One step: for the rows of zero features, whose gradient is zero, their weight decay alone."""
-        self.optimizer.step([self.weights.backward(gradient)])
+        self.descend(gradient)
         users, s = len(self.steps), self.settings
         same = bool((self.steps == self.steps[0]).all()) and not self.rest_first.stride(0) and not self.rest.stride(0)
         kept = slice(0, 1 if same else users)

@@ -52,7 +52,8 @@ def always(graph: Graph) -> Callable[[], Graph]:
 def public_edges(parts: Graph, whole: Graph) -> dict[str, Any]:
     """Node scenario: what the server sees, the edges between parties and the labels of training nodes."""
     labels = torch.where(whole.train, whole.y, -1)[parts.ptr[:-1]]
-    return {"edge_index": parts.party[whole.edge_index], "y_train": labels}
+    single = parts.parties == parts.num_nodes  # the nodes are the parties
+    return {"edge_index": whole.edge_index if single else parts.party[whole.edge_index], "y_train": labels}
 
 
 def check_scenario(config: DataConfig, scenarios: Sequence[str], algorithm: str, scenario: str | None = None) -> None:

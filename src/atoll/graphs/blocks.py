@@ -85,6 +85,13 @@ def spans(starts: Tensor, ends: Tensor) -> Tensor:
     return torch.arange(int(before[-1])) + torch.repeat_interleave(starts - before[:-1], sizes)
 
 
+def row_pieces(run: slice, rows: int, multiple: int) -> list[slice]:
+    """A run of rows in pieces of about `rows`, each a `multiple` of rows; the last is longer than that unless the run is not."""
+    rows = max(rows // multiple, 2) * multiple
+    starts = list(range(run.start, max(run.stop - multiple, run.start + 1), rows))
+    return [slice(start, end) for start, end in pairwise([*starts, run.stop])]
+
+
 def broadcast_to_rows(values: Tensor, blocks: Blocks) -> Tensor:
     """(P, …) → (N, …): every row gets its party's values."""
     result: Tensor = _BroadcastToRows.apply(values, blocks)  # type: ignore[no-untyped-call]

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.sparse as sp
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+MAX_SCALED = 1 << 20  # values that are scaled at once
 
 
 def adjacency_matrix(edge_index: Tensor, edge_weight: Tensor | None, nodes: int) -> sp.csr_array:
@@ -27,8 +30,24 @@ def looped_matrix(adjacency: sp.csr_array) -> sp.csr_array:
 def normalized_matrix(adjacency: sp.csr_array) -> sp.csr_array:
     """D^(-1/2)·(A + I)·D^(-1/2), D the row sums of A + I."""
     looped = looped_matrix(adjacency)
-    scale = sp.diags_array(looped.sum(1) ** -0.5)
-    return sp.csr_array(scale @ looped @ scale)
+    return scaled_in_place(looped, looped.sum(1) ** -0.5)
+
+
+def scaled_in_place(matrix: sp.csr_array, scale: NDArray[np.float64]) -> sp.csr_array:
+    """diag(scale)·M·diag(scale), in the memory of M: some rows at a time, so that little else is needed."""
+    step = max(1, MAX_SCALED * matrix.shape[0] // max(matrix.nnz, 1))
+    for first in range(0, matrix.shape[0], step):
+        starts = matrix.indptr[first : first + step + 1]
+        values = matrix.data[starts[0] : starts[-1]]
+        values *= np.repeat(scale[first : first + step], np.diff(starts))
+        values *= scale[matrix.indices[starts[0] : starts[-1]]]
+    return matrix
+
+
+def laplacian_matrix(adjacency: sp.csr_array, *, symmetric: bool) -> sp.csr_array:
+    """D_in + D_out − A − Aᵀ."""
+    both = adjacency * 2 if symmetric else adjacency + adjacency.T
+    return sp.csr_array(sp.diags_array(both.sum(1)) - both)
 
 
 def unlooped_matrix(adjacency: sp.csr_array) -> sp.csr_array:

@@ -53,6 +53,16 @@ class Features:
         return transform(self, weight, self.blocks)
 
 
+def nonzero_values(x: Tensor) -> sp.csr_array:
+    """(N, d) dense features as CSR without zeros; where there are none, the values are not copied."""
+    rows, columns = x.shape
+    if not columns or not bool(x.all()):
+        return sp.csr_array(x.numpy())
+    kind = np.int32 if x.numel() < 2**31 else np.int64
+    indices, ends = np.tile(np.arange(columns, dtype=kind), rows), np.arange(rows + 1, dtype=kind) * columns
+    return sp.csr_array((x.contiguous().view(-1).numpy(), indices, ends), shape=(rows, columns))
+
+
 def _shifted(x: sp.csr_array, blocks: Blocks) -> sp.csr_array:
     parties, width = len(blocks.sizes), x.shape[1]
     shift = np.repeat(np.arange(parties) * width, blocks.sizes)

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from atoll.graphs import edges as matrices
 from atoll.graphs.attention import Attention
 from atoll.graphs.blocks import Blocks, spans
-from atoll.graphs.edges import adjacency_matrix, looped_matrix, mean_matrix, normalized_matrix, stacked_weights, unlooped_matrix
-from atoll.graphs.features import Features
+from atoll.graphs.features import Features, nonzero_values
 from atoll.graphs.sparse import SparseMatrix
 from atoll.graphs.table import Table, stack_tables
 
@@ -103,7 +103,7 @@ class Graph:
     @cached_property
     def nonzero_features(self) -> sp.csr_array:
         """(N, d) the features as CSR, without zeros."""
-        return sp.csr_array(self.x.numpy()) if isinstance(self.x, Tensor) else self.x
+        return nonzero_values(self.x) if isinstance(self.x, Tensor) else self.x
 
     @property
     def digest(self) -> int:
@@ -119,14 +119,14 @@ class Graph:
     @cached_property
     def adjacency(self) -> sp.csr_array:
         """(N, N) float64, 1 for every edge whatever its weight; row i holds the sources of the edges into i."""
-        return adjacency_matrix(self.edge_index, None, self.num_nodes)
+        return matrices.adjacency_matrix(self.edge_index, None, self.num_nodes)
 
     @cached_property
     def weighted_adjacency(self) -> sp.csr_array:
         """(N, N) float64, the weights of the edges; the same matrix as `adjacency` where they have none."""
         if self.edge_weight is None:
             return self.adjacency
-        return adjacency_matrix(self.edge_index, self.edge_weight, self.num_nodes)
+        return matrices.adjacency_matrix(self.edge_index, self.edge_weight, self.num_nodes)
 
     @cached_property
     def symmetric(self) -> bool:
@@ -137,7 +137,7 @@ class Graph:
     @property
     def normalized(self) -> sp.csr_array:
         """D^(-1/2)·(A + I)·D^(-1/2) with weights as PyG's gcn_norm, D the in-degrees of A + I."""
-        return normalized_matrix(self.weighted_adjacency)
+        return matrices.normalized_matrix(self.weighted_adjacency)
 
     @cached_property
     def normalized_adjacency(self) -> SparseMatrix:
@@ -147,23 +147,22 @@ class Graph:
     @cached_property
     def summed_adjacency(self) -> SparseMatrix:
         """A + I: the sum over a node's neighbors, by the weights of the edges, and itself."""
-        return SparseMatrix(looped_matrix(self.weighted_adjacency), symmetric=self.symmetric)
+        return SparseMatrix(matrices.looped_matrix(self.weighted_adjacency), symmetric=self.symmetric)
 
     @cached_property
     def unlooped_adjacency(self) -> SparseMatrix:
         """D_in^(-1/2)·A·D_out^(-1/2): normalized without self loops."""
-        return SparseMatrix(unlooped_matrix(self.weighted_adjacency), symmetric=self.symmetric)
+        return SparseMatrix(matrices.unlooped_matrix(self.weighted_adjacency), symmetric=self.symmetric)
 
     @cached_property
     def laplacian(self) -> SparseMatrix:
         """L with Σ_i xᵢᵀ(L·x)ᵢ = Σ ‖x_i − x_j‖² over all edges (i, j): D_in + D_out − A − Aᵀ."""
-        both = self.weighted_adjacency + self.weighted_adjacency.T
-        return SparseMatrix(sp.csr_array(sp.diags_array(both.sum(1)) - both), symmetric=True)
+        return SparseMatrix(matrices.laplacian_matrix(self.weighted_adjacency, symmetric=self.symmetric), symmetric=True)
 
     @cached_property
     def mean_adjacency(self) -> SparseMatrix:
         """D⁻¹·A: the mean over a node's neighbors by the weights of the edges, 0 for a node without any."""
-        return SparseMatrix(mean_matrix(self.weighted_adjacency))
+        return SparseMatrix(matrices.mean_matrix(self.weighted_adjacency))
 
     def attention(self, heads: int) -> Attention:
         """The entries of attention with that many heads: every node's neighbors and itself."""
@@ -208,6 +207,11 @@ class Graph:
         kept = ("sizes", "blocks", "features", "derived", "num_train", "party")
         graph.__dict__.update({name: getattr(self, name) for name in kept} | derived)
         return graph
+
+    def forget_adjacency(self) -> None:
+        """Drop the float64 adjacency once the matrices made of it are there: it is as large as these, and can be made again."""
+        for name in ("adjacency", "weighted_adjacency"):
+            self.__dict__.pop(name, None)
 
     def fitting(self, train: Tensor) -> Graph:
         """The same graph with other training rows; whatever does not depend on them is shared, also among such graphs."""
@@ -272,26 +276,21 @@ class Graph:
 
 def stack(graphs: Sequence[Graph]) -> Graph:
     """The graphs one after the other, block-diagonal; each may itself hold several parties."""
-    offsets = np.cumsum([0, *(graph.num_nodes for graph in graphs)])
+    starts = np.cumsum([0, *(graph.num_nodes for graph in graphs)])[:-1].tolist()
     xs = [graph.x for graph in graphs]
     x = torch.cat(xs) if isinstance(xs[0], Tensor) else sp.csr_array(sp.vstack(xs, format="csr"))
     return Graph(
         x=x,
-        edge_index=torch.cat([graph.edge_index + int(start) for graph, start in zip(graphs, offsets, strict=False)], 1),
-        edge_weight=stacked_weights([graph.edge_index for graph in graphs], [graph.edge_weight for graph in graphs]),
+        edge_index=torch.cat([graph.edge_index + start for graph, start in zip(graphs, starts, strict=True)], 1),
+        edge_weight=matrices.stacked_weights([graph.edge_index for graph in graphs], [graph.edge_weight for graph in graphs]),
         y=torch.cat([graph.y for graph in graphs]),
         train=torch.cat([graph.train for graph in graphs]),
         val=torch.cat([graph.val for graph in graphs]),
         test=torch.cat([graph.test for graph in graphs]),
         num_classes=graphs[0].num_classes,
         ids=torch.cat([graph.ids for graph in graphs]),
-        ptr=torch.cat(
-            [torch.zeros(1, dtype=torch.int64)]
-            + [graph.ptr[1:] + int(start) for graph, start in zip(graphs, offsets, strict=False)]
-        ),
-        widths=None
-        if any(graph.widths is None for graph in graphs)
-        else tuple(w for graph in graphs for w in graph.widths or ()),
+        ptr=torch.cat([torch.zeros(1, dtype=torch.int64), *(g.ptr[1:] + start for g, start in zip(graphs, starts, strict=True))]),
+        widths=None if any(g.widths is None for g in graphs) else tuple(w for g in graphs for w in g.widths or ()),
         class_names=graphs[0].class_names,
         feature_names=graphs[0].feature_names if len({graph.feature_names for graph in graphs}) == 1 else None,
         table=_stacked_tables(graphs),

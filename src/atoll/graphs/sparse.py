@@ -122,11 +122,17 @@ def multiply(matrix: Tensor, dense: Tensor) -> Tensor:
 
 
 def csr(matrix: sp.csr_array) -> Tensor:
-    """A torch CSR tensor with 32-bit indices."""
+    """A torch CSR tensor with 32-bit indices; arrays that have the right type are not copied."""
+    arrays = (
+        matrix.indptr.astype(np.int32),
+        matrix.indices.astype(np.int32, copy=False),
+        matrix.data.astype(np.float32, copy=False),
+    )
+    indptr, columns, values = (torch.from_numpy(array if array.flags.writeable else array.copy()) for array in arrays)
     return torch.sparse_csr_tensor(
-        torch.from_numpy(matrix.indptr.astype(np.int32)),
-        torch.from_numpy(matrix.indices.astype(np.int32)),
-        torch.from_numpy(matrix.data.astype(np.float32)),
+        indptr,
+        columns,
+        values,
         size=matrix.shape,
         check_invariants=False,
     )

@@ -35,19 +35,19 @@ class Entries:
         stored = graph.nonzero_features
         self.users, self.features = stored.shape
         self.starts = torch.from_numpy(stored.indptr.astype(np.int64))
-        self.feature = torch.from_numpy(stored.indices.astype(np.int64))
+        self.feature = torch.from_numpy(stored.indices)
         self.value = torch.from_numpy(stored.data)
 
     @cached_property
     def matrix(self) -> Tensor:
         """(N, E) CSR: the users' values, each in a column of its own."""
-        entries = np.arange(len(self.value))
+        entries = np.arange(len(self.value), dtype=np.int32)
         return csr(sp.csr_array((self.value.numpy(), entries, self.starts.numpy()), shape=(self.users, len(entries))))
 
     @cached_property
     def user(self) -> Tensor:
         """(E,) whose feature an entry is."""
-        return torch.repeat_interleave(torch.arange(self.users), self.starts.diff())
+        return torch.repeat_interleave(torch.arange(self.users, dtype=torch.int32), self.starts.diff())
 
     def of(self, users: Tensor) -> Tensor:
         """The entries of some users."""
@@ -66,9 +66,9 @@ class Entries:
         """(E, h) → (N, h): x_i·W_i = Σ_f x_if·W_if of every user."""
         return multiply(self.matrix, rows)
 
-    def outer(self, gradient: Tensor, out: Tensor) -> Tensor:
-        """(N, h) → (E, h): the gradient x_if·g_i of every kept row, in `out`: fresh memory would cost more than the product."""
-        return torch.index_select(gradient, 0, self.user, out=out).mul_(self.value[:, None])
+    def outer(self, gradient: Tensor, out: Tensor, entries: slice = slice(None)) -> Tensor:
+        """(N, h) → (E, h): the gradient x_if·g_i of some kept rows, in `out`: fresh memory would cost more than the product."""
+        return torch.index_select(gradient, 0, self.user[entries], out=out).mul_(self.value[entries, None])
 
 
 class Weights(nn.Module):
@@ -78,24 +78,34 @@ class Weights(nn.Module):
         super().__init__()
         self.entries = entries
         self.rows = nn.Parameter(torch.zeros(len(entries.value), width), requires_grad=False)
-        self.gradient = torch.empty(len(entries.value), width)  # overwritten by every `backward`
+        self.buffer = torch.empty(0, width)  # overwritten by every piece of `backward`
+        self.latent: Tensor | None = None  # the last product,
+        self.version = -1  # and the version of `rows` that it is of
 
     def forward(self) -> Tensor:
-        """(N, h): x_i·W_i of every user."""
-        return self.entries.product(self.rows)
+        """(N, h): x_i·W_i of every user; not to be changed in place, because it is kept until the weights change."""
+        if self.latent is None or self.version != self.rows._version:
+            self.latent, self.version = self.entries.product(self.rows), self.rows._version
+        return self.latent
 
-    def backward(self, gradient: Tensor) -> Tensor:
-        """(N, h), the gradient of `forward` → (E, h), that of the kept rows."""
-        return self.entries.outer(gradient, self.gradient)
+    def backward(self, gradient: Tensor, entries: slice) -> Tensor:
+        """(N, h), the gradient of `forward` → that of some of the kept rows, which lasts until the next call."""
+        self.latent = None  # a step follows, and the fused optimizers change rows without a new version
+        count = entries.stop - entries.start
+        if len(self.buffer) < count:
+            self.buffer = torch.empty(count, self.rows.shape[1])
+        return self.entries.outer(gradient, self.buffer[:count], entries)
 
+    @torch.no_grad()
     def share(self, weight: Tensor) -> None:
         """Every user starts with the same weight (d, h)."""
-        torch.index_select(weight, 0, self.entries.feature, out=self.rows.data)
+        torch.index_select(weight, 0, self.entries.feature, out=self.rows)
 
+    @torch.no_grad()
     def draw(self, streams: Streams, bound: float) -> None:
         """Every user draws its own W_i from U(−bound, bound); only the kept rows are made."""
         width = self.rows.shape[1]
-        self.rows.data = streams.rows(self.entries.user, self.entries.feature, width, low=-bound, high=bound)
+        self.rows.copy_(streams.rows(self.entries.user, self.entries.feature, width, low=-bound, high=bound))
 
 
 class Patched(Deferred):

@@ -43,7 +43,7 @@ class Adam:
         self.first = {name: torch.zeros_like(p) for name, p in self.params.items()}
         self.second = {name: torch.zeros_like(p) for name, p in self.params.items()}
         self.steps = torch.zeros(_parties(self.params))
-        self._in_step = True  # whether all parties have taken the same number of steps
+        self.in_step = True  # whether all parties have taken the same number of steps
         self._live: dict[str, list[list[Tensor]]] = {}  # pieces of parameters and moments: views that stay
 
     @torch.no_grad()
@@ -59,7 +59,7 @@ class Adam:
     def _step(self, names: Sequence[str], gradients: Sequence[Tensor], weight_decay: float) -> None:
         """The step of some of the parameters."""
         parts = [[part[name] for name in names] for part in (self.params, self.first, self.second)]
-        if self._in_step:
+        if self.in_step:
             if names[0] not in self._live:
                 self._live[names[0]] = [_pieces(part) for part in parts]
             (params, first, second), grads = self._live[names[0]], _pieces(gradients)
@@ -116,13 +116,13 @@ class Adam:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Copy in a state of the same parties."""
         _restore(self.state(), state)
-        self._in_step = bool((self.steps == self.steps[0]).all())
+        self.in_step = bool((self.steps == self.steps[0]).all())
 
     def reset(self) -> None:
         """Back to the state before the first step."""
         for tensor in self.state().values():
             tensor.zero_()
-        self._in_step = True
+        self.in_step = True
 
 
 class AdamW(Adam):

@@ -38,6 +38,8 @@ from atoll.runs.model_files import folder_of, read_description
 from atoll.runs.preparation import encode_parties, encoded, read_preprocessing
 from atoll.tasks import TASKS, Task, TaskOptions, configured
 
+MAX_KEPT_NODES = 4_000_000  # with more, memory is short, and kept blocks that nothing else fits into cost too much of it
+
 
 @dataclass
 class Experiment:
@@ -191,7 +193,8 @@ def build_cohort(
     guards: Sequence[Guard] = (),
 ) -> Cohort:
     """The cohort of some parties; `blank` where their memory is about to be restored; `secrets` for secure totals."""
-    allocator.keep_freed_blocks()
+    if graph.num_nodes <= MAX_KEPT_NODES:
+        allocator.keep_freed_blocks()
     cohort, task = algorithms.find(config.algorithm).Cohort, task_of(config, schema, graph.class_names)
     schema, clean = _for_task(schema, task), graph
     graph = damaged(graph, config.noise, config.seed, Parties(parties))

@@ -22,7 +22,8 @@ class CountingPlan(NamedTuple):
     minority: Tensor  # 1 where it is a minority node of the test set
     validated: int  # validation nodes
     evaluated: int  # validation and test nodes
-    cells: Tensor  # where each of the latter stands in the confusion matrices, were class 0 predicted
+    tested: Tensor  # the parties of the test nodes
+    cells: Tensor  # where each of these stands in its party's confusion matrix, were class 0 predicted
 
 
 def counting_plan(graph: Graph, *, training: bool) -> CountingPlan:
@@ -44,7 +45,8 @@ def counting_plan(graph: Graph, *, training: bool) -> CountingPlan:
             minority=minority,
             validated=len(parts[0]),
             evaluated=evaluated,
-            cells=(group[:evaluated] * graph.num_classes + y[:evaluated]) * graph.num_classes,
+            tested=graph.party[parts[1]],
+            cells=graph.y[parts[1]] * graph.num_classes,
         )
     return graph.derived[name]  # type: ignore[return-value]
 

@@ -21,6 +21,7 @@ from atoll.tasks import class_weights, decisions, details
 from atoll.tasks.confusion import macro_f1 as macro_f1
 from atoll.tasks.counting import counting_plan, training_counts
 from atoll.tasks.options import CLASS_METRICS, TaskOptions, class_index, selecting_metric, split_class_metric
+from atoll.tasks.tallies import tally
 from atoll.tasks.task import CountField, Metric
 
 MAX_NOISED_PARTIES = 1000  # with noise on counts all numbers of a histogram are written out: no histograms of more parties
@@ -154,11 +155,11 @@ class NodeClassification:
         correct = predicted == plan.y
         columns = torch.stack([plan.ones, correct, losses, plan.minority, plan.minority * correct], 1)
         sums = torch.zeros(plan.groups, 5, dtype=torch.float64).index_add_(0, plan.group, columns.double())
-        cells = torch.bincount(plan.cells + predicted[: plan.evaluated], minlength=2 * parties * classes**2)
-        usual = {
+        tested = slice(plan.validated, plan.evaluated)
+        usual: dict[str, Any] = {
             "validation": sums[:parties, :3],
             "test": sums[parties : 2 * parties],
-            "confusion": cells.view(2, parties, classes, classes)[1],
+            "confusion": tally(plan.tested, (plan.cells + predicted[tested])[:, None], parties, (classes, classes)),
         }
         if self._extra or self._decided:
             usual |= self._extra_counts(logits[: plan.evaluated], plan.y[: plan.evaluated], graph)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from atoll.algorithms import State
 from atoll.algorithms.nfedgnn.joining import FIXED_POINT, absent, admit, draw_late, fixed_point, join, present, training_graph
 from atoll.algorithms.nfedgnn.server import Server
 from atoll.algorithms.nfedgnn.settings import Settings, Split
+from atoll.errors import AtollError
 from atoll.federation import metrics
 from atoll.federation.cohort import STORED_FEATURE, Fields, verb
 from atoll.federation.declarations import COUNTS, MAX_PARAMETER, flag, real, whole
@@ -31,6 +33,7 @@ from atoll.graphs.user_rows import Entries, Patched, Weights
 from atoll.models import optim
 from atoll.models.losses import smoothness
 from atoll.models.parameters import get_parameters, set_parameters
+from atoll.models.user_optim import RankOneAdam, step_by_rows
 from atoll.random import SERVER, Draws, Streams
 
 __all__ = ["SCENARIOS", "STATE_AXES", "TASKS", "Cohort", "Server", "Settings", "Split", "admit", "evaluate", "start", "step"]
@@ -40,6 +43,7 @@ STATE_AXES = {"optimizer": FRESH, "latent": PARTY, "late": FRESH}
 LATENT = real("width")  # x̄_i, and its gradient
 WEIGHTS = real("features", "width")  # W_i
 FIXED_WEIGHTS = whole("features", "width", low=-MAX_PARAMETER * FIXED_POINT, high=MAX_PARAMETER * FIXED_POINT)
+MAX_NUMBERS = 1 << 18  # of the gradient of W that are made at once, so that they stay in the cache
 Penalty = Callable[[Tensor, Graph], Tensor]  # what is added to the cross-entropy, of X̄
 
 
@@ -55,7 +59,12 @@ class Cohort(atoll.federation.cohort.Cohort):
         s = self.settings
         self.features = Entries(self.graph)
         self.weights = Weights(self.features, s.width)
-        self.optimizer = optim.make(s.optimizer, self.weights, s.lr, s.weight_decay)
+        self.optimizer: optim.Optimizer
+        if s.moments == "user":
+            self.memory = {**self.memory, "optimizer": PARTY}  # type: ignore[misc]
+            self.optimizer = RankOneAdam(self.weights.rows, self.features, s.lr, decoupled_decay(s))
+        else:
+            self.optimizer = optim.make(s.optimizer, self.weights, s.lr, s.weight_decay)
         if not self.blank:
             self.begin()
 
@@ -74,7 +83,15 @@ class Cohort(atoll.federation.cohort.Cohort):
     @verb(takes={"gradient": LATENT}, gives={})
     def update(self, gradient: Tensor) -> None:
         """Lines 11 and 12: ∂L/∂W_i = x_iᵀ·∂L/∂x̄_i, one step of the optimizer."""
-        self.optimizer.step([self.weights.backward(gradient)])
+        self.descend(gradient)
+
+    def descend(self, gradient: Tensor) -> None:
+        """One step of the optimizer, some rows of W after the others: their gradient is never written out as a whole."""
+        if isinstance(self.optimizer, RankOneAdam):
+            self.weights.latent = None  # x̄ of the weights before
+            self.optimizer.step_users(gradient)
+        elif isinstance(self.optimizer, optim.Adam):
+            step_by_rows(self.optimizer, lambda rows: self.weights.backward(gradient, rows), MAX_NUMBERS // self.settings.width)
 
     @verb(takes={}, gives={"weight": FIXED_WEIGHTS, "count": whole("features", 1)})
     def sum_weights(self) -> Fields:
@@ -94,18 +111,32 @@ class Cohort(atoll.federation.cohort.Cohort):
     @verb(takes={"logits": real("classes"), "late": flag()}, gives=COUNTS)
     def evaluate_late(self, logits: Tensor, late: Tensor) -> Fields:
         """As `evaluate`, but zeros from users who were there from the start."""
-        return {name: value * late.view(-1, *[1] * (value.ndim - 1)) for name, value in self.evaluate(logits).items()}
+        joined = late[self.graph.party]
+        return self._counts(logits, replace(self.graph, val=self.graph.val & joined, test=self.graph.test & joined))
 
     @verb(takes={"logits": real("classes")}, gives=COUNTS)
     def evaluate(self, logits: Tensor) -> Fields:
         """Counts of the server's prediction at each user; the server knows the training loss itself."""
-        counts = self.task.counts(self.predict(logits), self.graph)
+        return self._counts(logits, self.graph)
+
+    def _counts(self, logits: Tensor, graph: Graph) -> Fields:
+        counts = self.task.counts(self.predict(logits), graph)
         counts.pop("training", None)
         return counts
 
     def predict(self, logits: Tensor) -> Tensor:
         """What the server predicts."""
         return logits
+
+
+def decoupled_decay(settings: Split) -> float:
+    """The weight decay of an optimizer that keeps moments per user; refused where it is a part of the gradient."""
+    if settings.optimizer == "adam" and settings.weight_decay:
+        raise AtollError(
+            f"moments=user needs decoupled weight decay, but optimizer=adam makes weight_decay={settings.weight_decay:g} part "
+            "of every weight's own gradient; set optimizer=adamw or weight_decay=0, or leave moments out."
+        )
+    return settings.weight_decay
 
 
 def bound(settings: Split, schema: atoll.federation.cohort.Schema) -> float:
@@ -160,9 +191,10 @@ def late_metrics(federation: Federation, state: State, logits: Tensor) -> dict[s
 
 def with_latent(state: State, replies: Replies) -> State:
     """The state with the latent vectors that arrived."""
-    latent = state["latent"].clone()
-    latent[replies.index] = replies.stack("latent")
-    return state | {"latent": latent}
+    arrived: Tensor = replies.stack("latent")
+    if len(arrived) < len(state["latent"]):
+        arrived = state["latent"].index_copy(0, replies.index, arrived)
+    return state | {"latent": arrived}
 
 
 def laplacian(settings: Settings) -> Penalty:
@@ -196,6 +228,7 @@ def descend(federation: Federation, state: State, settings: Split, penalty: Pena
     loss = federation.task.loss(logits, graph) * (int(graph.num_train.sum()) if settings.loss == "sum" else 1)
     loss = loss + penalty(latent, graph)
     *gradients, gradient = torch.autograd.grad(loss, [*optimizer.params.values(), latent])
+    graph.forget_adjacency()
     optimizer.step([part.contiguous() for part in gradients])
     everybody = gradient
     if isinstance(users, Tensor):

@@ -80,7 +80,7 @@ class Server(nn.Module):
         return out
 
     def _activated(self, hidden: Tensor) -> Tensor:
-        return elu(hidden) if self.settings.model == "gat" else hidden.relu()
+        return elu(hidden) if self.settings.model == "gat" else hidden.relu_()
 
     def _drop(self, hidden: Tensor, draws: Draws | None) -> Tensor:
         if draws is None or not self.settings.dropout:

@@ -25,6 +25,13 @@ class Split:
         choices=("adam", "adamw"),
         since="0.2",
     )
+    moments: str = setting(
+        "weight",
+        "What users keep Adam's moments for: every weight, or the latent vector alone, which is enough with adamw or without "
+        "weight decay and takes far less memory.",
+        choices=("weight", "user"),
+        since="0.2",
+    )
     layers: int = setting(2, "Layers of the network; the users have a part of the first.", low=2, high=100, since="0.2")
     loss: str = setting(
         "mean", "Cross-entropy: a mean over the training nodes, or Eq. 3's sum.", choices=("mean", "sum"), since="0.2"
