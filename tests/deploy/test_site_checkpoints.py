@@ -258,5 +258,5 @@ def test_a_full_disk_does_not_silence_a_child(tmp_path: Path) -> None:
     (tmp_path / "log").symlink_to("/dev/full")
     script = "print('a line for the log\\n' * 2000); print('\\x1eatoll {\"word\": 1}')"
     child = Child([sys.executable, "-c", script], tmp_path / "log", heard.append)
-    child.reader.join()
+    child.pipes.reader.join()
     assert heard == [{"word": 1}, {"exit": 0}]

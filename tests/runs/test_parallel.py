@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +15,11 @@ import pytest
 import torch
 
 import atoll
+from atoll.child import REPORT_PREFIX, Child
 from atoll.errors import AtollError
-from atoll.runs import worker
+from atoll.runs import parallel, worker
+from atoll.runs.config import resolve
+from atoll.runs.trial import Trial
 
 SMALL: dict[str, Any] = {"dataset": "csbm", "partition": "random", "parties": 2, "nodes": 60, "rounds": 2, "seeds": 2}
 
@@ -84,3 +93,46 @@ def test_objects_do_not_go_to_other_processes() -> None:
     """A graph given as an object cannot be read by another process."""
     with pytest.raises(AtollError, match="jobs runs in other processes: give datasets"):
         atoll.compare("local", jobs=2, **(SMALL | {"dataset": atoll.load("csbm", nodes=60), "nodes": 60}))
+
+
+def test_workers_are_forked_from_a_process_with_one_thread() -> None:
+    """Fork keeps only the calling thread: a lock that another one holds would never be released."""
+    script = "from atoll.runs import worker; worker.preload(); print(worker.can_fork())"
+    environment = os.environ | parallel.ENVIRONMENT
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(sys.platform == "linux")
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(worker.can_fork).result() is False
+
+
+def test_a_process_with_threads_starts_its_workers_afresh(tmp_path: Path) -> None:
+    """They answer as forked ones do, and their end is reported."""
+    ours, theirs = socket.socketpair()
+    script = f"""
+import threading
+from atoll.runs import worker
+worker.preload = lambda: None
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+worker.main([{theirs.fileno()}])
+"""
+    ended: list[dict[str, Any]] = []
+    child = Child([sys.executable, "-c", script], tmp_path / "log", ended.append, parallel.ENVIRONMENT, [theirs.fileno()])
+    theirs.close()
+    with ours, ours.makefile("rw") as lines:
+        lines.write(json.dumps({"row": "r", "config": {"algorithm": "nothing"}, "folder": str(tmp_path / "run")}) + "\n")
+        lines.flush()
+        assert "nothing" in json.loads(lines.readline().removeprefix(REPORT_PREFIX))["error"]
+        ours.shutdown(socket.SHUT_WR)
+        child.pipes.reader.join()
+    assert ended == [{"worker": 0, "exit": 0}, {"exit": 0}], (tmp_path / "log").read_text()
+
+
+def test_a_worker_that_dies_is_named_and_all_end(tmp_path: Path) -> None:
+    """With its trial and the signal; neither the other worker nor the process they come from stays."""
+    file = tmp_path / "deadly.py"
+    file.write_text("import os\nfrom atoll.algorithms.local import *\ndef start(*_):\n    os.kill(os.getpid(), 9)\n")
+    chosen = resolve(str(file), dataset="csbm", partition="random", parties=2, values={"nodes": 60, "rounds": 1})
+    with pytest.raises(RuntimeError, match=r"deadly seed 0: its process ended \(-9\)"), parallel.Pool(2) as pool:
+        list(pool.run([(Trial("deadly", chosen), tmp_path / "run")]))
+    assert pool.parent.process.poll() is not None
+    assert not any(each.reader.is_alive() for each in pool.workers)  # its socket has an end, so the process has, too

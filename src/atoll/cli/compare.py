@@ -62,57 +62,58 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Compare algorithms on the same data, split, seeds and budget."""
-    prepare_torch(threads)
-    from atoll.runs.comparison import Comparison
-    from atoll.runs.tuned import read_tuned
+    from atoll.runs import parallel
 
-    if tune == 0 and (space != "defaults" or tune_seeds != "2"):
-        raise AtollError("--space and --tune-seeds are for tuning; give --tune N, the number of trials, too.")
-    request = read_tuning(tune, tune_seeds, space, within=True) if tune else None
-    comparisons = {
-        name: Comparison(
-            split_names(algorithms),
-            dataset=each,
-            models=split_names(model),
-            seeds=read_seeds(seeds),
-            partition=partition,
-            parties=parties,
-            values=read_values(sets, rounds=rounds),
-            sweep=read_sweep(sweep),
-            against=against,
-            tuned_files=[read_tuned(path) for path in tuned or []],
-        )
-        for name, each in read_datasets(dataset).items()
-    }
     if jobs != 1 and log:
         raise AtollError("--log is for runs in this process; leave --jobs or --log out.")
-    _compare(comparisons, request, out, jobs, quiet, log or [])
+    with parallel.open_pool(jobs) as pool:  # before the heavy imports, which then go on at the same time as the workers'
+        prepare_torch(threads)
+        from atoll.runs.comparison import Comparison
+        from atoll.runs.tuned import read_tuned
+
+        if tune == 0 and (space != "defaults" or tune_seeds != "2"):
+            raise AtollError("--space and --tune-seeds are for tuning; give --tune N, the number of trials, too.")
+        request = read_tuning(tune, tune_seeds, space, within=True) if tune else None
+        comparisons = {
+            name: Comparison(
+                split_names(algorithms),
+                dataset=each,
+                models=split_names(model),
+                seeds=read_seeds(seeds),
+                partition=partition,
+                parties=parties,
+                values=read_values(sets, rounds=rounds),
+                sweep=read_sweep(sweep),
+                against=against,
+                tuned_files=[read_tuned(path) for path in tuned or []],
+            )
+            for name, each in read_datasets(dataset).items()
+        }
+        _compare(comparisons, request, out, pool, quiet, log or [])
 
 
 def _compare(
     comparisons: dict[str, Comparison],
     request: TuningRequest | None,
     out: Path | None,
-    jobs: int,
+    pool: Pool | None,
     quiet: bool,
     log: list[str],
 ) -> None:
     """Run and show the comparison of each dataset, then the ranks over them; all are checked before the first run."""
     from atoll.cli.console import out as console
-    from atoll.runs import parallel
 
     for comparison in comparisons.values():
         comparison.check(request)
     if len(comparisons) > 1:  # a dataset that cannot be loaded must not stop all after others have run
         for comparison in comparisons.values():
             comparison.check_data()
-    with parallel.open_pool(jobs) as pool:
-        for name, comparison in comparisons.items():
-            folder = out / name if out is not None and len(comparisons) > 1 else out
-            _run(comparison, request, folder, pool, quiet, log)
-            _show(comparison)
-            if folder is not None:
-                comparison.save(folder / "comparison.json")
+    for name, comparison in comparisons.items():
+        folder = out / name if out is not None and len(comparisons) > 1 else out
+        _run(comparison, request, folder, pool, quiet, log)
+        _show(comparison)
+        if folder is not None:
+            comparison.save(folder / "comparison.json")
     if len(comparisons) > 1:
         _show_ranks(comparisons, out)
     if out is not None:

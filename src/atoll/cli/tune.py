@@ -54,26 +54,28 @@ def tune(
     quiet: Quiet = False,
 ) -> None:
     """Choose an algorithm's settings on validation nodes. Report the result with other seeds: `--tuned DIR/tuned.json`."""
-    prepare_torch(threads)
-    from atoll.cli.board import TuningLine
-    from atoll.cli.console import out as console
     from atoll.runs import parallel
-    from atoll.runs.comparison import Comparison
-    from atoll.runs.tuning import execute_here
 
-    request = read_tuning(trials, seeds, space, sampler, sampler_seed)
-    comparison = Comparison(
-        [algorithm],
-        dataset=dataset,
-        models=[] if model is None else [model],
-        partition=partition,
-        parties=parties,
-        values=read_values(sets, rounds=rounds),
-    )
-    [tuning] = comparison.tunings(request).values()
-    line = TuningLine(quiet=quiet)
-    with parallel.open_pool(jobs) as pool, line.screen:
-        tuned = tuning.run(pool.execute if pool else execute_here(), out, line.show)
+    with parallel.open_pool(jobs) as pool:  # before the heavy imports, which then go on at the same time as the workers'
+        prepare_torch(threads)
+        from atoll.cli.board import TuningLine
+        from atoll.cli.console import out as console
+        from atoll.runs.comparison import Comparison
+        from atoll.runs.tuning import execute_here
+
+        request = read_tuning(trials, seeds, space, sampler, sampler_seed)
+        comparison = Comparison(
+            [algorithm],
+            dataset=dataset,
+            models=[] if model is None else [model],
+            partition=partition,
+            parties=parties,
+            values=read_values(sets, rounds=rounds),
+        )
+        [tuning] = comparison.tunings(request).values()
+        line = TuningLine(quiet=quiet)
+        with line.screen:
+            tuned = tuning.run(pool.execute if pool else execute_here(), out, line.show)
     show_tuned(tuned)
     if out is not None:
         console.print(f"Written to {out / 'tuned.json'}; use it with --tuned and other seeds.", soft_wrap=True)

@@ -73,7 +73,7 @@ def execute(
             finished(trial, folder)
     elif todo:
         folders = {id(trial): folder for trial, folder in todo}
-        with parallel.Pool(workers) as pool:
+        with parallel.Pool(min(workers, len(todo))) as pool:
             for trial in pool.all_of(todo, watch):
                 finished(trial, folders[id(trial)])
 
