@@ -24,6 +24,7 @@ from atoll.settings import Training, setting
 
 SCENARIOS = ("horizontal", "overlapping")
 EVALUATIONS = ("global", "trained", "finetuned", "union")
+WEIGHTINGS = ("train", "nodes", "parties")
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Settings(Training):
     weighting: str = setting(
         "train",
         "A party's weight: its training nodes, all its nodes, or the same for all parties.",
-        choices=("train", "nodes", "parties"),
+        choices=WEIGHTINGS,
     )
     keep_optimizer: bool = setting(True, "Keep the parties' optimizer state from round to round instead of resetting it.")
     evaluation_dropout: bool = setting(False, EVALUATION_DROPOUT, since="0.2")

@@ -93,11 +93,11 @@ class LocalTraining(Cohort):
             steps += 1
         return steps
 
-    def batches(self, draws: Draws) -> Iterator[Graph]:
-        """The graphs of this round's steps, in order."""
+    def batches(self, draws: Draws, epochs: int | None = None) -> Iterator[Graph]:
+        """The graphs of this round's steps, in order; those of so many `epochs` where they are given."""
         size, steps = getattr(self.settings, "batch_size", 0), getattr(self.settings, "local_steps", None)
-        if steps is None:
-            for _ in range(self.settings.epochs):
+        if steps is None or epochs is not None:
+            for _ in range(self.settings.epochs if epochs is None else epochs):
                 yield from self.task.batches(self.graph, size, draws)
         else:
             yield from islice(self._endless(size, draws), steps)

@@ -1,0 +1,99 @@
+"""Ditto: Li, Hu, Beirami & Smith, ICML 2021. FedAvg, and at every party a personal model v_k that is held near the shared one.
+
+Payload bytes per round and party, w parameters: down 4·w, up 4·w + 8 (the number of training nodes; of all nodes with
+`weighting=nodes`; 1 with `weighting=parties`). Evaluation sends nothing but counts.
+The server sees the sum of the parties' versions of the shared model, weighted, and the sum of the weights; never a v_k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from atoll.algorithms import State, fedavg
+from atoll.algorithms.fedavg import SCENARIOS, start, step
+from atoll.federation import metrics
+from atoll.federation.cohort import PARTY, Fields, backbone, first_model, verb
+from atoll.federation.declarations import COUNTS
+from atoll.federation.federation import Federation
+from atoll.federation.local_training import LocalTraining
+from atoll.graphs.graph import Graph
+from atoll.models import optim
+from atoll.models.backbone import Backbone
+from atoll.models.optim import Optimizer
+from atoll.models.parameters import set_parameters, squared_distance
+from atoll.random import Draws
+from atoll.settings import setting
+
+__all__ = ["SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+
+EVALUATIONS = ("personal",)
+
+
+@dataclass(frozen=True)
+class Settings(fedavg.Settings):
+    """FedAvg's settings, how strongly personal models are held, and where they begin."""
+
+    proximal: float = setting(1.0, "Weight λ of the term λ/2·‖v_k − θ‖² of the personal models; 0 is Local.", low=0)
+    start: str = setting(
+        "shared",
+        "First values of the personal models: FedAvg's first model (the authors' code), or drawn by each party.",
+        choices=("shared", "own"),
+    )
+
+
+class Cohort(LocalTraining):
+    """Parties that train the shared model as in FedAvg and, on the same batches, a personal one."""
+
+    memory = {"personal": PARTY, "personal_optimizer": PARTY, "optimizer": PARTY}  # θ arrives with every message
+    settings: Settings
+
+    def setup(self) -> None:
+        """A model for θ_k, v_k, and an optimizer for each."""
+        super().setup()
+        s = self.settings
+        draws = self.first_draws("model") if s.start == "own" else None
+        self.personal = backbone(s, self.schema, self.graph.parties, draws)  # v_k
+        if s.start == "shared" and not self.blank:
+            set_parameters(self.personal, first_model(s, self.schema, self.seed))
+        self.personal_optimizer = optim.of_settings(s, self.personal)
+
+    def train(self, model: Fields) -> int:
+        """E epochs of both; the same sample for both."""
+        return super().train(model=model, same_draws=self.draws())
+
+    def objective(self, batch: Graph, draws: Draws, model: Fields, same_draws: Draws) -> Tensor:
+        """F_k(v_k) + λ/2·‖v_k − θ‖², θ as it was received, down which v_k goes; and F_k(θ_k), down which θ_k goes."""
+        personal = self.task.loss(self.personal(batch, draws), batch)
+        if self.settings.proximal:
+            personal = personal + self.settings.proximal / 2 * squared_distance(self.personal, model)
+        return personal + self.task.loss(self.model(batch, same_draws), batch)
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """Those of v_k and θ_k."""
+        return [self.personal_optimizer, self.optimizer]
+
+    @verb(takes={}, gives=COUNTS)
+    def evaluate(self) -> Fields:  # type: ignore[override]  # nothing arrives
+        """Counts of each party's v_k."""
+        return self.task.counts(self.predict(), self.graph)
+
+    def output(self, graph: Graph, draws: Draws | None = None) -> Tensor:
+        """The output of v_k."""
+        out: Tensor = self.personal(graph, draws)
+        return out
+
+    def hidden(self, graph: Graph) -> Tensor | None:
+        """The hidden representation of v_k."""
+        return self.personal.embed(graph)
+
+    def party_models(self) -> Backbone:
+        """v_k."""
+        return self.personal
+
+
+def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, object]:
+    """Of the personal models, pooled over the parties' nodes."""
+    return metrics.evaluate(federation)
