@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from atoll.errors import AtollError
 from atoll.runs import runner
 from atoll.runs.config import Config
 from atoll.runs.runner import Result
-from small import ALGORITHMS, Absent, Poisoned, Recorded, Wrapper, parties_of, small
+from small import ALGORITHMS, Absent, Poisoned, Recorded, Wrapper, on_shards, parties_of, small
 
 pytestmark = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
@@ -77,6 +78,15 @@ def test_runs_repeat_exactly(algorithm: str) -> None:
     second = run(small(algorithm))
     assert_same(first, second, 0.0)
     assert numbers(first) == numbers(second)
+
+
+def test_shards_give_the_same_bits(algorithm: str, tmp_path: Path) -> None:
+    """From shards, with features on disk, a run gives the bits of the run that they were cut from, in every scenario."""
+    for scenario in algorithms.find(algorithm).SCENARIOS:
+        config = small(algorithm, scenario=scenario, rounds=2)
+        usual, stored = run(config), run(on_shards(config, tmp_path / scenario, budget=1e-9))
+        assert_same(usual, stored, 0.0)
+        assert numbers(usual) == numbers(stored)
 
 
 def test_seeds_matter(algorithm: str) -> None:

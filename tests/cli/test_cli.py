@@ -212,7 +212,7 @@ WRONG = [
     (["run", "settings.py"], "settings.py is not an algorithm: Settings must be a dataclass"),
     (["run", "spreads.py"], "spreads.py is not an algorithm: SCENARIOS must be a tuple of horizontal"),
     (["run", "a\0.toml"], "is not a path"),
-    (["partition", "--set", "nodes=300", "--parties", "2", "--out", "broken.toml"], "cannot be read or written"),
+    (["partition", "--set", "nodes=300", "--parties", "2", "--out", "broken.toml"], "broken.toml is not an empty folder"),
     (["report", "."], "is not a run"),
     (["reproduce", "nfedgnn/table1", "--no-run", "--only", "zzzz"], "No line of nfedgnn/table1 has 'zzzz' in its label"),
     (["reproduce", "nfedgnn/table1", "--no-run", "--page", "broken.toml/x.md"], "broken.toml cannot be read or written"),

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from atoll import algorithms, wire
+from atoll.data import DataSettings, PartitionSettings, SplitSettings
+from atoll.data.federated import SCENARIOS, federate
+from atoll.data.sharded import SHARDS
 from atoll.deferred import Deferred, dense
 from atoll.federation.cohort import Message, pick
 from atoll.federation.federation import Answer, Engine, Failure
 from atoll.runs import config
 from atoll.runs.config import Config
+from atoll.runs.stored_shards import cut
 
 ALGORITHMS = algorithms.names()
 
@@ -33,12 +39,20 @@ EXTRA_SETTINGS: dict[str, dict[str, Any]] = {  # of single algorithms
 }
 
 
-def small(algorithm: str, *, seed: int = 3, rounds: int = 3, **values: Any) -> Config:
-    """The algorithm on a graph of 60 nodes, in the first scenario that it is made for."""
-    settings = dict(PARTITIONS[algorithms.find(algorithm).SCENARIOS[0]])
+def small(algorithm: str, *, seed: int = 3, rounds: int = 3, scenario: str = "", **values: Any) -> Config:
+    """The algorithm on a graph of 60 nodes, in a scenario (the first that it is made for)."""
+    settings = dict(PARTITIONS[scenario or algorithms.find(algorithm).SCENARIOS[0]])
     partition, parties = settings.pop("partition"), settings.pop("parties")
     values = {**GRAPH, **settings, "rounds": rounds, "patience": 0, **EXTRA_SETTINGS.get(algorithm, {}), **values}
     return config.resolve(algorithm, dataset="csbm", partition=partition, parties=parties, seed=seed, values=values)
+
+
+def on_shards(config: Config, folder: Path, budget: float = 0.0) -> Config:
+    """The same run from shards, which are written into the folder."""
+    data = federate(config, None, SCENARIOS, unlabeled=algorithms.takes_unlabeled(config.algorithm))
+    cut(config, data, folder)
+    settings = {"partition_settings": PartitionSettings(), "split": SplitSettings(), "data": DataSettings(memory_budget=budget)}
+    return replace(config, dataset=str(folder), partition=SHARDS, parties=None, **settings)
 
 
 def parties_of(algorithm: str) -> int:

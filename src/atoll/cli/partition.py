@@ -26,7 +26,8 @@ def partition(
     parties: Parties = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     sets: Sets = None,
-    out: Annotated[Path | None, typer.Option(help="Save each party's graph there, in a folder of its own.")] = None,
+    algorithm: Annotated[str, typer.Option(help="Cut and split as a run of this algorithm does by default.")] = "local",
+    out: Annotated[Path | None, typer.Option(help="Write the parties' graphs there, a shard each: --dataset takes it.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the published partitions that have names.")] = False,
 ) -> None:
     """Show how a graph falls into parties: sizes, edges kept and lost, labels, homophily of majority and minority nodes."""
@@ -36,23 +37,24 @@ def partition(
     if listed:
         show(named_table())
         return
+    from atoll.algorithms import takes_unlabeled
     from atoll.data.federated import SCENARIOS, federate
     from atoll.data.statistics import partition_statistics
     from atoll.runs import config
 
     values = read_values(sets)
-    chosen = config.resolve("local", dataset=dataset, partition=partition, parties=parties, seed=seed, values=values)
-    data = federate(chosen, None, SCENARIOS)
+    chosen = config.resolve(algorithm, dataset=dataset, partition=partition, parties=parties, seed=seed, values=values)
+    data = federate(chosen, None, SCENARIOS, unlabeled=takes_unlabeled(algorithm))
     classes = data.parts.class_names or ()
     show(partition_table(partition_statistics(data.parts, data.source), names=data.names, classes=classes))
     if out is not None:
-        from atoll.data.datasets import encoded_alone
-        from atoll.data.files import save
+        from atoll.runs.stored_shards import cut
 
-        parts = encoded_alone(data.parts)
-        for party in range(parts.parties):
-            save(parts.select([party]), out / f"party-{party}")
-        console.print(f"Written to {out}")
+        manifest = cut(chosen, data, out, partition)
+        size = sum(size for size, _ in manifest.files.values())
+        console.print(
+            f"Written to {out}: {len(manifest.cuts) - 1} shards, {size / 1e6:,.1f} MB; run on them with --dataset {out}"
+        )
 
 
 def named_table() -> Table:

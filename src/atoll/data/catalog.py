@@ -46,6 +46,12 @@ class DataSettings:
         since="0.2",
     )
     edge_weights: bool = setting(True, "Own graphs: use the weights of the edges, where they have any.", since="0.2")
+    memory_budget: float = setting(
+        0.0,
+        "Shards: gigabytes of dense features that a process holds in memory; larger ones stay on disk. 0 is no limit.",
+        low=0,
+        since="0.2",
+    )
 
 
 @dataclass(frozen=True)

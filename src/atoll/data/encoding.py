@@ -205,13 +205,18 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
 
 
-def _column(document: Mapping[str, Any]) -> EncodedColumn:
-    column = dict(document["column"])
+def column_of(document: Mapping[str, Any]) -> Column:
+    """The column of its plain values (`dataclasses.asdict`)."""
+    column = dict(document)
     column |= {name: tuple(map(str, column.get(name, ()))) for name in ("values", "missing_texts")}
     column["clip"] = None if column["clip"] is None else tuple(map(float, column["clip"]))
+    return Column(**column)
+
+
+def _column(document: Mapping[str, Any]) -> EncodedColumn:
     rest = {name: value for name, value in document.items() if name != "column"}
     rest |= {"buckets": tuple(map(int, rest["buckets"])), "labels": tuple(map(str, rest["labels"]))}
-    each = EncodedColumn(column=Column(**column), **rest)
+    each = EncodedColumn(column=column_of(document["column"]), **rest)
     _check(each)
     return each
 

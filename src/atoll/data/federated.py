@@ -24,6 +24,7 @@ from atoll.data.natural import NATURAL, natural_parties
 from atoll.data.partition import SCENARIO_OF, from_lists, partition, scenario_of
 from atoll.data.party_graphs import PartyGraph, parts_of, pooled, read_folders, scenario_of_parties, with_tables
 from atoll.data.registry import lookup
+from atoll.data.sharded import SHARDS, sharded
 from atoll.data.splits import replaces_split, require_party_scope, split, split_before_cut
 from atoll.data.training_nodes import check_training
 from atoll.errors import AtollError, AtollWarning
@@ -34,13 +35,27 @@ SCENARIOS = ("horizontal", "overlapping", "vertical", "node")
 
 
 def federate(
-    config: DataConfig, given: Graph | Given | None, scenarios: Sequence[str], *, unlabeled: bool = False
+    config: DataConfig,
+    given: Graph | Given | None,
+    scenarios: Sequence[str],
+    *,
+    unlabeled: bool = False,
+    held: Sequence[int] | None = None,
 ) -> FederatedData:
     """The data of a run; `given` is what a script gave as an object instead of a name.
 
-    With `unlabeled`, parties may be without training nodes, as long as some have some.
+    With `unlabeled`, parties may be without training nodes, as long as some have some. `held` are the parties that live in this
+    process, where that is not all: `parts` is their graph. A process without any (the server's) gets all parties' graphs or,
+    of shards, their outline.
     """
     given = given if isinstance(given, Given) else Given(given)
+    if config.partition == SHARDS and given.dataset is None:
+        return sharded(config, scenarios, unlabeled=unlabeled, held=held)
+    data = _federate(config, given, scenarios, unlabeled=unlabeled)
+    return replace(data, parts=data.parts.select(held)) if held else data
+
+
+def _federate(config: DataConfig, given: Given, scenarios: Sequence[str], *, unlabeled: bool) -> FederatedData:
     check_scenario(config, scenarios, config.algorithm)
     if config.partition in ("files", NATURAL):
         return _own_parties(config, given, scenarios, unlabeled=unlabeled)

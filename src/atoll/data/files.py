@@ -5,9 +5,9 @@ Tables, `.parquet` or `.csv`: `nodes` has `id`, one column per feature and, opti
 `target` and, optionally, `weight`. `classes.txt`, one class per line, fixes the classes and their order: parties that share a
 model must agree on it. Without it the classes are 0, 1, 2, … or the sorted names.
 
-An `.npz` (or `graph.npz` in a folder) has `x` or the CSR parts `x_data x_indices x_indptr x_shape`, `edge_index`, `y` and,
-optionally, `edge_weight`, `train val test` masks ((N, k) for several splits), `ids`, `class_names`, `num_classes`,
-`feature_names`, the columns' names, and `node_names`, the nodes' ids as text.
+An `.npz` (or `graph.npz` in a folder, or a folder with one `.npy` per array: the shard of a party) has `x` or the CSR parts
+`x_data x_indices x_indptr x_shape`, `edge_index`, `y` and, optionally, `edge_weight`, `train val test` masks ((N, k) for several
+splits), `ids`, `class_names`, `num_classes`, `feature_names`, the columns' names, and `node_names`, the nodes' ids as text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from atoll.data.builder import (
     plain,
 )
 from atoll.data.lint import warn_about_edge_columns, warn_about_edges, warn_about_features
-from atoll.data.npz import Arrays, read_npz
+from atoll.data.npz import Arrays, read_folder, read_npz
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 
@@ -44,8 +44,8 @@ def read(path: Path, *, directed: bool = False, encode: str = "auto", fold: int 
     """
     path = path.expanduser()
     if path.is_dir():
-        if (path / "graph.npz").is_file():
-            return read_archive(path / "graph.npz", directed, fold, edge_weights)
+        if (archive := archive_of(path)) is not None:
+            return read_archive(archive, directed, fold, edge_weights)
         check_fold(fold, 1, str(path))
         from atoll.data.tables import read_tables  # pandas takes a while to import
 
@@ -55,6 +55,23 @@ def read(path: Path, *, directed: bool = False, encode: str = "auto", fold: int 
     if path.suffix in (".csv", ".parquet", ".txt"):
         raise AtollError(f"{path} is a single table; give the folder that holds the tables `nodes` and `edges`.")
     return read_archive(path, directed, fold, edge_weights)
+
+
+def archive_of(path: Path) -> Path | None:
+    """What holds a graph as plain arrays: the .npz, that of a folder, or a folder of .npy; None for a folder of tables."""
+    if not path.is_dir():
+        return path
+    if (path / "graph.npz").is_file():
+        return path / "graph.npz"
+    return path if (path / "edge_index.npy").is_file() else None
+
+
+def has_ids(archive: Path) -> bool:
+    """Whether the arrays of `archive_of` number the nodes."""
+    if archive.is_dir():
+        return (archive / "ids.npy").is_file()
+    with np.load(archive) as arrays:
+        return "ids" in arrays.files
 
 
 def save(graph: Graph, folder: Path, form: str = "npz") -> None:
@@ -246,9 +263,12 @@ def _ids(archive: Arrays, y: Ints, path: Path) -> Ints | None:
 
 def _open_npz(path: Path) -> Arrays:
     try:
-        return read_npz(path)
+        stored = read_folder(path) if path.is_dir() else read_npz(path)
     except ValueError as error:
         raise AtollError(f"{path} cannot be read as an .npz of plain arrays ({error}); write it with numpy.savez.") from error
+    if (parties := len(stored.get("ptr", (0, 0))) - 1) != 1:
+        raise AtollError(f"{path} is a shard of {parties} parties, not the graph of one; give the folder of all shards.")
+    return stored
 
 
 def _whole_numbers(y: np.ndarray[Any, Any], path: Path) -> Ints:

@@ -14,6 +14,7 @@ import tomli_w
 
 from atoll import storage
 from atoll.data.columns import ENCODED, FEATURES_FILE, ROLES, ColumnChoice, read_features
+from atoll.data.files import archive_of
 from atoll.data.party_graphs import party_folders
 from atoll.data.table_files import RESERVED, TableFile
 from atoll.data.tables import parse_tables
@@ -58,7 +59,7 @@ class FolderSummary:
 def inspect(folder: Path) -> list[FolderSummary]:
     """The folder, or each of the party folders in it."""
     folder = folder.expanduser()
-    own = any((folder / f"nodes.{suffix}").is_file() for suffix in ("csv", "parquet")) or (folder / "graph.npz").is_file()
+    own = any((folder / f"nodes.{suffix}").is_file() for suffix in ("csv", "parquet")) or archive_of(folder) is not None
     return [_summary(path) for path in ([folder] if own or not folder.is_dir() else party_folders(folder))]
 
 
@@ -106,7 +107,7 @@ def features_text(one: FolderSummary, summaries: Sequence[FolderSummary] = ()) -
 
 
 def _summary(folder: Path) -> FolderSummary:
-    if (folder / "graph.npz").is_file() or folder.suffix == ".npz":
+    if folder.suffix == ".npz" or (folder.is_dir() and archive_of(folder) is not None):
         raise AtollError(
             f"{folder} holds an .npz, whose columns are plain numbers; only tables `nodes` and `edges` are inspected."
         )

@@ -20,7 +20,7 @@ import torch
 
 from atoll.data.builder import Ints, build_graph, check, row_normalize
 from atoll.data.encoding import Encoding
-from atoll.data.files import read_archive
+from atoll.data.files import archive_of, read_archive
 from atoll.data.new_edges import Context, ends_of, joined
 from atoll.data.objects import kind_of
 from atoll.data.pyg import from_pyg
@@ -76,8 +76,8 @@ def read_new(data: Any, form: InputForm, context: Context | None = None) -> NewN
     path = Path(data).expanduser()
     if not path.exists():
         raise AtollError(f"There is no folder or file {path}; check the path.")
-    archive = path / "graph.npz" if path.is_dir() else path
-    if path.is_dir() and not archive.is_file():
+    archive = archive_of(path)
+    if archive is None:
         return _read_tables(_tables_in(path, form), form, context)
     if archive.suffix in (".csv", ".parquet", ".txt"):
         raise AtollError(f"{path} is a single table; give the folder that holds the tables `nodes` and `edges`.")
@@ -98,7 +98,7 @@ def party_sources(data: Any) -> dict[str, Any] | None:
 
 
 def _is_graph(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("nodes.csv", "nodes.parquet", "graph.npz"))
+    return any((folder / name).is_file() for name in ("nodes.csv", "nodes.parquet", "graph.npz", "edge_index.npy"))
 
 
 def _of_object(data: Any, form: InputForm) -> Graph:

@@ -1,4 +1,4 @@
-"""Archives of plain arrays (.npz), from anywhere: nothing is unpickled, and nothing is allocated that the file cannot hold."""
+"""Plain arrays (.npz, a folder of .npy) from anywhere: nothing is unpickled; no more is allocated than a file can hold."""
 
 from __future__ import annotations
 
@@ -43,6 +43,16 @@ def read_npz(path: Path) -> Arrays:
             size = path.stat().st_size
             with zipfile.ZipFile(file) as archive:
                 return {entry.filename.removesuffix(".npy"): _array(archive, entry, size) for entry in archive.infolist()}
+    except MemoryError as error:
+        raise ValueError("its arrays do not fit in memory") from error
+    except FAILURES as error:
+        raise ValueError(str(error).splitlines()[0] if str(error) else type(error).__name__) from error
+
+
+def read_folder(folder: Path) -> Arrays:
+    """The plain arrays of a folder with one .npy for each; anything wrong with one is a ValueError."""
+    try:
+        return {path.stem: np.load(path, allow_pickle=False) for path in sorted(folder.glob("*.npy"))}
     except MemoryError as error:
         raise ValueError("its arrays do not fit in memory") from error
     except FAILURES as error:

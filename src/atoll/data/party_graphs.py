@@ -71,10 +71,9 @@ def read_party(
 ) -> PartyGraph:
     """The graph in a folder or .npz, and how its nodes are named."""
     graph = files.read(path, directed=directed, encode=encode, fold=fold, edge_weights=edge_weights)
-    archive = path / "graph.npz" if path.is_dir() else path
-    if archive.is_file():
-        with np.load(archive) as arrays:
-            numbered = "ids" in arrays.files
+    archive = files.archive_of(path)
+    if archive is not None:
+        numbered = files.has_ids(archive)
         ids = tuple(map(str, graph.ids.tolist())) if numbered else None
         if ids is not None and len(set(ids)) < len(ids):
             raise AtollError(f"`ids` in {archive} names a node twice; make ids unique.")

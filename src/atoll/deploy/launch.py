@@ -67,7 +67,7 @@ def launch(
     if user.is_user_model(model) and user.file_of(model) is None:
         raise AtollError("The engine nvflare cannot take a model as an object; write it to a file and name that.")
     scenarios, unlabeled = algorithms.find(config.algorithm).SCENARIOS, algorithms.takes_unlabeled(config.algorithm)
-    data = federate(config, None, scenarios, unlabeled=unlabeled)  # bad data is refused before anything starts
+    data = federate(config, None, scenarios, unlabeled=unlabeled, held=())  # bad data is refused before anything starts
     if data.parts.table is not None:
         check_fit(config, TableSettings.of(data.parts.table.columns), data.parts.parties)
     parties = data.parts.parties

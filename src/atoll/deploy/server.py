@@ -103,7 +103,7 @@ class ServerRun:
         """The whole run."""
         scenarios = algorithms.find(self.config.algorithm).SCENARIOS
         unlabeled = algorithms.takes_unlabeled(self.config.algorithm)
-        data = federate(self.config, None, scenarios, unlabeled=unlabeled) if self.simulated else None
+        data = federate(self.config, None, scenarios, unlabeled=unlabeled, held=()) if self.simulated else None
         self._wait(everybody=not self.resume or not self._may_miss())
         form = self._common_form() if data is None else simulated_form(data)
         tries, reached = 0, -1

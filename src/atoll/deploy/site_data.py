@@ -113,8 +113,8 @@ def load_tables(
 def _simulated(config: Config, parties: Parties) -> tuple[Graph, str]:
     """The part of the configured dataset that belongs to some parties."""
     scenarios, unlabeled = algorithms.find(config.algorithm).SCENARIOS, algorithms.takes_unlabeled(config.algorithm)
-    data = federate(config, None, scenarios, unlabeled=unlabeled)
-    return data.parts.select(parties), data.scenario
+    data = federate(config, None, scenarios, unlabeled=unlabeled, held=parties)
+    return data.parts, data.scenario
 
 
 def with_columns(graph: Graph, columns: Sequence[Column], key: bytes) -> Graph:

@@ -32,6 +32,7 @@ from atoll.runs.argument_values import as_text, as_whole
 from atoll.runs.defaults import default_partition, defaults
 from atoll.runs.run_settings import RunSettings
 from atoll.runs.setting_names import ARGUMENTS, GROUPS, bare_names, by_group, with_present_names
+from atoll.runs.stored_shards import check_fixed, shards_of
 from atoll.runs.tuned_by import TABLE, TunedBy, read_tuned_by
 from atoll.settings import Training, build, known
 from atoll.tasks import TASKS, class_weights, decisions, selecting_metric
@@ -119,18 +120,21 @@ def resolve(
     values = _with_loaded_model(values or {}, algorithm) if load else values or {}
     values = with_present_names(values, algorithm, groups, warn=warn)
     asked = bare_names(values, algorithm) | {"dataset": dataset}
-    if partition is not None:
+    stored = shards_of(dataset, partition)
+    if stored is not None:
+        asked, partition = asked | stored.asked, stored.partition
+    elif partition is not None:
         asked["partition"] = partition = present_kind(as_text("partition", partition), warn=warn)
     if partition == "files":  # the defaults of the federation that is deployed with these folders
         del asked["partition"]
         asked |= {"partition": "overlap"} if asked.get("scenario") == "overlapping" else {}
     chosen, deciding = defaults(algorithm, asked)
-    if lookup(dataset) is None and "split" not in asked:
-        chosen["split"] = "auto"  # the split of a user's own data is not replaced by the paper's
-    if (named := named_partitions().get(partition or "")) and named.split and "split" not in asked:
-        chosen["split"] = "auto"  # that of the partition
+    named = named_partitions().get(partition or "")
+    if "split" not in asked and (lookup(dataset) is None or (named and named.split)):
+        chosen["split"] = "auto"  # the split of a user's own data, or of the partition, is not replaced by the paper's
     if preset := PRESETS.get(partition or ""):
         chosen |= preset.defaults(dataset)
+    chosen = chosen if stored is None else stored.without_data(chosen)
     usual = default_partition(algorithm, dataset, chosen.get("partition"))
     partition = partition or usual
     if partition == NATURAL or partition not in (usual, chosen.get("partition")):
@@ -140,6 +144,7 @@ def resolve(
     grouped = by_group(algorithm, groups, chosen, values, deciding, optional=optional)
     built = {name: build(group, grouped[name], f"{algorithm} {name}") for name, group in groups.items()}
     _check(algorithm, built)
+    check_fixed(stored, built)
     optim.check(built["settings"])
     _check_noise(built["dp"], grouped["dp"])
     architecture = built.pop("model", None)
