@@ -188,6 +188,8 @@ def test_known_lists_every_name(small: Path) -> None:
         "reddit",
         "herigraph-suzhou",
         "herigraph-amsterdam",
+        *("roman-empire", "amazon-ratings", "minesweeper", "tolokers", "questions"),
+        *("ogbn-arxiv", "ogbn-products", "ogbn-papers100m"),
         "csbm",
         "majorities",
         "subcora",

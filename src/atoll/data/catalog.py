@@ -69,7 +69,8 @@ class RawDataset:
     files: tuple[str, ...]
     reader: str  # a function of `readers`
     download: str = ""  # the PyG class that downloads it
-    spelling: str = ""  # its name there
+    spelling: str = ""  # its name there, or for the reader
+    archive: str = ""  # the address of a .zip with the raw files, where there is one instead
 
     @property
     def available(self) -> bool:
@@ -124,15 +125,15 @@ class RawDataset:
         """Download the raw files into the cache with the PyG class; they appear there all at once or not at all."""
         root = cache_folder() / "data"
         reason = "it cannot be downloaded"
-        if self.download:
+        if self.download or self.archive:
             try:
                 root.mkdir(parents=True, exist_ok=True)
                 with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as folder:
                     self._fetch(Path(folder))
                     fetched = {f"{self.folder}/{name}": next(Path(folder).rglob(name)) for name in self.files}
                     downloads.check(root, fetched, new=True)
-                    (root / self.folder).mkdir(parents=True, exist_ok=True)
                     for name, path in fetched.items():
+                        (root / name).parent.mkdir(parents=True, exist_ok=True)
                         path.replace(root / name)
                 return root / self.folder
             except AtollError:
@@ -146,6 +147,11 @@ class RawDataset:
 
     def _fetch(self, folder: Path) -> None:
         """Run only the download step of the PyG class: its constructor would also process the files, densely."""
+        if self.archive:
+            from torch_geometric.data import download_url, extract_zip
+
+            extract_zip(download_url(self.archive, str(folder), log=False), str(folder), log=False)
+            return
         import torch_geometric.datasets
 
         kind = getattr(torch_geometric.datasets, self.download)

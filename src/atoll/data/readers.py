@@ -152,6 +152,40 @@ def reddit(folder: Path, name: str) -> Raw:
     return Raw(x, _edges(adjacency), y, [(kind == 1, kind == 2, kind == 3)])
 
 
+def heterophilous(folder: Path, name: str) -> Raw:
+    """Roman-empire, Amazon-ratings, Minesweeper, Tolokers and Questions (Platonov et al., ICLR 2023) with their ten splits."""
+    with np.load(folder / f"{name}.npz") as file:
+        masks = [_bools(file[f"{part}_masks"]) for part in ("train", "val", "test")]
+        folds = [(train, val, test) for train, val, test in zip(*masks, strict=True)]
+        return Raw(file["node_features"].astype(np.float32), file["edges"].T, file["node_labels"].astype(np.int64), folds)
+
+
+def ogb(folder: Path, name: str) -> Raw:
+    """Node classification of the Open Graph Benchmark: the raw files, which need neither the package `ogb` nor a pickle.
+
+    ogbn-arxiv and ogbn-products are compressed CSV; ogbn-papers100M is two .npz, with NaN for papers without a label.
+    """
+    if name == "papers100M":
+        with np.load(folder / "raw/data.npz") as file, np.load(folder / "raw/node-label.npz") as labels:
+            x, edges, label = file["node_feat"].astype(np.float32, copy=False), file["edge_index"], labels["node_label"]
+        y = np.where(np.isnan(label.reshape(-1)), -1, label.reshape(-1)).astype(np.int64)
+    else:
+        x = _csv(folder / "raw/node-feat.csv.gz", np.float32)
+        edges = _csv(folder / "raw/edge.csv.gz", np.int64).T
+        y = _csv(folder / "raw/node-label.csv.gz", np.int64).reshape(-1)
+    split = folder / "split" / ("sales_ranking" if name == "products" else "time")
+    train, val, test = (_csv(split / f"{part}.csv.gz", np.int64).reshape(-1) for part in ("train", "valid", "test"))
+    return Raw(x, edges, y, [(_mask(train, len(y)), _mask(val, len(y)), _mask(test, len(y)))])
+
+
+def _csv(path: Path, kind: type) -> NDArray[Any]:
+    """The numbers of a compressed CSV without a heading."""
+    import pandas as pd  # takes a while to import
+
+    values: NDArray[Any] = pd.read_csv(path, header=None, dtype=kind).to_numpy()
+    return values
+
+
 def herigraph(folder: Path, name: str) -> Raw:
     """HeriGraph, the union of its three graphs: no features are published, so a node's feature is its own number (one-hot)."""
     with np.load(folder / f"{name.removeprefix('herigraph-')}_structure_labels.npz") as file:
