@@ -11,7 +11,7 @@ import torch
 
 from atoll.errors import AtollError
 from atoll.federation.cohort import Message, Schema
-from atoll.federation.federation import Answer, Failure, Federation
+from atoll.federation.federation import PARTICIPANTS, Answer, Failure, Federation
 
 
 class Scripted:
@@ -208,3 +208,25 @@ def test_secure_aggregation_refuses_private_asks() -> None:
     with pytest.raises(AtollError, match="'say' is private"):
         fed.ask("say")
     assert fed.ask("tell").parties == (0, 1, 2, 3)
+
+
+def test_some_parties_evaluate() -> None:
+    """A share is drawn once and is the same in every round; participants are those of the round; training is not affected."""
+
+    def asked(**options: Any) -> list[tuple[list[int], list[int]]]:
+        door = federation(ten_to, participation=0.5, **options)
+        for number in range(1, 7):
+            door.begin(number)
+            door.ask("say")
+            with door.evaluating():
+                door.ask("say")
+        messages = [list(message.parties) for message in door.engine.messages]
+        return list(zip(messages[::2], messages[1::2], strict=True))
+
+    everybody, sample, participants = asked(), asked(evaluated=0.5), asked(evaluated=PARTICIPANTS)
+    assert all(evaluated == [0, 1, 2, 3] for _, evaluated in everybody)
+    assert [trained for trained, _ in everybody] == [trained for trained, _ in sample] == [trained for trained, _ in participants]
+    assert len({tuple(evaluated) for _, evaluated in sample}) == 1
+    assert all(len(evaluated) == 2 for _, evaluated in sample)
+    assert all(trained == evaluated for trained, evaluated in participants)
+    assert len({tuple(evaluated) for _, evaluated in participants}) > 1

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from atoll import storage
 from atoll.data.builder import Ints
 from atoll.data.npz import read_npz
+from atoll.data.partition_cache import cached_parts
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 
@@ -48,16 +49,20 @@ def louvain_largest(graph: Graph, parties: int, resolution: float, seed: int) ->
 def metis(graph: Graph, parties: int, seed: int, method: str = "auto", shares: NDArray[np.float64] | None = None) -> list[Ints]:
     """Parts with few edges between them (Karypis and Kumar), of equal size or of `shares` of it.
 
-    `seed` is METIS's own, −1 for its default.
+    `seed` is METIS's own, −1 for its default. Large partitions are kept in a folder (`atoll.data.partition_cache`).
     """
-    import pymetis
-
     both = graph.adjacency + graph.adjacency.T
-    recursive = None if method == "auto" else method == "recursive"
-    adjacency, options = pymetis.CSRAdjacency(both.indptr, both.indices), pymetis.Options(seed=seed)
     weights = None if shares is None else shares.tolist()
-    _, part = pymetis.part_graph(parties, adjacency, tpwgts=weights, recursive=recursive, options=options)
-    return by_owner(np.asarray(part, np.int64), parties)
+
+    def compute() -> Ints:
+        import pymetis
+
+        recursive = None if method == "auto" else method == "recursive"
+        adjacency, options = pymetis.CSRAdjacency(both.indptr, both.indices), pymetis.Options(seed=seed)
+        _, part = pymetis.part_graph(parties, adjacency, tpwgts=weights, recursive=recursive, options=options)
+        return np.asarray(part, np.int64)
+
+    return by_owner(cached_parts(both, parties, (seed, method, weights), compute), parties)
 
 
 def sampled_parts(parts: Sequence[Ints], copies: int, share: float, rng: np.random.Generator) -> list[Ints]:

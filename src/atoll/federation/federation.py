@@ -31,6 +31,7 @@ from atoll.tasks import DEFAULT_TASK, TASKS, Task
 
 __all__ = ["Answer", "Engine", "Failure", "Federation", "Replies"]
 log = logging.getLogger("atoll.federation.federation")
+PARTICIPANTS = 0.0  # the value of `evaluated` for those who take part in the round
 MAX_REASONS = 5  # reasons for missing parties that one error lists
 
 
@@ -62,6 +63,7 @@ class Federation:
         verbs: Mapping[str, str],
         seed: int = 0,
         participation: float = 1.0,
+        evaluated: float = 1.0,
         missing_is_fatal: bool = False,
         secure: bool = False,
         secure_min: int = 2,
@@ -84,6 +86,7 @@ class Federation:
         `secure_min`: the fewest parties of a secure total. `identities`: the parties' signing keys, where the server knows them.
         `scenario`: how the graph is spread over the parties. `network`: for the seconds that messages would take.
         `names`: the parties' names, where they have any; messages address them by number all the same.
+        `evaluated`: the share of the parties that evaluate, drawn once; `PARTICIPANTS` for those of the round.
         `limits`: what the verbs declare of their replies. `task`: what is predicted and how it is judged.
         `evaluation`: which models are judged, where the algorithm offers several. `average`: how parties' metrics become one.
         """
@@ -91,7 +94,7 @@ class Federation:
         self.schema = schema
         self.verbs = verbs
         self.seed = seed
-        self.participation = participation
+        self.participation, self.evaluated = participation, evaluated
         self.missing_is_fatal = missing_is_fatal
         self.secure = secure
         self.secure_min = secure_min
@@ -149,7 +152,7 @@ class Federation:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Messages inside are evaluation: they go to all parties and are counted apart."""
+        """Messages inside are evaluation: they go to all parties, or those that the run names, and are counted apart."""
         self.training = False
         try:
             yield
@@ -157,12 +160,13 @@ class Federation:
             self.training = True
 
     def participants(self) -> Parties:
-        """The parties of this round: all, or a fraction of them chosen by seed and round."""
-        if self.participation >= 1 or not self.training or self.round == 0:
+        """The parties of this round: all, or a fraction of them chosen by seed and round; of an evaluation, its own fraction."""
+        share = self.participation if self.training or self.evaluated == PARTICIPANTS else self.evaluated
+        if share >= 1 or self.round == 0:
             return self.parties
-        count = max(1, round(self.participation * len(self.parties)))
-        order = torch.randperm(len(self.parties), generator=generator(self.seed, "participants", self.round))
-        return Parties(order[:count].sort().values.numpy())
+        words = ("participants", self.round) if self.training or self.evaluated == PARTICIPANTS else ("evaluated",)
+        order = torch.randperm(len(self.parties), generator=generator(self.seed, *words))
+        return Parties(order[: max(1, round(share * len(self.parties)))].sort().values.numpy())
 
     def ask(self, verb: str, *, to: Sequence[int] | None = None, each: Mapping[str, Any] | None = None, **common: Any) -> Replies:
         """Call a verb at the parties and see each one's reply.

@@ -36,6 +36,7 @@ from atoll.runs.config import GIVEN, Config
 from atoll.runs.described import Described
 from atoll.runs.model_files import folder_of, read_description
 from atoll.runs.preparation import encode_parties, encoded, read_preprocessing
+from atoll.runs.run_settings import evaluated_share
 from atoll.tasks import TASKS, Task, TaskOptions, configured
 
 MAX_KEPT_NODES = 4_000_000  # with more, memory is short, and kept blocks that nothing else fits into cost too much of it
@@ -225,6 +226,14 @@ def task_of(config: Config, schema: Schema, class_names: Sequence[str] | None = 
     return configured(TASKS.find(run.task), options)
 
 
+def _evaluated(config: Config, scenario: str) -> float:
+    """The share of the parties that evaluate; all of them where they hold the same nodes."""
+    share = evaluated_share(config.run.evaluated)
+    if share != 1 and scenario == "vertical":
+        raise AtollError("Parties that hold the same nodes are all needed to evaluate; leave evaluated at all.")
+    return share
+
+
 def _for_task(schema: Schema, task: Task) -> Schema:
     """The schema with the width of the task's outputs."""
     return replace(schema, outputs=task.outputs(schema.classes))
@@ -269,6 +278,7 @@ def build_experiment(
         verbs=algorithm.Cohort.verbs(),
         seed=config.seed,
         participation=config.run.participation,
+        evaluated=_evaluated(config, scenario),
         missing_is_fatal=config.run.on_missing == "stop",
         secure=config.run.secure,
         secure_min=min_total_parties(config.run.secure_min, schema.parties),

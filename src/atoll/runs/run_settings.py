@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from atoll.errors import AtollError
 from atoll.federation.averages import AVERAGES
+from atoll.federation.federation import PARTICIPANTS
 from atoll.federation.metrics import EVALUATIONS
 from atoll.federation.robust import RULES
 from atoll.settings import setting
@@ -65,6 +68,11 @@ class RunSettings:
     participation: float = setting(
         1.0, "Share of the parties that take part in each round, drawn from the seed.", above=0, high=1
     )
+    evaluated: str = setting(
+        "all",
+        "Which parties evaluate: all, participants (those of the round), or a share such as 0.1, drawn once from the seed.",
+        since="0.2",
+    )
     on_missing: str = setting(
         "continue",
         "What to do when a party does not answer: continue without it, or stop the run.",
@@ -117,3 +125,19 @@ class RunSettings:
         since="0.1",
     )
     sites: int = setting(0, "Engine nvflare: processes on this machine; 0 means one per party, at most 8.", low=0, high=10**5)
+
+
+def evaluated_share(text: str) -> float:
+    """The share of the parties that evaluate; `PARTICIPANTS` for those of the round."""
+    words = {"all": 1.0, "participants": PARTICIPANTS}
+    if text in words:
+        return words[text]
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not 0 < share <= 1:
+        raise AtollError(
+            f"evaluated is {text!r}; give all, participants, or a share of the parties above 0 and up to 1, such as 0.1."
+        )
+    return share
