@@ -12,7 +12,7 @@ import pytest
 import atoll
 
 DOCUMENTED = [name for name in atoll.__all__ if inspect.isclass(getattr(atoll, name)) or inspect.isfunction(getattr(atoll, name))]
-OBVIOUS = ("Training", "AtollError", "AtollWarning")  # their fields have a sentence each, or there is nothing to give
+OBVIOUS = ("Training", "BatchedTraining", "AtollError", "AtollWarning")  # each field has a sentence, or nothing is to be given
 
 
 def test_dir_is_the_facade() -> None:

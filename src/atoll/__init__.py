@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from atoll.runs.result import Result
     from atoll.runs.trained import TrainedModel, load_model
     from atoll.runs.tuned import Tuned
-    from atoll.settings import Training, setting
+    from atoll.settings import BatchedTraining, Training, setting
     from atoll.tasks import TASKS, Task
 
 __all__ = [
@@ -64,6 +64,7 @@ __all__ = [
     "AtollError",
     "AtollWarning",
     "Backbone",
+    "BatchedTraining",
     "Cohort",
     "Comparison",
     "Engine",
@@ -122,6 +123,7 @@ _HOME = {
     "Federation": "federation.federation",
     "verb": "federation.messages",
     "Training": "settings",
+    "BatchedTraining": "settings",
     "setting": "settings",
     "first_model": "federation.cohort",
     "get_parameters": "models.parameters",

@@ -82,6 +82,34 @@ class Training:
     architecture: Any = dataclasses.field(default=None, kw_only=True, metadata={"internal": True})  # the model's own settings
 
 
+@dataclasses.dataclass(frozen=True)
+class BatchedTraining(Training):
+    """The shared training settings of methods whose parties can train in mini-batches.
+
+    With a `batch_size`, `LocalTraining` samples the batches and evaluates in blocks of rows; without one nothing changes.
+
+    Examples:
+        >>> import atoll
+        >>> atoll.BatchedTraining(batch_size=512, fan_out=(10, 5)).sampler
+        'neighbors'
+    """
+
+    batch_size: int = setting(
+        0, "Training nodes of a party per step, every one once per epoch; 0 takes a step per epoch on the whole graph.",
+        low=0, high=10**9, since="0.2",
+    )  # fmt: skip
+    fan_out: tuple[int, ...] = setting(
+        (10,), "Neighbors sampled per node, one number for all layers or one per layer, outermost last; 0 takes all.",
+        low=0, high=10**6, since="0.2",
+    )  # fmt: skip
+    sampler: str = setting(
+        "neighbors",
+        "What a batch reads: some neighbors of every node, some neighbors of every layer together, or clusters of the graph.",
+        choices=("neighbors", "layers", "clusters"),
+        since="0.2",
+    )
+
+
 def known(group: type) -> dict[str, dataclasses.Field[Any]]:
     """The settings of a dataclass by name: its fields without the internal ones."""
     return {field.name: field for field in dataclasses.fields(group) if not field.metadata.get("internal")}

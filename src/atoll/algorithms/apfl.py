@@ -21,12 +21,13 @@ from atoll.federation.cohort import PARTY, Fields, backbone
 from atoll.federation.federation import Federation
 from atoll.federation.local_training import LocalTraining
 from atoll.graphs.graph import Graph
+from atoll.graphs.inference import Stage, in_blocks
 from atoll.models import optim
 from atoll.models.backbone import Backbone
 from atoll.models.optim import Optimizer
 from atoll.models.parameters import get_parameters, set_parameters
 from atoll.random import Draws
-from atoll.settings import Training, setting
+from atoll.settings import BatchedTraining, setting
 
 __all__ = ["SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
@@ -34,7 +35,7 @@ EVALUATIONS = ("personal",)
 
 
 @dataclass(frozen=True)
-class Settings(Training):
+class Settings(BatchedTraining):
     """The shared training settings and the mixture's."""
 
     mixture: float = setting(0.5, "Initial share α of the personal model; 0 is FedAvg, 1 is Local.", low=0, high=1)
@@ -65,7 +66,7 @@ class Cohort(LocalTraining):
         self.mixture = torch.full((self.graph.parties,), s.mixture)  # α_k
         self.personal_optimizer = optim.of_settings(s, self.personal)
 
-    def train(self, model: Fields) -> int:
+    def train(self, model: Fields) -> Tensor:
         """α_k once per round (Section 4.3), then E epochs."""
         self.adapt()
         return super().train(same_draws=self.draws())  # both gradients are taken on the same sample ξ
@@ -85,7 +86,8 @@ class Cohort(LocalTraining):
         if not self.settings.mixture_lr:
             return
         mixture = self.mixture.clone().requires_grad_()
-        (slope,) = torch.autograd.grad(self.task.loss(self.mixed(mixture, self.graph), self.graph), mixture)
+        graph = next(self.epoch(self.draws("mixture"))) if self.batched else self.graph  # ∇f(v̄_k; ξ)
+        (slope,) = torch.autograd.grad(self.task.loss(self.mixed(mixture, graph), graph), mixture)
         slope = slope + self.settings.mixture_decay * self.mixture
         self.mixture = (self.mixture - self.settings.mixture_lr * slope).clamp(0, 1)
 
@@ -103,6 +105,19 @@ class Cohort(LocalTraining):
             raise AtollError("With mix=logits a party predicts with two models, not with one; train with mix=parameters.")
         self.load(model)
         return self.mixed_models()
+
+    def stages(self, *, embed: bool = False) -> list[Stage] | None:
+        """Those of v̄_k; none where the outputs of two models are mixed."""
+        return self.mixed_models().stages(embed=embed) if self.settings.mix == "parameters" else None
+
+    def predict(self, model: Fields) -> Tensor:
+        """(N, C) the output of each party's mixture with the server's model."""
+        both = self.personal.stages(), self.model.stages()
+        if self.settings.mix == "parameters" or not self.batched or both[0] is None or both[1] is None:
+            return super().predict(model)
+        self.load(model)
+        share = self.mixture[self.graph.party][:, None]
+        return share * in_blocks(both[0], self.graph) + (1 - share) * in_blocks(both[1], self.graph)
 
     def mixed_models(self) -> Backbone:
         """v̄_k as a model."""

@@ -19,6 +19,7 @@ from atoll.federation.declarations import COUNTS
 from atoll.federation.federation import Federation
 from atoll.federation.local_training import LocalTraining
 from atoll.graphs.graph import Graph
+from atoll.graphs.inference import Stage
 from atoll.models import optim
 from atoll.models.backbone import Backbone
 from atoll.models.optim import Optimizer
@@ -59,7 +60,7 @@ class Cohort(LocalTraining):
             set_parameters(self.personal, first_model(s, self.schema, self.seed))
         self.personal_optimizer = optim.of_settings(s, self.personal)
 
-    def train(self, model: Fields) -> int:
+    def train(self, model: Fields) -> Tensor:
         """E epochs of both; the same sample for both."""
         return super().train(model=model, same_draws=self.draws())
 
@@ -88,6 +89,10 @@ class Cohort(LocalTraining):
     def hidden(self, graph: Graph) -> Tensor | None:
         """The hidden representation of v_k."""
         return self.personal.embed(graph)
+
+    def stages(self, *, embed: bool = False) -> list[Stage] | None:
+        """Those of v_k."""
+        return self.personal.stages(embed=embed)
 
     def party_models(self) -> Backbone:
         """v_k."""

@@ -20,7 +20,7 @@ from atoll.federation.federation import Federation
 from atoll.federation.local_training import DECAY_LAYERS, EVALUATION_DROPOUT, LocalTraining
 from atoll.models import optim
 from atoll.models.parameters import scale
-from atoll.settings import Training, setting
+from atoll.settings import BatchedTraining, Training, setting
 
 SCENARIOS = ("horizontal", "overlapping")
 EVALUATIONS = ("global", "trained", "finetuned", "union")
@@ -28,7 +28,7 @@ WEIGHTINGS = ("train", "nodes", "parties")
 
 
 @dataclass(frozen=True)
-class Settings(Training):
+class Averaging(Training):
     """The shared training settings, how parties are weighted, and what becomes of the optimizer between rounds."""
 
     weighting: str = setting(
@@ -39,6 +39,11 @@ class Settings(Training):
     keep_optimizer: bool = setting(True, "Keep the parties' optimizer state from round to round instead of resetting it.")
     evaluation_dropout: bool = setting(False, EVALUATION_DROPOUT, since="0.2")
     decay_layers: str = setting("all", DECAY_LAYERS, choices=("all", "first"), since="0.2")
+
+
+@dataclass(frozen=True)
+class Settings(Averaging, BatchedTraining):
+    """Those settings, and mini-batches."""
 
 
 class Cohort(LocalTraining):

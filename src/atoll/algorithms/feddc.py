@@ -118,9 +118,10 @@ class Cohort(feddyn.Cohort):
         last = self.settings.correction == "last_update"
         return difference(self.own, reference) if last else {name: value - self.own[name] for name, value in reference.items()}
 
-    def renew(self, update: Parameters, reference: Fields, steps: int) -> Parameters:
+    def renew(self, update: Parameters, reference: Fields, steps: Tensor) -> Parameters:
         """The new g_k, or c_k ← c_k − c − Δ_k / (K·η); what the server averages: the new g_k, or the change of c_k."""
-        before, mean = self.own, scale(update, 1 / (max(steps, 1) * self.settings.lr))  # Δ_k / (K·η)
+        rate = (1 / (steps.clamp(min=1).double() * self.settings.lr)).float()
+        before, mean = self.own, weighted(update, rate)  # Δ_k / (K·η)
         if self.settings.correction == "last_update":
             self.own = mean
             return mean

@@ -68,6 +68,7 @@ class Cohort(LocalTraining):
     """Parties that cluster their links and train one channel per type."""
 
     one_graph = "its types of links are those of one graph"
+    whole_graph = "types are found among all links of a party"
     no_backbone = "its network has one channel per type of links, and the types are clusters that it finds in each graph"
     settings: Settings
 

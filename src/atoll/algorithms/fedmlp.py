@@ -18,7 +18,7 @@ SCENARIOS = ("node", "horizontal", "overlapping")
 
 
 @dataclass(frozen=True)
-class Settings(fedavg.Settings):
+class Settings(fedavg.Averaging):
     """FedAvg's settings, with steps in the place of epochs."""
 
     model: str = setting("mlp", "Model of the parties; an MLP does not use the edges.", choices=("mlp",))

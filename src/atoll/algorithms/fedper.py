@@ -17,14 +17,14 @@ from atoll.federation.federation import Federation
 from atoll.federation.local_training import LocalTraining
 from atoll.models.backbone import Backbone
 from atoll.models.parameters import Parameters, get_parameters, scale, set_parameters, weighted
-from atoll.settings import Training, setting
+from atoll.settings import BatchedTraining, setting
 
 SCENARIOS = ("horizontal", "overlapping")
 EVALUATIONS = ("personal", "trained")
 
 
 @dataclass(frozen=True)
-class Settings(Training):
+class Settings(BatchedTraining):
     """The shared training settings and where the personal layers begin."""
 
     personal_layers: int = setting(

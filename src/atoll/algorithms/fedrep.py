@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from atoll.algorithms import fedavg, fedper
@@ -54,15 +55,15 @@ class Cohort(fedper.Cohort):
         self.memory = {key: axis for key, axis in self.memory.items() if key != name}  # type: ignore[misc]
         return None
 
-    def train(self) -> int:
+    def train(self) -> Tensor:
         """`head_epochs` of φ_k with the base fixed, then `epochs` of the base with φ_k fixed (Algorithm 1, lines 6 to 9)."""
-        draws, steps = self.draws(), 0
+        draws, steps = self.draws(), torch.zeros(self.graph.parties, dtype=torch.int64)
         for optimizer, epochs in ((self.head_optimizer, self.settings.head_epochs), (self.base_optimizer, self.settings.epochs)):
             if optimizer is None:
                 continue
             if not self.settings.keep_optimizer:
                 optimizer.reset()
             for batch in self.batches(draws, epochs):
-                optim.descend(optimizer, self.objective(batch, draws))
-                steps += 1
+                optim.descend(optimizer, self.objective(batch, draws), batch.active)
+                steps += 1 if batch.active is None else batch.active.long()
         return steps

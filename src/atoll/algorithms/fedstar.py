@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,11 @@ from atoll.federation.declarations import COUNTS, WEIGHT
 from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.federation import Federation
 from atoll.federation.local_training import LocalTraining
+from atoll.graphs.features import Features as Inputs
 from atoll.graphs.graph import Graph
+from atoll.graphs.hops import Hop, SampledHop
+from atoll.graphs.inference import Stage
+from atoll.graphs.minibatch import MiniBatch
 from atoll.graphs.structure import structure_embedding
 from atoll.models import optim
 from atoll.models.backbone import Chain, ModelShape
@@ -33,14 +38,14 @@ from atoll.models.parameters import Parameters, get_parameters, scale, set_param
 from atoll.models.registry import find_model
 from atoll.models.user import short_name
 from atoll.random import SERVER, Draws
-from atoll.settings import Training, setting
+from atoll.settings import BatchedTraining, setting
 
 SCENARIOS = ("horizontal", "overlapping")
 EVALUATIONS = ("personal",)
 
 
 @dataclass(frozen=True)
-class Settings(Training):
+class Settings(BatchedTraining):
     """The shared training settings and the structure embeddings."""
 
     walk_steps: int = setting(
@@ -66,10 +71,14 @@ class StructureEncoder(nn.Module):
 
     def forward(self, structure: Tensor, graph: Graph) -> list[Tensor]:
         """(N, k₁ + k₂) → s⁰ … s^L, each (N, hidden)."""
-        encoded = [self.embedding(structure, graph.blocks)]
-        for layer in self.layers:
-            encoded.append(torch.tanh(layer(encoded[-1], graph.blocks, graph.normalized_adjacency)))
+        encoded: list[Tensor] = [self.embedding(structure, graph.hop(0).blocks)]
+        for index in range(len(self.layers)):
+            encoded.append(self.layer(index, encoded[-1], graph.hop(index)))
         return encoded
+
+    def layer(self, index: int, encoded: Tensor, graph: Hop) -> Tensor:
+        """tanh(Â·s·W + b)."""
+        return torch.tanh(self.layers[index](encoded, graph.blocks, graph.normalized_adjacency))
 
 
 class FeatureEncoder(nn.Module):
@@ -92,7 +101,23 @@ class FeatureEncoder(nn.Module):
 
     def forward(self, encoded: list[Tensor], graph: Graph, draws: Draws | None = None) -> Tensor:
         """(N, C)."""
-        x = self.embed(encoded, graph, draws)
+        return self.head(self.embed(encoded, graph, draws), graph.hop(len(self.layers)), draws)
+
+    def embed(self, encoded: list[Tensor], graph: Graph, draws: Draws | None = None) -> Tensor:
+        """(N, 2·hidden) [h^L ‖ s^L]."""
+        x: Tensor = self.input(graph.hop(0).features, graph.hop(0).blocks)
+        for index, structure in zip(range(len(self.layers)), encoded, strict=False):
+            x = self.convolve(index, torch.cat([x, structure], 1), graph.hop(index), draws)
+            x = self.chain(index).drop(x, graph.hop(index + 1), draws)
+        return torch.cat([x, encoded[-1]], 1)
+
+    def convolve(self, index: int, joined: Tensor, graph: Hop, draws: Draws | None = None) -> Tensor:
+        """relu(conv([h ‖ s]))."""
+        out = self.chain(index).layer(0, joined, graph, draws)
+        return out if self.linear else out.relu()
+
+    def head(self, x: Tensor, graph: Hop, draws: Draws | None = None) -> Tensor:
+        """The logits of [h^L ‖ s^L]."""
         for layer in self.inner:
             x = layer(x, graph.blocks, relu=layer is self.inner[-1])
         if self.inner and draws is not None and self.dropout:
@@ -100,14 +125,11 @@ class FeatureEncoder(nn.Module):
         out: Tensor = self.output(x, graph.blocks)
         return out
 
-    def embed(self, encoded: list[Tensor], graph: Graph, draws: Draws | None = None) -> Tensor:
-        """(N, 2·hidden) [h^L ‖ s^L]."""
-        x: Tensor = self.input(graph.features, graph.blocks)
-        for layer, structure in zip(self.layers, encoded, strict=False):
-            assert isinstance(layer, Chain)
-            x = layer.layer(0, torch.cat([x, structure], 1), graph, draws)
-            x = layer.drop(x if self.linear else x.relu(), graph, draws)
-        return torch.cat([x, encoded[-1]], 1)
+    def chain(self, index: int) -> Chain:
+        """A convolution."""
+        layer = self.layers[index]
+        assert isinstance(layer, Chain)
+        return layer
 
 
 def one_layer(settings: Settings, parties: int, draws: Draws | None) -> Chain:
@@ -176,12 +198,44 @@ class Cohort(LocalTraining):
 
     def output(self, graph: Graph, draws: Draws | None = None) -> Tensor:
         """(N, C)."""
-        out: Tensor = self.features(self.structure(self.embedding, graph), graph, draws)
+        out: Tensor = self.features(self.structure(self.embedding_of(graph.hop(0)), graph), graph, draws)
         return out
 
     def hidden(self, graph: Graph) -> Tensor:
         """(N, 2·hidden) [h^L ‖ s^L]."""
-        return self.features.embed(self.structure(self.embedding, graph), graph)
+        return self.features.embed(self.structure(self.embedding_of(graph.hop(0)), graph), graph)
+
+    def embedding_of(self, graph: Hop) -> Tensor:
+        """The structure embeddings of the nodes that a hop reads."""
+        return self.embedding[graph.index] if isinstance(graph, SampledHop | MiniBatch) else self.embedding
+
+    @property
+    def hops(self) -> int | None:
+        """One per layer; None for SGC and APPNP, whose layers reach further than those of the structure encoder."""
+        return len(self.features.layers) if self.features.chain(0).reach == 1 else None
+
+    def stages(self, *, embed: bool = False) -> list[Stage] | None:
+        """The inputs, the layers of both encoders with h and s side by side, and the head."""
+        if self.hops is None:
+            return None
+        layers = [Stage(1, partial(self.layer, index)) for index in range(self.hops)]
+        return [Stage(0, self.enter), *layers, *([] if embed else [Stage(0, self.leave)])]
+
+    def enter(self, x: Inputs | Tensor, graph: Hop) -> Tensor:
+        """[h⁰ ‖ s⁰]."""
+        structure = self.structure.embedding(self.embedding_of(graph), graph.blocks)
+        return torch.cat([self.features.input(x, graph.blocks), structure], 1)
+
+    def layer(self, index: int, x: Inputs | Tensor, graph: Hop) -> Tensor:
+        """[h ‖ s] → [h⁺ ‖ s⁺]."""
+        assert isinstance(x, Tensor)
+        structure = x.chunk(2, 1)[1].contiguous()
+        return torch.cat([self.features.convolve(index, x, graph), self.structure.layer(index, structure, graph)], 1)
+
+    def leave(self, x: Inputs | Tensor, graph: Hop) -> Tensor:
+        """The logits of [h^L ‖ s^L]."""
+        assert isinstance(x, Tensor)
+        return self.features.head(x, graph)
 
 
 def start(federation: Federation, settings: Settings) -> State:

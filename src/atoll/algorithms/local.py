@@ -14,14 +14,14 @@ from atoll.federation.declarations import COUNTS
 from atoll.federation.federation import Federation
 from atoll.federation.local_training import DECAY_LAYERS, EVALUATION_DROPOUT, LocalTraining
 from atoll.models.parameters import set_parameters
-from atoll.settings import Training, setting
+from atoll.settings import BatchedTraining, Training, setting
 
 SCENARIOS = ("horizontal", "overlapping")
 EVALUATIONS = ("personal", "trained")
 
 
 @dataclass(frozen=True)
-class Settings(Training):
+class Personal(Training):
     """The shared training settings, and where the parties' models begin."""
 
     start: str = setting(
@@ -34,11 +34,16 @@ class Settings(Training):
     decay_layers: str = setting("all", DECAY_LAYERS, choices=("all", "first"), since="0.2")
 
 
+@dataclass(frozen=True)
+class Settings(Personal, BatchedTraining):
+    """Those settings, and mini-batches."""
+
+
 class Cohort(LocalTraining):
     """Personal models that never leave their parties."""
 
     memory = {"model": PARTY, "optimizer": PARTY}
-    settings: Settings
+    settings: Personal
 
     def setup(self) -> None:
         """Every party's model and optimizer."""

@@ -16,7 +16,7 @@ __all__ = ["EVALUATIONS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start"
 
 
 @dataclass(frozen=True)
-class Settings(local.Settings):
+class Settings(local.Personal):
     """Local's settings, with steps in the place of epochs."""
 
     model: str = setting("mlp", "Model of the parties; an MLP does not use the edges.", choices=("mlp",))

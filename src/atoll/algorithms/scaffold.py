@@ -47,6 +47,8 @@ class Settings(fedavg.Settings):
         if self.control == 2 and (self.optimizer != "sgd" or self.momentum):
             given = f"momentum={self.momentum}" if self.optimizer == "sgd" else f"optimizer={self.optimizer}"
             raise AtollError(f"scaffold: control=2 takes steps for gradients, which needs plain SGD, not {given}; set control=1.")
+        if self.control == 1 and self.batch_size:
+            raise AtollError("scaffold: control=1 takes the gradient over the whole graph; set control=2, or batch_size=0.")
         if self.control == 2 and not self.lr:
             raise AtollError("scaffold: control=2 divides by the learning rate, which is 0; set control=1, or lr.")
 
@@ -78,8 +80,10 @@ class Cohort(fedavg.Cohort):
         elif self.settings.control == 1:
             self.control = self.gradient()  # option I
             self.train(model=model, correction=correction)
-        elif steps := self.train(model=model, correction=correction):
-            moved = scale(difference(self.model, model), -1 / (steps * self.settings.lr))  # (θ − θ_k) / (K·η)
+        elif bool((steps := self.train(model=model, correction=correction)).all()):
+            moved = weighted(
+                difference(self.model, model), (-1 / (steps.double() * self.settings.lr)).float()
+            )  # (θ − θ_k) / (K·η)
             self.control = difference(moved, correction)  # option II: c_k − c + (θ − θ_k) / (K·η)
         change = weighted(difference(self.control, before), self.weights)
         return {"model": weighted(self.model, self.weights), "change": change, "n": self.weights}

@@ -89,6 +89,7 @@ class Cohort:
     no_backbone: ClassVar[str] = ""  # why the parties do not predict with a backbone each, in words; empty where they do
     one_graph: ClassVar[str] = ""  # why the parties cannot train on another graph than they predict on, in words; empty: they can
     about_nodes: ClassVar[Sequence[str]] = ()  # arguments of `evaluate` about the nodes of training, left out for new nodes
+    whole_graph: ClassVar[str] = ""  # why the parties cannot train in mini-batches, in words; empty where that is not the reason
     same_backbone: ClassVar[bool] = False  # whether all parties predict with the same one, whatever else `evaluate` brings
     limits: Limits | None = None  # what the verbs declare, in this run
     clean_graph: Graph | None = None  # what evaluation uses in place of `graph`, where training uses a damaged one

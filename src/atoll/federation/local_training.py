@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -12,13 +12,16 @@ from torch import Tensor
 from atoll.federation.cohort import MODEL, PARTY, Cohort, Fields, backbone, verb
 from atoll.federation.declarations import COUNTS, WEIGHT, optional
 from atoll.federation.metrics import KEPT
+from atoll.graphs import minibatch
 from atoll.graphs.graph import Graph
+from atoll.graphs.inference import Stage, in_blocks
 from atoll.models import optim
 from atoll.models.backbone import Backbone
+from atoll.models.batching import fan_outs
 from atoll.models.optim import Optimizer
 from atoll.models.parameters import set_parameters, weighted
 from atoll.random import Draws
-from atoll.settings import Training
+from atoll.settings import BatchedTraining, Training
 
 DECAY_LAYERS = "Which layers the weight decay is for: all, or the first alone, as in the code of Kipf and Welling's GCN."
 EVALUATION_DROPOUT = "Apply dropout in evaluation, too, as FedTAD's released code does; outputs are then random."
@@ -30,7 +33,8 @@ class LocalTraining(Cohort):
     Override `objective` to train on something other than the task's loss; `load`, `output`, `hidden` and `party_models` where
     there is more than one model; `fit` and `evaluate` where something else arrives or goes back. Settings that are read where
     an algorithm has them: `local_steps` (instead of `epochs`), `batch_size`, `keep_optimizer`, `weighting`,
-    `evaluation_dropout`, `decay_layers`.
+    `evaluation_dropout`, `decay_layers`. With settings that extend `BatchedTraining` and a `batch_size`, parties train in
+    mini-batches, and evaluate in blocks of rows: `stages` is then what `output` and `hidden` are in blocks.
 
     Attributes:
         model: the parties' models, (P, …); each party's own where `memory` names it.
@@ -78,33 +82,61 @@ class LocalTraining(Cohort):
         """What one step descends: Σ_k of each party's loss. The arguments are those that `train` was called with."""
         return self.task.loss(self.output(batch, draws), batch)
 
-    def train(self, *args: Any, **arguments: Any) -> int:
-        """`epochs` passes over the party's own training items, or `local_steps` steps; how many steps these were."""
+    def train(self, *args: Any, **arguments: Any) -> Tensor:
+        """`epochs` passes over the party's own training items, or `local_steps` steps; how many steps each party took (P,)."""
         if not getattr(self.settings, "keep_optimizer", True):
             for optimizer in self.optimizers:
                 optimizer.reset()
         return self.descend(self.optimizers, self.draws(), *args, **arguments)
 
-    def descend(self, optimizers: Sequence[Optimizer], draws: Draws, *args: Any, **arguments: Any) -> int:
-        """The steps of local training, and how many they were."""
-        steps = 0
+    def descend(self, optimizers: Sequence[Optimizer], draws: Draws, *args: Any, **arguments: Any) -> Tensor:
+        """The steps of local training, and how many of them each party took (P,)."""
+        steps = torch.zeros(self.graph.parties, dtype=torch.int64)
         for batch in self.batches(draws):
-            optim.descend(optimizers, self.objective(batch, draws, *args, **arguments))
-            steps += 1
+            optim.descend(optimizers, self.objective(batch, draws, *args, **arguments), batch.active)
+            steps += 1 if batch.active is None else batch.active.long()
         return steps
 
     def batches(self, draws: Draws, epochs: int | None = None) -> Iterator[Graph]:
         """The graphs of this round's steps, in order; those of so many `epochs` where they are given."""
-        size, steps = getattr(self.settings, "batch_size", 0), getattr(self.settings, "local_steps", None)
+        steps = getattr(self.settings, "local_steps", None)
+        endless = self._endless(draws)
         if steps is None or epochs is not None:
             for _ in range(self.settings.epochs if epochs is None else epochs):
-                yield from self.task.batches(self.graph, size, draws)
+                yield from next(endless)
         else:
-            yield from islice(self._endless(size, draws), steps)
+            yield from islice(chain.from_iterable(endless), steps)
 
-    def _endless(self, size: int, draws: Draws) -> Iterator[Graph]:
+    def _endless(self, draws: Draws) -> Iterator[Iterator[Graph]]:
+        """One epoch after the other. What is sampled does not depend on what dropout draws."""
+        sampling = self.draws("batches") if self.batched else draws
         while True:
-            yield from self.task.batches(self.graph, size, draws)
+            yield self.epoch(sampling)
+
+    def epoch(self, draws: Draws) -> Iterator[Graph]:
+        """One pass over the parties' training items: the whole graph, once, or its mini-batches."""
+        s = self.settings
+        if not (isinstance(s, BatchedTraining) and s.batch_size):
+            return self.task.batches(self.graph, getattr(s, "batch_size", 0), draws)
+        return minibatch.epoch(self.graph, s.batch_size, fan_outs(s, self.hops), s.sampler, draws)
+
+    @property
+    def batched(self) -> bool:
+        """Whether the parties train in mini-batches."""
+        return isinstance(self.settings, BatchedTraining) and self.settings.batch_size > 0
+
+    @property
+    def hops(self) -> int | None:
+        """Over how many edges the parties' network reads; None where it cannot be trained on sampled neighbors."""
+        return self.model.hops
+
+    def stages(self, *, embed: bool = False) -> list[Stage] | None:
+        """The parties' network as it stands, one propagation at a time; None where it cannot be computed in blocks.
+
+        Override it along with `output` and `hidden`.
+        """
+        overridden = type(self).output is not LocalTraining.output or type(self).hidden is not LocalTraining.hidden
+        return None if overridden else self.model.stages(embed=embed)
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
@@ -136,6 +168,8 @@ class LocalTraining(Cohort):
     def predict(self, *args: Any, **arguments: Any) -> Tensor:
         """(N, C) the output of what `load` makes of the arguments."""
         self.load(*args, **arguments)
+        if self.batched and (stages := self.stages()) is not None:
+            return in_blocks(stages, self.graph)
         return self.output(self.graph, self.evaluation_draws())
 
     def evaluation_draws(self) -> Draws | None:
@@ -147,6 +181,8 @@ class LocalTraining(Cohort):
     def embeddings(self, *args: Any, **arguments: Any) -> Tensor | None:
         """(N, h) the last hidden representation of what `load` makes of the arguments."""
         self.load(*args, **arguments)
+        if self.batched and (stages := self.stages(embed=True)) is not None:
+            return in_blocks(stages, self.graph)
         return self.hidden(self.graph)
 
     def party_models(self, *args: Any, **arguments: Any) -> Backbone:

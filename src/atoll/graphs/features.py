@@ -9,7 +9,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from atoll.graphs.blocks import Blocks
+from atoll.graphs.blocks import Blocks, broadcast_to_rows
 from atoll.graphs.sparse import SparseMatrix, multiply
 from atoll.random import Draws
 
@@ -49,6 +49,14 @@ class Features:
         kept, scale = draws.kept_values(1 - probability, starts.diff().tolist())
         return Features(self.values.masked(kept, scale), self.blocks)
 
+    def take(self, index: Tensor, blocks: Blocks) -> Features:
+        """Some of the rows, ascending, divided into parties by `blocks`."""
+        if isinstance(self.values, Tensor):
+            return Features(self.values.index_select(0, index), blocks)
+        forward = self.values.forward
+        arrays = (forward.values().numpy(), forward.col_indices().numpy(), forward.crow_indices().numpy())
+        return Features(SparseMatrix(sp.csr_array(sp.csr_array(arrays, shape=self.values.shape)[index.numpy()])), blocks)
+
     def __matmul__(self, weight: Tensor) -> Tensor:
         return transform(self, weight, self.blocks)
 
@@ -81,10 +89,30 @@ def transform(
     relu: bool = False,
 ) -> Tensor:
     """relu(Mʰ·(X_p·W_p) + b_p): one layer of every party at once; without `through` M is the identity."""
+    if through is not None and through.row_blocks is not None:
+        return _to_fewer_rows(inputs, weight, blocks, bias, through, through.row_blocks, relu)
     rows = None if isinstance(inputs, Features) else inputs
     features = inputs if isinstance(inputs, Features) else None
     result: Tensor = _Layer.apply(rows, weight, bias, features, through, blocks, hops, relu)  # type: ignore[no-untyped-call]
     return result
+
+
+def _to_fewer_rows(
+    inputs: Features | Tensor,
+    weight: Tensor,
+    blocks: Blocks,
+    bias: Tensor | None,
+    through: SparseMatrix,
+    out_blocks: Blocks,
+    relu: bool,
+) -> Tensor:
+    """The same layer where M has fewer rows than columns: (M·X_p)·W_p, so that only those rows meet the weights."""
+    dense = inputs.values if isinstance(inputs, Features) else inputs
+    if isinstance(dense, Tensor):
+        return transform(through @ dense, weight, out_blocks, bias, relu=relu)
+    out = through @ transform(inputs, weight, blocks)
+    out = out if bias is None else out + broadcast_to_rows(bias, out_blocks)
+    return out.relu() if relu else out
 
 
 class _Layer(torch.autograd.Function):

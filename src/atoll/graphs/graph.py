@@ -18,6 +18,7 @@ from atoll.graphs import edges as matrices
 from atoll.graphs.attention import Attention
 from atoll.graphs.blocks import Blocks, spans
 from atoll.graphs.features import Features, nonzero_values
+from atoll.graphs.hops import AllNodes
 from atoll.graphs.sparse import SparseMatrix
 from atoll.graphs.table import Table, stack_tables
 
@@ -25,7 +26,7 @@ TRAIN_DEPENDENT = ("derived", "num_train", "merged", "_fitted")  # what `Graph.f
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
+class Graph(AllNodes):
     """Nodes with features, edges, labels and splits: the blocks of P ≥ 1 parties, one after the other.
 
     Party p owns the rows `ptr[p]:ptr[p + 1]`; no edge joins two parties. A whole graph is the case P = 1.
@@ -187,10 +188,8 @@ class Graph:
     @cached_property
     def merged(self) -> Graph:
         """The same graph as one block (P = 1): what a model that all parties share runs on."""
-        graph = replace(self, ptr=self.ptr[[0, -1]], widths=None)
-        graph.__dict__.update(
-            {name: self.__dict__[name] for name in ("normalized_adjacency", "mean_adjacency") if name in self.__dict__}
-        )
+        graph, shared = replace(self, ptr=self.ptr[[0, -1]], widths=None), ("normalized_adjacency", "mean_adjacency", "neighbors")
+        graph.__dict__.update({name: self.__dict__[name] for name in shared if name in self.__dict__})
         return graph
 
     def with_adjacency(self, adjacency: SparseMatrix) -> Graph:

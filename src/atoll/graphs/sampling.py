@@ -11,7 +11,7 @@ neighbors it is Â itself. All parties of a cohort are sampled at once; each dra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -24,9 +24,8 @@ from atoll.graphs.attention import Attention
 from atoll.graphs.blocks import Blocks
 from atoll.graphs.features import Features
 from atoll.graphs.graph import Graph
+from atoll.graphs.neighbors import Ints, ranges
 from atoll.graphs.sparse import SparseMatrix
-
-Ints = NDArray[np.int64]
 
 
 class Level:
@@ -129,16 +128,19 @@ def below(graph: Graph, level: Level, fan_out: int, draws: Sequence[torch.Genera
     near = np.zeros(graph.num_nodes, bool)
     near[pattern.col_indices().numpy()[positions]] = True
     near[level.rows] = False
-    candidates = np.flatnonzero(near)
-    cuts = np.searchsorted(candidates, graph.ptr.numpy())
-    chosen, sizes = [], []
-    for party, (start, end) in enumerate(level.blocks.ranges):
-        near_nodes, most = candidates[cuts[party] : cuts[party + 1]], fan_out * (end - start)
-        if 0 < most < len(near_nodes):
-            near_nodes = near_nodes[torch.randperm(len(near_nodes), generator=draws[party])[:most].numpy()]
-        chosen.append(np.sort(np.concatenate([level.rows[start:end], near_nodes])))
-        sizes.append(len(chosen[-1]))
-    return Level(np.concatenate(chosen), sizes)
+    most = [fan_out * size for size in level.blocks.sizes]
+    chosen = choose(np.flatnonzero(near), graph.ptr.numpy(), most, draws)
+    parts = [np.sort(np.concatenate([level.rows[a:b], one])) for (a, b), one in zip(level.blocks.ranges, chosen, strict=True)]
+    return Level(np.concatenate(parts), [*map(len, parts)])
+
+
+def choose(candidates: Ints, ptr: Ints, most: Sequence[int], draws: Sequence[torch.Generator]) -> Iterator[Ints]:
+    """Of each party's rows among ascending candidates a uniform sample of `most[p]`; all for 0, or where there are no more."""
+    cuts = np.searchsorted(candidates, ptr)
+    for party, limit in enumerate(most):
+        rows = candidates[cuts[party] : cuts[party + 1]]
+        sampled = 0 < limit < len(rows)
+        yield rows[torch.randperm(len(rows), generator=draws[party])[:limit].numpy()] if sampled else rows
 
 
 def between(graph: Graph, upper: Level, lower: Level) -> SparseMatrix:
@@ -164,7 +166,7 @@ def attention_between(graph: Graph, upper: Level, lower: Level, heads: int) -> A
     adjacency = graph.adjacency
     counts = np.zeros(len(lower.rows), np.int64)
     starts, ends = adjacency.indptr[upper.rows], adjacency.indptr[upper.rows + 1]
-    positions = _ranges(starts, ends - starts)
+    positions = ranges(starts, ends - starts)
     column = _index_in(graph, lower)[adjacency.indices[positions]]
     kept = column >= 0
     inside = np.concatenate([[0], kept.cumsum()])
@@ -180,14 +182,7 @@ def _stored(pattern: Tensor, rows: Ints) -> tuple[Ints, Ints]:
     indptr = pattern.crow_indices().numpy()
     starts = indptr[rows].astype(np.int64)
     counts = indptr[rows + 1] - starts
-    return _ranges(starts, counts), counts
-
-
-def _ranges(starts: Ints, counts: Ints) -> Ints:
-    """start, start + 1, … for `count` numbers each, one range after the other."""
-    ends = counts.cumsum()
-    result: Ints = np.arange(int(counts.sum())) + np.repeat(starts - ends + counts, counts)
-    return result
+    return ranges(starts, counts), counts
 
 
 def _index_in(graph: Graph, level: Level) -> NDArray[np.int32]:

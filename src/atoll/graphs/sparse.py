@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from atoll.graphs.blocks import Blocks
+
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
 
 
@@ -22,6 +24,8 @@ class SparseMatrix:
 
     torch's own CSR backward pass rebuilds the transpose in every call; with both stored it is one product.
     """
+
+    row_blocks: Blocks | None = None  # how the rows of a product are divided into parties, where not as the rows that it reads
 
     def __init__(self, matrix: sp.csr_array, *, symmetric: bool = False) -> None:
         self.shape: tuple[int, int] = matrix.shape

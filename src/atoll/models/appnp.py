@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from atoll.graphs.features import Features
 from atoll.graphs.graph import Graph
+from atoll.graphs.hops import Hop
+from atoll.graphs.inference import Stage
 from atoll.graphs.sparse import diffuse
 from atoll.models.mlp import MLP
 from atoll.random import Draws
@@ -28,9 +32,56 @@ class APPNP(MLP):
     settings_type = Settings
     weighted_edges = True
 
-    def layer(self, index: int, x: Features | Tensor, graph: Graph, draws: Draws | None) -> Tensor:
+    def layer(self, index: int, x: Features | Tensor, graph: Hop, draws: Draws | None) -> Tensor:
         """The MLP's layer; the output of the last one is propagated."""
         out = super().layer(index, x, graph, draws)
         if index < self.last:
             return out
         return diffuse(graph.normalized_adjacency, out, self.settings.steps, self.settings.teleport)
+
+    @property
+    def hops(self) -> int:
+        """K."""
+        steps: int = self.settings.steps
+        return steps
+
+    def forward(self, graph: Graph, draws: Draws | None = None) -> Tensor:
+        """Logits (N, C)."""
+        bottom = graph.hop(0)
+        if bottom is graph:
+            return super().forward(graph, draws)
+        x = self.drop(self.embed(graph, draws), bottom, draws) if self.last else self.inputs(graph, draws)
+        out = start = self.undiffused(self.last, x, bottom)  # Z⁰
+        for number in range(self.hops):
+            hop = graph.hop(number)
+            start = hop.targets(start)
+            out = torch.lerp(hop.normalized_adjacency @ out, start, self.settings.teleport)
+        return out
+
+    def stages(self, *, embed: bool = False) -> list[Stage]:
+        """The MLP's layers, then one per step, with Zᵏ and Z⁰ side by side."""
+        layers = [Stage(0, partial(self.undiffused, index)) for index in range(len(self.layers))]
+        if embed and self.last:
+            return layers[:-1]
+        return [*layers, Stage(0, self.twice), *[Stage(1, self.step)] * self.hops, Stage(0, self.final)]
+
+    def undiffused(self, index: int, x: Features | Tensor, graph: Hop) -> Tensor:
+        """The MLP's layer."""
+        return super().layer(index, x, graph, None)
+
+    def twice(self, x: Features | Tensor, graph: Hop) -> Tensor:
+        """[Z⁰ ‖ Z⁰]."""
+        assert isinstance(x, Tensor)
+        return torch.cat([x, x], 1)
+
+    def step(self, x: Features | Tensor, graph: Hop) -> Tensor:
+        """[Zᵏ ‖ Z⁰] → [Zᵏ⁺¹ ‖ Z⁰]."""
+        assert isinstance(x, Tensor)
+        now, start = x.chunk(2, 1)
+        start = graph.targets(start)
+        return torch.cat([torch.lerp(graph.normalized_adjacency @ now.contiguous(), start, self.settings.teleport), start], 1)
+
+    def final(self, x: Features | Tensor, graph: Hop) -> Tensor:
+        """[Zᴷ ‖ Z⁰] → Zᴷ."""
+        assert isinstance(x, Tensor)
+        return x.chunk(2, 1)[0].contiguous()

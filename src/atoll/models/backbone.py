@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 
 from atoll.graphs.features import Features
 from atoll.graphs.graph import Graph
+from atoll.graphs.hops import Hop
+from atoll.graphs.inference import Stage
 from atoll.models.layers import Dense
 from atoll.random import Draws
 
@@ -80,6 +83,15 @@ class Backbone(nn.Module):
         """Columns of what `embed` gives."""
         return shape.hidden if shape.layers > 1 else shape.classes
 
+    @property
+    def hops(self) -> int | None:
+        """Over how many edges it reads: propagation i takes `graph.hop(i)`. None: it cannot be trained on sampled neighbors."""
+        return None
+
+    def stages(self, *, embed: bool = False) -> list[Stage] | None:
+        """`forward`, or `embed`, one propagation at a time, to be computed in blocks of rows; None where it cannot be."""
+        return None
+
     def layer_of(self, name: str) -> str:
         """The layer that a parameter belongs to: `layers.1.near.weight` is in `layers.1`, `output.bias` in `output`."""
         parts = name.split(".")
@@ -87,11 +99,12 @@ class Backbone(nn.Module):
 
     def inputs(self, graph: Graph, draws: Draws | None) -> Features:
         """The features, after input dropout in training."""
+        features = graph.hop(0).features
         if draws is None or not self.shape.input_dropout:
-            return graph.features
-        return graph.features.dropped(self.shape.input_dropout, draws)
+            return features
+        return features.dropped(self.shape.input_dropout, draws)
 
-    def drop(self, hidden: Tensor, graph: Graph, draws: Draws | None) -> Tensor:
+    def drop(self, hidden: Tensor, graph: Hop, draws: Draws | None) -> Tensor:
         """Dropout of hidden units in training."""
         if draws is None or not self.shape.dropout:
             return hidden
@@ -99,9 +112,14 @@ class Backbone(nn.Module):
 
 
 class Chain(Backbone):
-    """A backbone of one layer after the other, with dropout between them; the first takes the features."""
+    """A backbone of one layer after the other, with dropout between them; the first takes the features.
+
+    Where `reach` says over how many edges a layer reads (0 or 1), it can be trained on sampled neighbors: `layer` then gets a hop
+    from more rows (`blocks`) to fewer (`out_blocks`).
+    """
 
     glorot = False
+    reach: ClassVar[int | None] = None
 
     def __init__(self, shape: ModelShape, draws: Draws | None = None, settings: Any = None) -> None:
         super().__init__(shape, draws, settings)
@@ -114,20 +132,37 @@ class Chain(Backbone):
         """The next layer's parameters."""
         return Dense(self.shape.parties, fan_in, fan_out, draws, bias=self.shape.bias, glorot=self.glorot)
 
-    def layer(self, index: int, x: Features | Tensor, graph: Graph, draws: Draws | None) -> Tensor:
-        """(N, in) → (N, out): one layer, activated unless it is the last."""
+    def layer(self, index: int, x: Features | Tensor, graph: Any, draws: Draws | None) -> Tensor:
+        """(N, in) → (N, out): one layer, activated unless it is the last; `graph` is a `Graph` or another `Hop`."""
         raise NotImplementedError
+
+    @property
+    def hops(self) -> int | None:
+        """One per layer that reads neighbors."""
+        return None if self.reach is None else self.reach * len(self.layers)
+
+    def stages(self, *, embed: bool = False) -> list[Stage] | None:
+        """One per layer."""
+        if self.reach is None:
+            return None
+        count = self.last if embed and self.last else len(self.layers)
+        return [Stage(self.reach, partial(self._undropped, index)) for index in range(count)]
+
+    def _undropped(self, index: int, x: Features | Tensor, graph: Hop) -> Tensor:
+        return self.layer(index, x, graph, None)
 
     def forward(self, graph: Graph, draws: Draws | None = None) -> Tensor:
         """Logits (N, C)."""
-        x = self.drop(self.embed(graph, draws), graph, draws) if self.last else self.inputs(graph, draws)
-        return self.layer(self.last, x, graph, draws)
+        top = graph.hop(self.last * (self.reach or 0))
+        x = self.drop(self.embed(graph, draws), top, draws) if self.last else self.inputs(graph, draws)
+        return self.layer(self.last, x, top, draws)
 
     def embed(self, graph: Graph, draws: Draws | None = None) -> Tensor:
         """The representation below the last layer."""
         if not self.last:
             return self.forward(graph, draws)
-        x = self.layer(0, self.inputs(graph, draws), graph, draws)
+        x = self.layer(0, self.inputs(graph, draws), graph.hop(0), draws)
         for index in range(1, self.last):
-            x = self.layer(index, self.drop(x, graph, draws), graph, draws)
+            hop = graph.hop(index * (self.reach or 0))
+            x = self.layer(index, self.drop(x, hop, draws), hop, draws)
         return x

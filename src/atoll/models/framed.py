@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor, nn
 
 from atoll.errors import AtollError
+from atoll.graphs.features import Features
 from atoll.graphs.graph import Graph
+from atoll.graphs.hops import Hop
+from atoll.graphs.inference import Stage
 from atoll.models.backbone import Backbone, Chain, ModelShape
 from atoll.models.layers import Dense
 from atoll.models.registry import find_model
@@ -44,18 +48,55 @@ class Framed(Backbone):
 
     def forward(self, graph: Graph, draws: Draws | None = None) -> Tensor:
         """Logits (N, C)."""
-        out: Tensor = self.output(self.drop(self.embed(graph, draws), graph, draws), graph.blocks)
-        return out
+        top = graph.hop(len(self.convolutions))
+        return self.leave(False, self.drop(self.embed(graph, draws), top, draws), top)
 
     def embed(self, graph: Graph, draws: Draws | None = None) -> Tensor:
         """(N, hidden) what the last layer takes."""
-        x: Tensor = self.input(self.inputs(graph, draws), graph.blocks)
-        for convolution in self.convolutions:
-            assert isinstance(convolution, Chain)
-            x = convolution.layer(0, x, graph, draws)
-            x = self.drop(x if self.linear else x.relu(), graph, draws)
-        embedded: Tensor = self.post(x, graph.blocks, relu=True)
-        return embedded
+        x = self.enter(self.inputs(graph, draws), graph.hop(0))
+        for index in range(len(self.convolutions)):
+            x = self.drop(self.convolve(index, x, graph.hop(index), draws), graph.hop(index + 1), draws)
+        return self.leave(True, x, graph.hop(len(self.convolutions)))
+
+    @property
+    def hops(self) -> int | None:
+        """One per convolution; a convolution of SGC or APPNP has several."""
+        return len(self.convolutions) if self._reach == 1 else None
+
+    def stages(self, *, embed: bool = False) -> list[Stage] | None:
+        """The input layer, the convolutions, and the dense layers after them."""
+        if self._reach != 1:
+            return None
+        convolutions = [Stage(1, partial(self.convolve, index)) for index in range(len(self.convolutions))]
+        return [Stage(0, self.enter), *convolutions, Stage(0, partial(self.finish, embed))]
+
+    @property
+    def _reach(self) -> int | None:
+        first = self.convolutions[0]
+        assert isinstance(first, Chain)
+        return first.reach
+
+    def enter(self, x: Features | Tensor, graph: Hop) -> Tensor:
+        """H⁰."""
+        out: Tensor = self.input(x, graph.blocks)
+        return out
+
+    def convolve(self, index: int, x: Features | Tensor, graph: Hop, draws: Draws | None = None) -> Tensor:
+        """relu(conv(H))."""
+        convolution = self.convolutions[index]
+        assert isinstance(convolution, Chain)
+        out = convolution.layer(0, x, graph, draws)
+        return out if self.linear else out.relu()
+
+    def leave(self, embed: bool, x: Features | Tensor, graph: Hop) -> Tensor:
+        """relu(H·V + c), or the last layer of it."""
+        out: Tensor = self.post(x, graph.blocks, relu=True) if embed else self.output(x, graph.blocks)
+        return out
+
+    def finish(self, embed: bool, x: Features | Tensor, graph: Hop) -> Tensor:
+        """Both dense layers; with `embed` the first."""
+        hidden = self.leave(True, x, graph)
+        return hidden if embed else self.leave(False, hidden, graph)
 
     @classmethod
     def embedding_width(cls, shape: ModelShape) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from atoll.errors import AtollError
 from atoll.graphs.attention import elu
 from atoll.graphs.features import Features
-from atoll.graphs.graph import Graph
+from atoll.graphs.hops import Hop
 from atoll.models.backbone import Chain
 from atoll.models.layers import AttentionLayer
 from atoll.random import Draws
@@ -30,6 +30,7 @@ class GAT(Chain):
     """
 
     settings_type = Settings
+    reach = 1
     weighted_edges = False
     attends = True
     ignores_edge_weight = True
@@ -42,7 +43,7 @@ class GAT(Chain):
         heads = 1 if len(self.layers) == self.last else heads
         return AttentionLayer(self.shape.parties, fan_in, heads, fan_out // heads, draws, bias=self.shape.bias)
 
-    def layer(self, index: int, x: Features | Tensor, graph: Graph, draws: Draws | None) -> Tensor:
+    def layer(self, index: int, x: Features | Tensor, graph: Hop, draws: Draws | None) -> Tensor:
         """Activated between layers."""
         out: Tensor = self.layers[index](x, graph, draws, self.shape.dropout)
         return elu(out) if index < self.last else out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from atoll.graphs.features import Features
-from atoll.graphs.graph import Graph
+from atoll.graphs.hops import Hop
 from atoll.models.backbone import Chain
 from atoll.random import Draws
 
@@ -14,8 +14,9 @@ class GCN(Chain):
     """Kipf & Welling, ICLR 2017: H⁺ = relu(Â·H·W + b), Â = D^(-1/2)(A + I)D^(-1/2)."""
 
     glorot = True
+    reach = 1
 
-    def layer(self, index: int, x: Features | Tensor, graph: Graph, draws: Draws | None) -> Tensor:
+    def layer(self, index: int, x: Features | Tensor, graph: Hop, draws: Draws | None) -> Tensor:
         """Â·(H·W) + b."""
         out: Tensor = self.layers[index](x, graph.blocks, graph.normalized_adjacency, relu=index < self.last)
         return out

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
 
+from atoll.graphs.features import Features
 from atoll.graphs.graph import Graph
+from atoll.graphs.hops import Hop
+from atoll.graphs.inference import Stage
 from atoll.models.backbone import Backbone, ModelShape
 from atoll.models.layers import Dense
 from atoll.random import Draws
@@ -34,13 +38,32 @@ class GCNHead(Backbone):
 
     def embed(self, graph: Graph, draws: Draws | None = None) -> Tensor:
         """H after the last convolution."""
-        first, *rest = self.layers
-        x: Tensor = first(self.inputs(graph, draws), graph.blocks, graph.normalized_adjacency, relu=True)
-        for layer in rest:
-            x = layer(self.drop(x, graph, draws), graph.blocks, graph.normalized_adjacency, relu=True)
+        x = self.convolve(0, self.inputs(graph, draws), graph.hop(0))
+        for index in range(1, len(self.layers)):
+            x = self.convolve(index, self.drop(x, graph.hop(index), draws), graph.hop(index))
         return x
 
     def forward(self, graph: Graph, draws: Draws | None = None) -> Tensor:
         """Logits (N, C)."""
-        out: Tensor = self.output(self.drop(self.embed(graph, draws), graph, draws), graph.blocks)
+        top = graph.hop(len(self.layers))
+        return self.head(self.drop(self.embed(graph, draws), top, draws), top)
+
+    @property
+    def hops(self) -> int:
+        """One per convolution."""
+        return len(self.layers)
+
+    def stages(self, *, embed: bool = False) -> list[Stage]:
+        """The convolutions, then the linear layer."""
+        convolutions = [Stage(1, partial(self.convolve, index)) for index in range(len(self.layers))]
+        return convolutions if embed else [*convolutions, Stage(0, self.head)]
+
+    def convolve(self, index: int, x: Features | Tensor, graph: Hop) -> Tensor:
+        """relu(Â·H·W + b)."""
+        out: Tensor = self.layers[index](x, graph.blocks, graph.normalized_adjacency, relu=True)
+        return out
+
+    def head(self, x: Features | Tensor, graph: Hop) -> Tensor:
+        """H·W + b."""
+        out: Tensor = self.output(x, graph.blocks)
         return out

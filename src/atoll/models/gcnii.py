@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from atoll.graphs.features import Features
 from atoll.graphs.graph import Graph
+from atoll.graphs.hops import Hop
+from atoll.graphs.inference import Stage
 from atoll.models.backbone import Backbone, ModelShape
 from atoll.models.layers import Dense, GCNIILayer
 from atoll.random import Draws
@@ -44,13 +49,46 @@ class GCNII(Backbone):
 
     def embed(self, graph: Graph, draws: Draws | None = None) -> Tensor:
         """H after the last convolution."""
-        initial: Tensor = self.input(self.inputs(graph, draws), graph.blocks, relu=True)  # H⁰
+        initial: Tensor = self.input(self.inputs(graph, draws), graph.hop(0).blocks, relu=True)  # H⁰
         x = initial
-        for layer in self.layers:
-            x = layer(graph.normalized_adjacency @ self.drop(x, graph, draws), initial, graph.blocks)
+        for index in range(len(self.layers)):
+            hop = graph.hop(index)
+            initial = hop.targets(initial)
+            x = self.layers[index](hop.normalized_adjacency @ self.drop(x, hop, draws), initial, hop.out_blocks)
         return x
 
     def forward(self, graph: Graph, draws: Draws | None = None) -> Tensor:
         """Logits (N, C)."""
-        out: Tensor = self.output(self.drop(self.embed(graph, draws), graph, draws), graph.blocks)
+        top = graph.hop(len(self.layers))
+        out: Tensor = self.output(self.drop(self.embed(graph, draws), top, draws), top.blocks)
+        return out
+
+    @property
+    def hops(self) -> int:
+        """One per convolution."""
+        return len(self.layers)
+
+    def stages(self, *, embed: bool = False) -> list[Stage]:
+        """The input layer, the convolutions with H and H⁰ side by side, and the output layer."""
+        convolutions = [Stage(1, partial(self.convolve, index)) for index in range(len(self.layers))]
+        return [Stage(0, self.enter), *convolutions, Stage(0, partial(self.leave, embed))]
+
+    def enter(self, x: Features | Tensor, graph: Hop) -> Tensor:
+        """[H⁰ ‖ H⁰]."""
+        initial = self.input(x, graph.blocks, relu=True)
+        return torch.cat([initial, initial], 1)
+
+    def convolve(self, index: int, x: Features | Tensor, graph: Hop) -> Tensor:
+        """[H ‖ H⁰] → [H⁺ ‖ H⁰]."""
+        assert isinstance(x, Tensor)
+        now, initial = x.chunk(2, 1)
+        initial = graph.targets(initial).contiguous()
+        near = graph.normalized_adjacency @ now.contiguous()
+        return torch.cat([self.layers[index](near, initial, graph.out_blocks), initial], 1)
+
+    def leave(self, embed: bool, x: Features | Tensor, graph: Hop) -> Tensor:
+        """[H ‖ H⁰] → H, or the logits."""
+        assert isinstance(x, Tensor)
+        hidden = x.chunk(2, 1)[0].contiguous()
+        out: Tensor = hidden if embed else self.output(hidden, graph.blocks)
         return out

@@ -1,7 +1,8 @@
-"""Whether a call of a module changed what the module holds besides the values of its parameters and buffers."""
+"""What a module holds: where its parameters are, and whether a call changed anything besides their values and the buffers'."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import chain
 from operator import is_
 from typing import Any
@@ -69,3 +70,28 @@ def _size(values: Held) -> int:
 def _same(one: Any, other: Any) -> bool:
     """The same object, or equal numbers or strings."""
     return one is other or (type(one) is type(other) and isinstance(one, (int, float, str)) and one == other)
+
+
+def replace_parameters(module: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Put other values in the place of a module's parameters; those that it uses in several places stay the same there."""
+    new: dict[int, nn.Parameter] = {}
+    for name, old in list(module.named_parameters(remove_duplicate=False)):
+        if id(old) not in new:
+            new[id(old)] = nn.Parameter(values[name])
+        owner, _, last = name.rpartition(".")
+        module.get_submodule(owner)._parameters[last] = new[id(old)]
+
+
+def places_of(module: nn.Module) -> dict[str, list[str]]:
+    """Every place of each parameter and buffer, once: one in two parts has two, one in a part with two names has one.
+
+    `functional_call` would put the values into a part with two names twice, and leave them there.
+    """
+    names: dict[int, str] = {}
+    places: dict[str, list[str]] = {}
+    for path, part in module.named_modules():  # each part by its first name
+        for last, value in (*part._parameters.items(), *part._buffers.items()):
+            if value is not None:
+                name = f"{path}.{last}" if path else last
+                places.setdefault(names.setdefault(id(value), name), []).append(name)
+    return places

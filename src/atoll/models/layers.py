@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from atoll.graphs.attention import Attention, attend
 from atoll.graphs.blocks import Blocks, broadcast_to_rows
 from atoll.graphs.features import Features, transform
-from atoll.graphs.graph import Graph
+from atoll.graphs.hops import Hop
 from atoll.graphs.sparse import SparseMatrix
 from atoll.random import Draws
 
@@ -46,9 +46,9 @@ class SAGELayer(nn.Module):
         self.near = Dense(parties, fan_in, fan_out, draws, bias=bias)  # W, b
         self.own = Dense(parties, fan_in, fan_out, draws, bias=False)  # V
 
-    def forward(self, x: Features | Tensor, graph: Graph) -> Tensor:
+    def forward(self, x: Features | Tensor, graph: Hop) -> Tensor:
         """D⁻¹A·(H·W) + b + H·V."""
-        out: Tensor = self.near(x, graph.blocks, graph.mean_adjacency) + self.own(x, graph.blocks)
+        out: Tensor = self.near(x, graph.blocks, graph.mean_adjacency) + self.own(graph.targets(x), graph.out_blocks)
         return out
 
 
@@ -60,10 +60,10 @@ class GINLayer(nn.Module):
         self.first = Dense(parties, fan_in, hidden, draws, bias=bias)
         self.second = Dense(parties, hidden, fan_out, draws, bias=bias)
 
-    def forward(self, x: Features | Tensor, graph: Graph, *, relu: bool) -> Tensor:
+    def forward(self, x: Features | Tensor, graph: Hop, *, relu: bool) -> Tensor:
         """relu((A + I)·(H·W) + b)·V + c."""
         inner = self.first(x, graph.blocks, graph.summed_adjacency, relu=True)
-        out: Tensor = self.second(inner, graph.blocks, relu=relu)
+        out: Tensor = self.second(inner, graph.out_blocks, relu=relu)
         return out
 
 
@@ -82,8 +82,8 @@ class AttentionLayer(nn.Module):
         self.target = parameter(draws, bound, parties, heads, width)  # a_t
         self.bias = parameter(None, bound, parties, heads * width) if bias else None
 
-    def forward(self, x: Features | Tensor, graph: Graph, draws: Draws | None, dropout: float) -> Tensor:
-        """(N, in) → (N, H·C); in training, dropout is applied to the attention coefficients α."""
+    def forward(self, x: Features | Tensor, graph: Hop, draws: Draws | None, dropout: float) -> Tensor:
+        """(N, in) → (N', H·C); in training, dropout is applied to the attention coefficients α."""
         heads = self.source.shape[1]
         attention = graph.attention(heads)
         rows = self.project(x, graph.blocks)
@@ -93,7 +93,8 @@ class AttentionLayer(nn.Module):
         out = self.attend(rows, graph.blocks, attention, kept)
         if graph.beside_attention is not None:
             out = out + graph.beside_attention @ rows
-        return out if self.bias is None else out + broadcast_to_rows(self.bias, graph.blocks)
+        out = graph.targets(out)
+        return out if self.bias is None else out + broadcast_to_rows(self.bias, graph.out_blocks)
 
     def project(self, x: Features | Tensor, blocks: Blocks) -> Tensor:
         """W·h (N, H·C)."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from atoll.graphs.features import Features
-from atoll.graphs.graph import Graph
+from atoll.graphs.hops import Hop
 from atoll.models.backbone import Chain
 from atoll.random import Draws
 
@@ -14,8 +16,9 @@ class MLP(Chain):
     """Multilayer perceptron: H⁺ = relu(H·W + b), without the edges."""
 
     weighted_edges = False
+    reach: ClassVar[int | None] = 0
 
-    def layer(self, index: int, x: Features | Tensor, graph: Graph, draws: Draws | None) -> Tensor:
+    def layer(self, index: int, x: Features | Tensor, graph: Hop, draws: Draws | None) -> Tensor:
         """H·W + b."""
         out: Tensor = self.layers[index](x, graph.blocks, relu=index < self.last)
         return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any, ClassVar
 
 import torch
@@ -124,6 +125,18 @@ class Adam:
             tensor.zero_()
         self.in_step = True
 
+    def select(self, rows: Tensor) -> Adam:
+        """The same optimizer on copies of some parties' parameters and state."""
+        part = copy(self)
+        part.params, part.first, part.second = (_rows_of(values, rows) for values in (self.params, self.first, self.second))
+        part.steps, part.in_step, part._live = self.steps[rows], self.in_step, {}
+        return part
+
+    def put(self, rows: Tensor, part: Adam) -> None:
+        """Take over what a selected part has become."""
+        self.in_step = False
+        _put_rows({**self.params, **self.state()}, rows, {**part.params, **part.state()})
+
 
 class AdamW(Adam):
     """Adam with decoupled weight decay: Loshchilov & Hutter, ICLR 2019, as in torch.optim.AdamW.
@@ -194,6 +207,16 @@ class SGD:
         for tensor in self.state().values():
             tensor.zero_()
 
+    def select(self, rows: Tensor) -> SGD:
+        """The same optimizer on copies of some parties' parameters and state."""
+        part = copy(self)
+        part.params, part.velocity, part._live = _rows_of(self.params, rows), _rows_of(self.velocity, rows), {}
+        return part
+
+    def put(self, rows: Tensor, part: SGD) -> None:
+        """Take over what a selected part has become."""
+        _put_rows({**self.params, **self.state()}, rows, {**part.params, **part.state()})
+
 
 Optimizer = Adam | SGD  # AdamW is an Adam
 OPTIMIZERS = ("adam", "adamw", "sgd")
@@ -240,24 +263,43 @@ def first_layer(params: Parameters) -> set[str]:
     return {name for name in names if params.layer_of(name) == params.layer_of(names[0])}
 
 
-def descend(optimizer: Optimizer | Sequence[Optimizer], loss: Tensor) -> None:
-    """One step down the loss by one or several optimizers; a parameter that the loss does not depend on has gradient zero."""
-    if isinstance(optimizer, Optimizer):
-        optimizer.step(_clipped(gradients(optimizer, loss), optimizer.clip))
-        return
-    if len(optimizer) == 1:
-        descend(optimizer[0], loss)
-        return
-    computed = torch.autograd.grad(loss, [p for one in optimizer for p in one.params.values()], materialize_grads=True)
+def descend(optimizer: Optimizer | Sequence[Optimizer], loss: Tensor, active: Tensor | None = None) -> None:
+    """One step down the loss by one or several optimizers; a parameter that the loss does not depend on has gradient zero.
+
+    `active`: (P,) which parties take the step; None for all. The others, and their state, stay as they are.
+    """
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+    computed = torch.autograd.grad(loss, [p for one in optimizers for p in one.params.values()], materialize_grads=True)
     parts = iter(gradient.contiguous() for gradient in computed)
-    for one in optimizer:
-        one.step(_clipped([next(parts) for _ in one.params], one.clip))
+    for one in optimizers:
+        _step(one, _clipped([next(parts) for _ in one.params], one.clip), active)
+
+
+@torch.no_grad()
+def _step(optimizer: Optimizer, gradients: list[Tensor], active: Tensor | None) -> None:
+    """A step for the active parties, which are stepped apart where they are not all."""
+    if active is None:
+        optimizer.step(gradients)
+        return
+    rows = active.nonzero()[:, 0]
+    part: Any = optimizer.select(rows)
+    part.step([gradient[rows] for gradient in gradients])
+    optimizer.put(rows, part)
+
+
+def _rows_of(values: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    return {name: value.detach()[rows] for name, value in values.items()}
 
 
 def gradients(optimizer: Optimizer, loss: Tensor) -> list[Tensor]:
     """The gradients of the loss in the order of the optimizer's parameters; nothing is accumulated in the parameters."""
     computed = torch.autograd.grad(loss, list(optimizer.params.values()), materialize_grads=True)
     return [gradient.contiguous() for gradient in computed]
+
+
+def _put_rows(live: Mapping[str, Tensor], rows: Tensor, values: Mapping[str, Tensor]) -> None:
+    for name, value in values.items():
+        live[name][rows] = value
 
 
 def _clipped(gradients: list[Tensor], clip: float) -> list[Tensor]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -32,8 +32,9 @@ from torch.nn.parameter import UninitializedParameter
 
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.graph import Graph
+from atoll.graphs.minibatch import MiniBatch
 from atoll.models.backbone import Backbone, ModelShape
-from atoll.models.held import difference, held
+from atoll.models.held import difference, held, places_of, replace_parameters
 from atoll.random import Draws
 from atoll.settings import setting
 
@@ -59,13 +60,13 @@ class PlainModule(Backbone):
         self._check(module)
         self.__dict__["module"] = module  # not registered: the parameters keep the names that they have in the user's module
         self.__dict__["initial_buffers"] = {name: value.clone() for name, value in module.named_buffers()}
-        self.__dict__["places"] = _places(module)
+        self.__dict__["places"] = places_of(module)
         if draws is None:
             stacked = {name: torch.zeros(shape.parties, *value.shape) for name, value in module.named_parameters()}
         else:
             every = [dict(one.named_parameters()) for one in modules]
             stacked = {name: torch.stack([one[name].detach() for one in every]) for name, _ in module.named_parameters()}
-        _replace_parameters(module, stacked)
+        replace_parameters(module, stacked)
         self._modules, self._parameters = module._modules, module._parameters
 
     def forward(self, graph: Graph, draws: Draws | None = None) -> Tensor:
@@ -91,16 +92,24 @@ class PlainModule(Backbone):
         """As wide as `embed` must be."""
         return shape.hidden
 
+    @property
+    def hops(self) -> int:
+        """One per layer, as far as the settings tell."""
+        return self.shape.layers
+
     def _per_party(self, method: str | None, graph: Graph, draws: Draws | None) -> Tensor:
         """The module's output on every party's graph; its randomness is a function of the draws alone.
 
         It works on copies, and so do its gradients: torch rounds differently where a tensor does not begin at a vector register.
+        Of a mini-batch it gets all sampled nodes, as from PyG's loaders, and the output is that of the training nodes among them.
         """
+        if isinstance(graph, MiniBatch) and graph.sampled is not None:
+            return self._per_party(method, graph.sampled.union[0], draws)[graph.sampled.union[1]]
         x, edges = _inputs(graph)
         weights = self._weights(method, graph)
         if draws is not None and self.shape.input_dropout:
             x = x * draws.keep(1 - self.shape.input_dropout, graph.sizes, x.shape[1])
-        seeds = [0] * graph.parties if draws is None else _seeds(draws)
+        seeds = [0] * graph.parties if draws is None else _seeds(draws, graph.sizes)
         self.module.train(draws is not None)
         call = _Call(self.module, method)
         names = ["module." + name for name, _ in self.named_parameters()]
@@ -110,6 +119,8 @@ class PlainModule(Backbone):
         with torch.random.fork_rng(devices=[]):
             inputs = zip(torch.split(x, graph.sizes), edges, weights, strict=True)
             for seed, values, (rows, edge_index, weight) in zip(seeds, by_party, inputs, strict=True):
+                if not len(rows):  # a party that has no batch left
+                    continue
                 torch.manual_seed(seed)
                 parameters = {name: value.clone() for name, value in zip(names, values, strict=True)}
                 outputs.append(self._call(call, parameters, rows.clone(), edge_index, weight))
@@ -120,7 +131,7 @@ class PlainModule(Backbone):
                 f"{self.label} changes its attribute {changed!r} when it is called, so that a party's result would depend on the "
                 "calls before; keep what a call computes in local variables."
             )
-        return torch.cat(outputs)
+        return torch.cat(outputs) if outputs else torch.zeros(0, self.shape.classes if method is None else self.shape.hidden)
 
     def _weights(self, method: str | None, graph: Graph) -> list[Tensor | None]:
         """The weights of every party's edges, where the edges have weights and the module takes them, or cannot do without."""
@@ -237,31 +248,6 @@ def plain_backbone(factory: Factory, label: str) -> type[PlainModule]:
     return type("UserModule", (PlainModule,), names)
 
 
-def _replace_parameters(module: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Put other values in the place of a module's parameters; those that it uses in several places stay the same there."""
-    new: dict[int, nn.Parameter] = {}
-    for name, old in list(module.named_parameters(remove_duplicate=False)):
-        if id(old) not in new:
-            new[id(old)] = nn.Parameter(values[name])
-        owner, _, last = name.rpartition(".")
-        module.get_submodule(owner)._parameters[last] = new[id(old)]
-
-
-def _places(module: nn.Module) -> dict[str, list[str]]:
-    """Every place of each parameter and buffer, once: one in two parts has two, one in a part with two names has one.
-
-    `functional_call` would put the values into a part with two names twice, and leave them there.
-    """
-    names: dict[int, str] = {}
-    places: dict[str, list[str]] = {}
-    for path, part in module.named_modules():  # each part by its first name
-        for last, value in (*part._parameters.items(), *part._buffers.items()):
-            if value is not None:
-                name = f"{path}.{last}" if path else last
-                places.setdefault(names.setdefault(id(value), name), []).append(name)
-    return places
-
-
 def _signature(factory: Factory) -> Mapping[str, inspect.Parameter]:
     """The arguments that can be given by name."""
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -275,9 +261,11 @@ def _weight_argument(module: nn.Module, method: str) -> inspect.Parameter | None
     return inspect.signature(getattr(module, method)).parameters.get("edge_weight")
 
 
-def _seeds(draws: Draws) -> list[int]:
-    """The next seed of every party."""
-    return [int(torch.randint(2**62, (), generator=one, device="cpu")) for one in draws.generators]
+def _seeds(draws: Draws, sizes: Sequence[int] | None = None) -> list[int]:
+    """The next seed of every party; 0, and nothing is drawn, where its size is 0."""
+    wanted = [1] * len(draws.generators) if sizes is None else sizes
+    pairs = zip(draws.generators, wanted, strict=True)
+    return [int(torch.randint(2**62, (), generator=one, device="cpu")) if size else 0 for one, size in pairs]
 
 
 def _inputs(graph: Graph) -> tuple[Tensor, list[Tensor]]:

@@ -23,7 +23,7 @@ from atoll.engines import ENGINES
 from atoll.errors import AtollError, suggest
 from atoll.federation.memory import TRAIN_ITEM
 from atoll.federation.robust import check_algorithm
-from atoll.models import optim, user
+from atoll.models import batching, optim, user
 from atoll.models.registry import find_model
 from atoll.privacy.masking import SECURE_STEPS
 from atoll.privacy.noise_settings import NoiseSettings
@@ -146,6 +146,7 @@ def resolve(
     _check(algorithm, built)
     check_fixed(stored, built)
     optim.check(built["settings"])
+    batching.check(built["settings"])
     _check_noise(built["dp"], grouped["dp"])
     architecture = built.pop("model", None)
     if architecture is not None and architecture != type(architecture)():

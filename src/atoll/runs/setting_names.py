@@ -7,7 +7,7 @@ from typing import Any
 
 from atoll import algorithms
 from atoll.errors import AtollError, closest, suggest
-from atoll.settings import known, renamed, warn_renamed
+from atoll.settings import BatchedTraining, Training, known, renamed, warn_renamed
 
 ARGUMENTS = ("dataset", "partition", "parties", "seed", "engine", "start_from", "start_digest")  # beside algorithm and settings
 OPTIONS = {"start_from": "from", "start_digest": "from"}  # of the command line, where they have other names
@@ -109,6 +109,8 @@ def unknown_setting(algorithm: str, name: str, groups: Mapping[str, type]) -> st
     if group == "model" and rest and group in groups:
         near = suggest(rest, known(groups[group])) if known(groups[group]) else "; it has none."
         return f"The model has no setting {rest!r}{near}"
+    if name in known(BatchedTraining).keys() - known(Training).keys() and (why := algorithms.find(algorithm).Cohort.whole_graph):
+        return f"{algorithm} cannot train in mini-batches: {why}; leave {name} out."
     options = [f"{group}.{key}" if group in PREFIXED else key for group in groups for key in known(groups[group])]
     near = closest(name, options) or f"; `atoll algorithms {algorithm}` lists its settings."
     return f"{algorithm} has no setting {name!r}{near}"

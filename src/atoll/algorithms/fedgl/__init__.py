@@ -86,6 +86,7 @@ def reply(case: Case) -> Forms:
 class Cohort(LocalTraining):
     """Parties that train the server's model with its pseudo labels over its pseudo graph."""
 
+    whole_graph = "pseudo labels and the pseudo graph join all nodes of a party in every step"
     settings: Settings
     about_nodes = ("nodes", "graph")
 

@@ -10,7 +10,7 @@ from atoll.settings import setting
 
 
 @dataclass(frozen=True)
-class Settings(fedavg.Settings):
+class Settings(fedavg.Averaging):
     """FedAvg's settings and those of the global self-supervision.
 
     `variant=paper` follows all of the text at once. It sets, each of them still to be set alone: `pseudo_graph=literal` (Eqs. 9

@@ -29,9 +29,12 @@ from atoll.federation.cohort import PARTY, TRAIN_ITEM, Fields, backbone, verb
 from atoll.federation.declarations import COUNTS, WEIGHT, Forms, real, share
 from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.federation import Federation
+from atoll.graphs import minibatch
 from atoll.graphs.graph import Graph
+from atoll.graphs.inference import in_blocks
 from atoll.models import optim
 from atoll.models.backbone import Backbone, ModelShape
+from atoll.models.batching import fan_outs
 from atoll.models.losses import kl
 from atoll.models.mixed import MixedBackbone, check_kinds, draw_uniform
 from atoll.models.parameters import get_parameters, scale, set_parameters, weighted
@@ -123,7 +126,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         if self.recipe.refresh_proxies:
             set_parameters(self.proxies, {"own": proxies[self.labeled.y]})  # line 4, for V_L
         self.train_gnn(*self.soft_targets(proxies))
-        self.train_encoder(self.gnn(self.graph).softmax(1).detach()[self.rows])
+        self.train_encoder(self.predict().softmax(1).detach()[self.rows])
         return self.report()
 
     @torch.no_grad()
@@ -140,12 +143,28 @@ class Cohort(atoll.federation.cohort.Cohort):
     def train_gnn(self, targets: Tensor, counted: Tensor) -> None:
         """Phase 1, lines 7-11."""
         s, graph, draws = self.settings, self.graph, self.draws()
+        if s.batch_size:
+            self.train_gnn_in_batches(targets, counted, draws)
+            return
         for _ in range(s.epochs):
             logits = self.gnn(graph, draws)
             loss = self.task.loss(logits, graph)  # Eq. 5
             if s.soft_target_weight:
                 loss = loss + s.soft_target_weight * kl(targets, logits, graph, counted)  # Eqs. 6, 7
             optim.descend(self.gnn_optimizer, loss)
+
+    def train_gnn_in_batches(self, targets: Tensor, counted: Tensor, draws: Draws) -> None:
+        """The same in mini-batches of the nodes that count; those without soft targets are the labeled ones."""
+        s, graph, sampling = self.settings, self.graph, self.draws("batches")
+        items = counted if s.soft_target_weight else graph.train
+        numbers = fan_outs(s, self.gnn.hops)
+        for _ in range(s.epochs):
+            for batch in minibatch.epoch(graph, s.batch_size, numbers, s.sampler, sampling, items):
+                logits = self.gnn(batch, draws)
+                loss = self.task.loss(logits, batch)
+                if s.soft_target_weight:
+                    loss = loss + s.soft_target_weight * kl(targets[batch.index], logits, batch, counted[batch.index])
+                optim.descend(self.gnn_optimizer, loss, batch.active)
 
     def train_encoder(self, beliefs: Tensor) -> None:
         """Phase 2, lines 15-22, with the GNN's beliefs ŷ of the labeled nodes."""
@@ -183,11 +202,15 @@ class Cohort(atoll.federation.cohort.Cohort):
 
     def predict(self) -> Tensor:
         """(N, C) logits of each party's own GNN."""
+        if self.settings.batch_size and (stages := self.gnn.stages()) is not None:
+            return in_blocks(stages, self.graph)
         logits: Tensor = self.gnn(self.graph)
         return logits
 
     def embeddings(self) -> Tensor | None:
         """(N, h) the last hidden layer of each party's own GNN; None where parties have different ones."""
+        if self.settings.batch_size and (stages := self.gnn.stages(embed=True)) is not None:
+            return in_blocks(stages, self.graph)
         return None if self.settings.models else self.gnn.embed(self.graph)
 
     def transfer(self, memory: Mapping[str, Any]) -> None:

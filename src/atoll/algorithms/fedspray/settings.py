@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from atoll.errors import AtollError
-from atoll.settings import Training, setting
+from atoll.settings import BatchedTraining, setting
 
 
 @dataclass(frozen=True)
-class Settings(Training):
+class Settings(BatchedTraining):
     """The paper's settings, and what its text and its authors' code do differently, all of it by `variant` or one by one."""
 
     soft_target_weight: float = setting(

@@ -1,0 +1,114 @@
+"""The promises of the design with mini-batches on, for every algorithm that has them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from atoll import algorithms, wire
+from atoll.errors import AtollError
+from atoll.runs import runner
+from atoll.runs.config import Config
+from atoll.settings import BatchedTraining
+from small import Recorded, small
+from test_promises import assert_same, numbers, partial, run
+
+BATCHED = [name for name in algorithms.names() if issubclass(algorithms.find(name).Settings, BatchedTraining)]
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "neighbors": {"fan_out": "2,1"},
+    "layers": {"sampler": "layers", "fan_out": "2"},
+    "clusters": {"sampler": "clusters"},
+}
+USUAL = {"dropout": 0.3, "hidden": 8, "epochs": 2, "model": "gcn", "layers": 2}
+
+pytestmark = pytest.mark.parametrize("algorithm", BATCHED)
+
+
+def batched(algorithm: str, sampler: str = "neighbors", **values: Any) -> Config:
+    """A small run with four training nodes per batch."""
+    return small(algorithm, **{**USUAL, "batch_size": 4, **SAMPLERS[sampler], **values})
+
+
+def test_with_all_neighbors_it_is_full_batch_training(algorithm: str) -> None:
+    """One batch of all training nodes with all their neighbors: the numbers of training on the whole graph."""
+    whole = run(small(algorithm, **{**USUAL, "dropout": 0.0}))
+    for sampler in ("neighbors", "layers"):
+        values = {"dropout": 0.0, "batch_size": 1000, "fan_out": "0"}
+        assert_same(whole, run(batched(algorithm, sampler, **values)), 1e-4 if algorithm == "gcfl" else 1e-5)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_placement_does_not_matter(algorithm: str, sampler: str, participation: float) -> None:
+    """All parties in one cohort, or each at a site of its own, all or some of them: the same numbers and bytes."""
+    if participation < 1 and not partial(algorithm):
+        pytest.skip(f"{algorithm} needs every party in every round")
+    together = run(batched(algorithm, sampler, participation=participation))
+    assert_same(together, run(batched(algorithm, sampler, participation=participation, placement="apart")), 1e-5)
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_memory_is_declared(algorithm: str, participation: float) -> None:
+    """Parties rebuilt from their declared memory before every message give the same numbers."""
+    if participation < 1 and not partial(algorithm):
+        pytest.skip(f"{algorithm} needs every party in every round")
+    usual = run(batched(algorithm, participation=participation))
+    assert_same(usual, run(batched(algorithm, participation=participation, amnesia="true")), 1e-6)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_resume_is_exact(algorithm: str, sampler: str, tmp_path: Any) -> None:
+    """Broken off and resumed, a run ends with the same bits in state, memory, history and bytes."""
+
+    class Broken(Exception):
+        """Stands for a process that dies."""
+
+    def watch(row: dict[str, Any], rounds: int) -> None:
+        if row["round"] == 2:
+            raise Broken
+
+    config = batched(algorithm, sampler, checkpoint_every=1)
+    whole = runner.run(config, out=tmp_path / "whole")
+    with pytest.raises(Broken):
+        runner.run(config, out=tmp_path / "broken", watch=watch)
+    resumed = runner.resume(tmp_path / "broken")
+    assert_same(whole, resumed, 0.0)
+    assert numbers(whole) == numbers(resumed)
+    for (name, value), (_, same) in zip(wire.leaves(whole.memory), wire.leaves(resumed.memory), strict=True):
+        assert torch.equal(value, same), name
+
+
+def test_the_bill_is_exact(algorithm: str) -> None:
+    """The ledger's bytes are those of the messages really encoded, and those of training on the whole graph."""
+    recorded: list[Recorded] = []
+
+    def wrap(engine: Any) -> Recorded:
+        recorded.append(Recorded(engine))
+        return recorded[0]
+
+    experiment = runner.prepare(batched(algorithm, placement="apart"), engine=wrap)
+    result = runner.rounds(experiment)
+    counted = {
+        (round, verb, training, party): row[:4].tolist()
+        for round, rows in experiment.federation.ledger.rounds.items()
+        for (verb, training), table in rows.items()
+        for party, row in enumerate(table)
+        if row.any()
+    }
+    assert counted == recorded[0].bytes
+    assert result.bytes == run(small(algorithm, **USUAL)).bytes
+
+
+def test_batches_matter_and_default_off(algorithm: str) -> None:
+    """Mini-batches give other numbers than the whole graph; without a batch_size the settings are left out of a digest."""
+    from atoll.settings import first_named
+
+    assert numbers(run(batched(algorithm))) != numbers(run(small(algorithm, **USUAL)))
+    settings = small(algorithm).settings
+    assert not {"batch_size", "fan_out", "sampler"} & first_named(settings).keys()
+    assert first_named(replace(settings, batch_size=4))["batch_size"] == 4
+    with pytest.raises(AtollError, match="batch_size is 0"):
+        small(algorithm, fan_out="3")
