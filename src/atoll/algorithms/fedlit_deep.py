@@ -24,13 +24,12 @@ from atoll.federation import metrics
 from atoll.federation.cohort import MODEL, Fields, backbone, first_model, verb
 from atoll.federation.declarations import COUNTS, WEIGHT, Case, real, whole
 from atoll.federation.federation import Federation
+from atoll.federation.first_model import embedding_width
 from atoll.federation.local_training import LocalTraining
 from atoll.graphs.graph import Graph
 from atoll.graphs.links import best_matching
 from atoll.models import optim
-from atoll.models.backbone import ModelShape
 from atoll.models.parameters import Parameters, get_parameters
-from atoll.models.registry import find_model
 from atoll.models.relational import RelationalModel
 from atoll.random import SERVER, Draws
 from atoll.settings import Training, setting
@@ -54,9 +53,7 @@ class Settings(Training):
 
 def numbers(case: Case) -> int:
     """r: twice the width of a node's representation."""
-    settings: Settings = case.settings
-    shape = ModelShape(1, case.schema.features, case.schema.outputs or case.schema.classes, settings.hidden, settings.layers)
-    return 2 * find_model(settings.model).embedding_width(shape)
+    return 2 * embedding_width(case.settings, case.schema)
 
 
 CHANNELS = MODEL.stacked("link_types")

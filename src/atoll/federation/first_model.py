@@ -6,9 +6,9 @@ from torch import Tensor
 
 from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.messages import Schema
-from atoll.models.backbone import Backbone
+from atoll.models.backbone import Backbone, ModelShape
 from atoll.models.parameters import get_parameters
-from atoll.models.registry import build
+from atoll.models.registry import build, find_model
 from atoll.random import SERVER, Draws
 from atoll.settings import Training
 
@@ -28,6 +28,12 @@ def backbone(settings: Training, schema: Schema, parties: int, draws: Draws | No
         settings=settings.architecture,
         draws=draws,
     )
+
+
+def embedding_width(settings: Training, schema: Schema) -> int:
+    """h: columns of what `embed` of the settings' network gives."""
+    shape = ModelShape(1, schema.features, schema.outputs or schema.classes, settings.hidden, settings.layers)
+    return find_model(settings.model).embedding_width(shape)
 
 
 MODEL = ModelForm(lambda settings, schema: backbone(settings, schema, 1, None))  # the backbone's parameters, for declarations

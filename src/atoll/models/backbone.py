@@ -78,6 +78,10 @@ class Backbone(nn.Module):
         """The last hidden representation (N, hidden); the logits where there is no hidden layer."""
         raise NotImplementedError
 
+    def embed_and_output(self, graph: Graph, draws: Draws | None = None) -> tuple[Tensor, Tensor]:
+        """What `embed` and a call give: from one pass where a subclass can do so, here from two, each with its own dropout."""
+        return self.embed(graph, draws), self(graph, draws)
+
     @classmethod
     def embedding_width(cls, shape: ModelShape) -> int:
         """Columns of what `embed` gives."""
@@ -156,6 +160,14 @@ class Chain(Backbone):
         top = graph.hop(self.last * (self.reach or 0))
         x = self.drop(self.embed(graph, draws), top, draws) if self.last else self.inputs(graph, draws)
         return self.layer(self.last, x, top, draws)
+
+    def embed_and_output(self, graph: Graph, draws: Draws | None = None) -> tuple[Tensor, Tensor]:
+        """What the last layer takes of the nodes whose logits it gives, before dropout, and these logits."""
+        embedded = self.embed(graph, draws)
+        if not self.last:
+            return embedded, embedded
+        top = graph.hop(self.last * (self.reach or 0))
+        return top.targets(embedded), self.layer(self.last, self.drop(embedded, top, draws), top, draws)
 
     def embed(self, graph: Graph, draws: Draws | None = None) -> Tensor:
         """The representation below the last layer."""

@@ -48,6 +48,11 @@ class GCNHead(Backbone):
         top = graph.hop(len(self.layers))
         return self.head(self.drop(self.embed(graph, draws), top, draws), top)
 
+    def embed_and_output(self, graph: Graph, draws: Draws | None = None) -> tuple[Tensor, Tensor]:
+        """What the linear layer takes, before dropout, and the logits."""
+        embedded, top = self.embed(graph, draws), graph.hop(len(self.layers))
+        return embedded, self.head(self.drop(embedded, top, draws), top)
+
     @property
     def hops(self) -> int:
         """One per convolution."""

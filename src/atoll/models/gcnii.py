@@ -63,6 +63,11 @@ class GCNII(Backbone):
         out: Tensor = self.output(self.drop(self.embed(graph, draws), top, draws), top.blocks)
         return out
 
+    def embed_and_output(self, graph: Graph, draws: Draws | None = None) -> tuple[Tensor, Tensor]:
+        """What the linear layer takes, before dropout, and the logits."""
+        embedded, top = self.embed(graph, draws), graph.hop(len(self.layers))
+        return embedded, self.output(self.drop(embedded, top, draws), top.blocks)
+
     @property
     def hops(self) -> int:
         """One per convolution."""

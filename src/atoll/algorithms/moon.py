@@ -1,0 +1,84 @@
+"""MOON: Li, He & Song, CVPR 2021. FedAvg whose parties keep representations near the shared model's, away from their last.
+
+Payload bytes per round and party, w parameters: down 4·w, up 4·w + 8 (the number of training nodes; of all nodes with
+`weighting=nodes`; 1 with `weighting=parties`).
+The server sees the sum of the parties' models, weighted by these nodes, and the sum of the nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atoll.algorithms import fedavg
+from atoll.algorithms.fedavg import EVALUATIONS, SCENARIOS, evaluate, start, step
+from atoll.federation.cohort import MODEL, PARTY, Fields, backbone, verb
+from atoll.federation.declarations import WEIGHT
+from atoll.graphs.graph import Graph
+from atoll.graphs.masks import node_weights
+from atoll.models.parameters import get_parameters, set_parameters, weighted, zeros_of
+from atoll.random import Draws
+from atoll.settings import setting
+
+__all__ = ["EVALUATIONS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+
+
+@dataclass(frozen=True)
+class Settings(fedavg.Settings):
+    """FedAvg's settings and the contrast's."""
+
+    contrast_weight: float = setting(1.0, "Weight μ of the contrast of representations; 0 is FedAvg.", low=0)
+    temperature: float = setting(0.5, "Temperature τ of the contrast.", low=1e-3)
+    contrast_on: str = setting(
+        "train", "The nodes of the contrast: training nodes, or all nodes of the party (OpenFGL).", choices=("train", "all")
+    )
+
+
+class Cohort(fedavg.Cohort):
+    """FedAvg's parties, which remember the model that their last training left."""
+
+    memory = {"optimizer": PARTY, "previous": PARTY, "trained_before": PARTY}
+    training_memory = frozenset({"previous", "trained_before"})
+    settings: Settings
+
+    def setup(self) -> None:
+        """No earlier model, and a network that is not trained, for the representations of others."""
+        super().setup()
+        self.previous = zeros_of(self.model)  # w_k of the party's last round
+        self.trained_before = torch.zeros(self.graph.parties, dtype=torch.bool)
+        self.frozen = backbone(self.settings, self.schema, self.graph.parties, None)
+
+    @verb(takes={"model": MODEL}, gives={"model": MODEL, "n": WEIGHT}, averaged={"model": "n"})
+    def fit(self, model: Fields) -> Fields:
+        """Local training with the contrast (Algorithm 1, lines 14 to 24); the model is kept for the next round."""
+        self.load(model)
+        contrasting = bool(self.settings.contrast_weight) and bool(self.trained_before.any())
+        self.train(model=model, anchors=self.anchors(self.graph, model) if contrasting else None)
+        self.previous = get_parameters(self.model, copy=True)
+        self.trained_before = torch.ones_like(self.trained_before)
+        return {"model": weighted(self.model, self.weights), "n": self.weights}
+
+    def objective(self, batch: Graph, draws: Draws, model: Fields, anchors: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """ℓ_sup + μ·ℓ_con (Eq. 4); ℓ_sup alone in a party's first round."""
+        if anchors is None:
+            return self.task.loss(self.output(batch, draws), batch)
+        own, out = self.model.embed_and_output(batch, draws)
+        shared, previous = anchors if batch is self.graph else self.anchors(batch, model)
+        return self.task.loss(out, batch) + self.settings.contrast_weight * self.contrast(own, shared, previous, batch)
+
+    @torch.no_grad()
+    def anchors(self, graph: Graph, model: Fields) -> tuple[Tensor, Tensor]:
+        """(N, h) representations of the server's model and of the party's last one, without dropout."""
+        set_parameters(self.frozen, model)
+        shared, _ = self.frozen.embed_and_output(graph)
+        set_parameters(self.frozen, self.previous)
+        return shared, self.frozen.embed_and_output(graph)[0]
+
+    def contrast(self, own: Tensor, shared: Tensor, previous: Tensor, graph: Graph) -> Tensor:
+        """Σ_k mean_i −log[e^{s/τ} / (e^{s/τ} + e^{s′/τ})]; s, s′: cosines with the shared and the last representation (Eq. 3)."""
+        near, far = F.cosine_similarity(own, shared), F.cosine_similarity(own, previous)
+        weights = node_weights(graph, "train" if self.settings.contrast_on == "train" else None)
+        return (F.softplus((far - near) / self.settings.temperature) * weights * self.trained_before[graph.party]).sum()
