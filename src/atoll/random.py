@@ -61,6 +61,10 @@ class Draws:
         """(P, *shape) standard normal numbers."""
         return torch.stack([torch.randn(shape, generator=g) for g in self.generators])
 
+    def orders(self, sizes: Sequence[int]) -> list[Tensor]:
+        """A permutation of 0 … sizes[p] − 1 by each party."""
+        return [torch.randperm(size, generator=g) for size, g in zip(sizes, self.generators, strict=True)]
+
     def kept_values(self, probability: float, sizes: Sequence[int]) -> tuple[Iterator[NDArray[np.bool_]], float]:
         """Which of its `sizes[p]` values each party keeps, with this probability (16 bits); and the factor to scale them by."""
         threshold = max(1, round(probability * 2**16))

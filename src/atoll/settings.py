@@ -79,6 +79,7 @@ class Training:
     clip: float = setting(
         0.0, "Largest norm of a party's gradient; a longer one is scaled to it. 0 does not clip.", low=0, since="0.2"
     )
+    readout: str = setting("sum", "Graph tasks: how a graph's nodes become one row.", choices=("sum", "mean", "max"), since="0.2")
     architecture: Any = dataclasses.field(default=None, kw_only=True, metadata={"internal": True})  # the model's own settings
 
 
@@ -95,7 +96,7 @@ class BatchedTraining(Training):
     """
 
     batch_size: int = setting(
-        0, "Training nodes of a party per step, every one once per epoch; 0 takes a step per epoch on the whole graph.",
+        0, "Training nodes (graph tasks: graphs) of a party per step, each once per epoch; 0 takes one step per epoch on all.",
         low=0, high=10**9, since="0.2",
     )  # fmt: skip
     fan_out: tuple[int, ...] = setting(

@@ -24,6 +24,7 @@ from atoll.settings import BatchedTraining, Training, setting
 
 SCENARIOS = ("horizontal", "overlapping")
 EVALUATIONS = ("global", "trained", "finetuned", "union")
+SHARES = ("all", "layers", "layers+post")
 WEIGHTINGS = ("train", "nodes", "parties")
 
 
@@ -39,6 +40,13 @@ class Averaging(Training):
     keep_optimizer: bool = setting(True, "Keep the parties' optimizer state from round to round instead of resetting it.")
     evaluation_dropout: bool = setting(False, EVALUATION_DROPOUT, since="0.2")
     decay_layers: str = setting("all", DECAY_LAYERS, choices=("all", "first"), since="0.2")
+    share: str = setting(
+        "all",
+        "Graph tasks: which parameters travel: all, the convolutions (layers), or these and the layer after the readout. The "
+        "others stay with their party, which may then have columns and classes of its own.",
+        choices=SHARES,
+        since="0.2",
+    )
 
 
 @dataclass(frozen=True)

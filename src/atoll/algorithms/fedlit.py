@@ -35,6 +35,7 @@ from atoll.random import SERVER, Draws
 from atoll.settings import Training, setting
 
 SCENARIOS = ("horizontal", "overlapping")
+LEVELS = ("node",)  # its items are nodes
 
 
 @dataclass(frozen=True)

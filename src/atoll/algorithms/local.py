@@ -45,6 +45,11 @@ class Cohort(LocalTraining):
     memory = {"model": PARTY, "optimizer": PARTY}
     settings: Personal
 
+    @property
+    def share(self) -> str:
+        """Nothing travels."""
+        return "none"
+
     def setup(self) -> None:
         """Every party's model and optimizer."""
         super().setup()

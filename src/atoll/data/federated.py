@@ -20,6 +20,7 @@ from atoll.data.encoding_fit import fit_locally
 from atoll.data.federated_data import FederatedData, always, check_scenario, public_edges
 from atoll.data.given import Given
 from atoll.data.given_partition import node_lists
+from atoll.data.graph_parties import federate_graphs, holds_graphs
 from atoll.data.natural import NATURAL, natural_parties
 from atoll.data.partition import SCENARIO_OF, from_lists, partition, scenario_of
 from atoll.data.party_graphs import PartyGraph, parts_of, pooled, read_folders, scenario_of_parties, with_tables
@@ -49,6 +50,9 @@ def federate(
     of shards, their outline.
     """
     given = given if isinstance(given, Given) else Given(given)
+    if given.dataset is None and holds_graphs(config.dataset):
+        data = federate_graphs(config, scenarios)
+        return replace(data, parts=data.parts.select(held)) if held else data
     if config.partition == SHARDS and given.dataset is None:
         return sharded(config, scenarios, unlabeled=unlabeled, held=held)
     data = _federate(config, given, scenarios, unlabeled=unlabeled)

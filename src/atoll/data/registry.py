@@ -7,6 +7,7 @@ import warnings
 from functools import partial
 from typing import Any, Protocol
 
+from atoll.data import graph_datasets
 from atoll.data.catalog import catalog
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.graph import Graph
@@ -100,6 +101,7 @@ DATASETS: Registry[Dataset] = Registry(
         "subcora": "atoll.data.subcora:SUBCORA",
         "twitch": "atoll.data.twitch:TWITCH",
         **{name: partial(catalog().__getitem__, name) for name in catalog()},
+        **graph_datasets.entries(),
     },
     check=_check,
 )

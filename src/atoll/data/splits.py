@@ -14,7 +14,7 @@ from atoll.graphs.graph import Graph
 from atoll.random import generator
 from atoll.settings import setting
 
-KINDS = ("auto", "public", "random", "by_class", "per_class", "geom", "stratified")
+KINDS = ("auto", "public", "random", "by_class", "per_class", "geom", "stratified", "halves")
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,9 @@ class SplitSettings:
 
     split: str = setting(
         "auto",
-        "auto: the dataset's own split, or else random; random splits within each party, by_class too, each class in the same "
-        "shares; the others split all nodes together.",
+        "auto: the dataset's own split, or else random (graphs: halves); random splits within each party, by_class too, each "
+        "class in the same shares, and halves, for graphs: stratified, what does not train validates and tests half and half; "
+        "the others split all nodes together.",
         choices=KINDS,
     )
     train: float = setting(0.4, "Share of the labeled nodes used for training (random, by_class, stratified).", low=0, high=1)
@@ -69,8 +70,8 @@ def split(graph: Graph, settings: SplitSettings, seed: int, parties: Sequence[in
         return graph
     if kind in ("random", "by_class") and settings.split_scope == "party" and not _shares_nodes(graph):
         numbers = range(graph.parties) if parties is None else parties
-        roles = torch.full((graph.num_nodes,), -1)
-        blocks = zip(torch.split(roles, graph.sizes), torch.split(graph.y, graph.sizes), numbers, strict=True)
+        roles, sizes = torch.full((len(graph.y),), -1), graph.items.sizes
+        blocks = zip(torch.split(roles, sizes), torch.split(graph.y, sizes), numbers, strict=True)
         for block, labels, number in blocks:
             source = generator(seed, number, "split")
             by_class = kind == "by_class"
@@ -139,6 +140,8 @@ def _checked(settings: SplitSettings) -> str:
 
 def _shares_nodes(graph: Graph) -> bool:
     """Whether nodes cannot be split within each party: the parties share nodes, or hold one node each."""
+    if graph.graph_ptr is not None:
+        return False
     if graph.widths is not None or graph.parties == 1 or graph.parties == graph.num_nodes:
         return graph.widths is not None or graph.parties > 1
     owners = torch.unique(torch.stack([graph.ids, graph.party]), dim=1)

@@ -48,7 +48,7 @@ def partition_statistics(graph: Graph, whole: Graph | None = None) -> PartitionS
     the paper's Table 1; neighbors without a label do not count, nor do nodes without a labeled neighbor.
     """
     parties, classes = graph.parties, max(graph.num_classes, 1)
-    party, y = graph.party.numpy(), graph.y.numpy()
+    party, y = graph.owner.numpy(), graph.y.numpy()
     labeled = y >= 0
     labels = np.bincount(party[labeled] * classes + y[labeled], minlength=parties * classes).reshape(parties, classes)
     majority = labels.argmax(1)
@@ -56,10 +56,10 @@ def partition_statistics(graph: Graph, whole: Graph | None = None) -> PartitionS
     homophily, defined = node_homophily(graph)
     means = [_means(homophily, party, group & defined, parties) for group in (in_majority, labeled & ~in_majority)]
     rows = _pairs(graph.edge_index.numpy(), np.arange(graph.num_nodes))
-    edges = np.bincount(party[rows[0]], minlength=parties)
+    edges = np.bincount(graph.party.numpy()[rows[0]], minlength=parties)
     roles = [np.bincount(party[mask.numpy()], minlength=parties) for mask in (graph.train, graph.val, graph.test)]
     _, component = connected_components(graph.adjacency, directed=False)
-    components = np.bincount(party[np.unique(component, return_index=True)[1]], minlength=parties)
+    components = np.bincount(graph.party.numpy()[np.unique(component, return_index=True)[1]], minlength=parties)
     listed = [
         PartyStatistics(
             nodes=graph.sizes[p],
@@ -86,7 +86,9 @@ def partition_statistics(graph: Graph, whole: Graph | None = None) -> PartitionS
 
 
 def node_homophily(graph: Graph) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Each node's share of labeled neighbors with its own class, and for which nodes it is defined."""
+    """Each node's share of labeled neighbors with its own class, and where it is defined: nowhere if the items are graphs."""
+    if graph.graph_ptr is not None:
+        return np.zeros(len(graph.y)), np.zeros(len(graph.y), bool)
     source, target = graph.edge_index.numpy()
     y = graph.y.numpy()
     known = (y[source] >= 0) & (y[target] >= 0)

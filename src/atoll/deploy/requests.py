@@ -104,7 +104,8 @@ def schema(request: Mapping[str, Any]) -> Schema:
     if unknown := sorted(numbers.keys() - MAX_SCHEMA.keys()):
         raise AtollError(f"the schema holds an unknown entry, {short(unknown[0])!r}.")
     complete = {"nodes": 0, **numbers}
-    return Schema(**{name: integer(complete, name, MIN_SCHEMA[name], high) for name, high in MAX_SCHEMA.items()})
+    checked = {name: integer(complete, name, MIN_SCHEMA[name], high) for name, high in MAX_SCHEMA.items()}
+    return Schema(checked["features"], checked["classes"], checked["parties"], checked["nodes"])
 
 
 def invalid_description(description: Mapping[str, Any]) -> str:

@@ -44,7 +44,7 @@ def count_classes(cohort: Cohort) -> Fields:
     setattr(cohort, COUNTED, call)
     graph = cohort.graph
     rows = (graph.train & (graph.y >= 0)).nonzero()[:, 0]
-    return {"counts": tally(graph.party[rows], graph.y[rows][:, None], graph.parties, (graph.num_classes,))}
+    return {"counts": tally(graph.owner[rows], graph.y[rows][:, None], graph.parties, (graph.num_classes,))}
 
 
 @verb(takes={"weights": real("classes", low=0, double=True)}, gives={})

@@ -30,6 +30,7 @@ from atoll.federation.messages import Guard, Message, Schema, verb
 from atoll.federation.observation import Observation, graph_for
 from atoll.federation.round_memory import enter_phase
 from atoll.graphs.graph import Graph
+from atoll.graphs.masks import only_own
 from atoll.models.backbone import Backbone
 from atoll.models.optim import Optimizer
 from atoll.parties import Parties
@@ -173,7 +174,7 @@ class Cohort:
             return self._answer_for_some(message)
         self._receive(message)
         sessions = secure_steps.enter_sessions(self, message, message.secure) if message.secure is not None else []
-        with torch.set_grad_enabled(message.training), graph_for(self, message):
+        with torch.set_grad_enabled(message.training), graph_for(self, message, judged=message.verb == "evaluate"):
             fields = method(self, **message.common, **message.each) or {}
         for guard in self.guards:
             fields = guard(message, fields, Draws(self.seed, self.parties, "guard", message.verb, message.round, message.call))
@@ -219,6 +220,7 @@ class Cohort:
         arguments = {**message.common, **message.each}
         with torch.no_grad(), graph_for(self, message):
             output, embeddings = self.predict(**arguments), self.embeddings(**arguments) if hidden else None
+            output = only_own(output, self.graph)
             return Observation(self.parties, self.graph, output, embeddings, personal=bool(message.each))
 
     def _part(self, parties: Parties) -> tuple[Cohort, Fields, dict[str, Tensor]]:

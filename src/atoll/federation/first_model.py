@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from atoll.errors import AtollError
 from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.messages import Schema
+from atoll.graphs.graph import Graph
 from atoll.models.backbone import Backbone, ModelShape
-from atoll.models.parameters import get_parameters
+from atoll.models.graph_level import GraphNetwork, GraphNetworkSettings, shared_names
+from atoll.models.parameters import Parameters, get_parameters
 from atoll.models.registry import build, find_model
 from atoll.random import SERVER, Draws
 from atoll.settings import Training
 
+LAYERS = ("layers", "layers+post")  # values of `share` with which some of the parameters stay with their party
 
-def backbone(settings: Training, schema: Schema, parties: int, draws: Draws | None) -> Backbone:
-    """The graph neural network that the settings name; its first values are drawn, or zero without draws."""
+
+def backbone(settings: Training, schema: Schema, parties: int, draws: Draws | None, graph: Graph | None = None) -> Backbone:
+    """The graph neural network that the settings name; its first values are drawn, or zero without draws.
+
+    `graph` is the parties', where their numbers of columns and classes may differ.
+    """
+    if schema.level == "graph":
+        return _graph_network(settings, schema, parties, draws, graph)
     return build(
         settings.model,
         parties=parties,
@@ -33,10 +43,37 @@ def backbone(settings: Training, schema: Schema, parties: int, draws: Draws | No
 def embedding_width(settings: Training, schema: Schema) -> int:
     """h: columns of what `embed` of the settings' network gives."""
     shape = ModelShape(1, schema.features, schema.outputs or schema.classes, settings.hidden, settings.layers)
-    return find_model(settings.model).embedding_width(shape)
+    return (GraphNetwork if schema.level == "graph" else find_model(settings.model)).embedding_width(shape)
 
 
-MODEL = ModelForm(lambda settings, schema: backbone(settings, schema, 1, None))  # the backbone's parameters, for declarations
+def _graph_network(settings: Training, schema: Schema, parties: int, draws: Draws | None, graph: Graph | None) -> GraphNetwork:
+    """Convolutions of that name between dense layers, with a readout."""
+    if settings.architecture is not None:
+        raise AtollError(f"{settings.model} has no settings of its own in graph tasks; leave model.… out.")
+    widths, classes = (None, None) if graph is None else (graph.widths, graph.classes)
+    sizes = (parties, schema.features, schema.outputs or schema.classes, settings.hidden, settings.layers)
+    shape = ModelShape(*sizes, settings.dropout, settings.input_dropout, settings.bias)
+    return GraphNetwork(shape, draws, GraphNetworkSettings(settings.model, settings.readout, widths or (), classes or ()))
+
+
+def shared_part(model: Backbone, settings: Training) -> Parameters:
+    """The parameters that travel, by the setting `share` where an algorithm has it; live views."""
+    parameters, share = get_parameters(model), getattr(settings, "share", "all")
+    return {name: parameters[name] for name in shared_names(model, share)} if share in LAYERS else parameters
+
+
+def require_alike(schema: Schema, share: str) -> None:
+    """Refuse to share parameters whose shapes differ between parties, and to share layers that a model does not have."""
+    if not schema.alike and share == "all":
+        raise AtollError(
+            f"The parties have different columns or classes (up to {schema.features} and {schema.classes}), so that not all "
+            "parameters can be shared; use a method that can share the convolutions alone, with --set share=layers."
+        )
+    if share in LAYERS and schema.level != "graph":
+        raise AtollError(f"share={share} is for graph tasks, whose models have dense layers around the convolutions.")
+
+
+MODEL = ModelForm(lambda settings, schema: shared_part(backbone(settings, schema, 1, None), settings))  # for declarations
 
 
 def first_model(settings: Training, schema: Schema, seed: int) -> dict[str, Tensor]:
@@ -54,6 +91,5 @@ def first_model(settings: Training, schema: Schema, seed: int) -> dict[str, Tens
         >>> sorted(tuple(value.shape) for value in model.values())
         [(3,), (5, 8), (8,), (8, 3)]
     """
-    return {
-        name: value[0] for name, value in get_parameters(backbone(settings, schema, 1, Draws(seed, [SERVER], "model"))).items()
-    }
+    model = backbone(settings, schema, 1, Draws(seed, [SERVER], "model"))
+    return {name: value[0] for name, value in shared_part(model, settings).items()}

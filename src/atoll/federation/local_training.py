@@ -11,6 +11,7 @@ from torch import Tensor
 
 from atoll.federation.cohort import MODEL, PARTY, Cohort, Fields, backbone, verb
 from atoll.federation.declarations import COUNTS, WEIGHT, optional
+from atoll.federation.first_model import LAYERS, require_alike, shared_part
 from atoll.federation.metrics import KEPT
 from atoll.graphs import minibatch
 from atoll.graphs.graph import Graph
@@ -19,7 +20,7 @@ from atoll.models import optim
 from atoll.models.backbone import Backbone
 from atoll.models.batching import fan_outs
 from atoll.models.optim import Optimizer
-from atoll.models.parameters import set_parameters, weighted
+from atoll.models.parameters import get_parameters, set_parameters, weighted
 from atoll.random import Draws
 from atoll.settings import BatchedTraining, Training
 
@@ -60,10 +61,13 @@ class LocalTraining(Cohort):
         Where the models are judged that local training leaves, they are memory, too; before its first training a party's is zero.
         """
         s = self.settings
+        require_alike(self.schema, self.share)
+        if self.share in LAYERS:  # the rest of the model is personal
+            self.memory = {**self.memory, "model": PARTY}  # type: ignore[misc]
         draws = self.first_draws("model") if "model" in self.memory else None
         if self.evaluation in KEPT:
             self.memory = {**self.memory, "model": PARTY}  # type: ignore[misc]
-        self.model = backbone(s, self.schema, self.graph.parties, draws)
+        self.model = backbone(s, self.schema, self.graph.parties, draws, self.graph)
         self.optimizer = optim.of_settings(s, self.model)
 
     @verb(takes={"model": MODEL}, gives={"model": MODEL, "n": WEIGHT}, averaged={"model": "n"})
@@ -71,7 +75,7 @@ class LocalTraining(Cohort):
         """w_k ← w, then local training; n_k·w_k and n_k."""
         self.load(model)
         self.train(model=model)
-        return {"model": weighted(self.model, self.weights), "n": self.weights}
+        return {"model": weighted(shared_part(self.model, self.settings), self.weights), "n": self.weights}
 
     @verb(takes={"model": optional(MODEL)}, gives=COUNTS)
     def evaluate(self, model: Fields | None = None) -> Fields:
@@ -116,14 +120,15 @@ class LocalTraining(Cohort):
     def epoch(self, draws: Draws) -> Iterator[Graph]:
         """One pass over the parties' training items: the whole graph, once, or its mini-batches."""
         s = self.settings
-        if not (isinstance(s, BatchedTraining) and s.batch_size):
+        if not (self.batched and isinstance(s, BatchedTraining)):
             return self.task.batches(self.graph, getattr(s, "batch_size", 0), draws)
         return minibatch.epoch(self.graph, s.batch_size, fan_outs(s, self.hops), s.sampler, draws)
 
     @property
     def batched(self) -> bool:
-        """Whether the parties train in mini-batches."""
-        return isinstance(self.settings, BatchedTraining) and self.settings.batch_size > 0
+        """Whether the parties train in mini-batches of nodes; batches of graphs are the task's."""
+        nodes = self.graph.graph_ptr is None
+        return nodes and isinstance(self.settings, BatchedTraining) and self.settings.batch_size > 0
 
     @property
     def hops(self) -> int | None:
@@ -139,6 +144,11 @@ class LocalTraining(Cohort):
         return None if overridden else self.model.stages(embed=embed)
 
     @property
+    def share(self) -> str:
+        """Which parameters travel: all, those of some layers (see `shared_part`), or none."""
+        return str(getattr(self.settings, "share", "all"))
+
+    @property
     def optimizers(self) -> Sequence[Optimizer]:
         """What takes a step down the objective."""
         return [self.optimizer]
@@ -149,12 +159,13 @@ class LocalTraining(Cohort):
         weighting = getattr(self.settings, "weighting", "train")
         if weighting == "parties":
             return torch.ones(self.graph.parties, dtype=torch.int64)
-        return self.graph.ptr.diff() if weighting == "nodes" else self.graph.num_train
+        return self.graph.item_ptr.diff() if weighting == "nodes" else self.graph.num_train
 
     def load(self, model: Fields | None = None) -> None:
         """w_k ← w; without an argument the model stays as it is."""
         if model is not None:
-            set_parameters(self.model, model)
+            personal = get_parameters(self.model) if self.share in LAYERS else {}
+            set_parameters(self.model, {**personal, **model})
 
     def output(self, graph: Graph, draws: Draws | None = None) -> Tensor:
         """(N, C) the output of the model as it stands, in training with draws."""

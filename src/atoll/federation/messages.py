@@ -17,6 +17,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 MAX_SCHEMA = {"features": 10**7, "classes": 10**5, "parties": 10**7, "nodes": 10**9}  # the bounds of a schema's entries
 MIN_SCHEMA = {"features": 0, "classes": 1, "parties": 1, "nodes": 0}
 
+FOLLOWING = ("outputs", "level", "alike")  # entries of a schema that follow from the task and the data
+
 
 @dataclass(frozen=True)
 class Schema:
@@ -27,11 +29,13 @@ class Schema:
     parties: int
     nodes: int = 0  # of a vertical federation, where all parties hold the same nodes; else 0
     outputs: int = 0  # columns of a model's output where the task has another number than the classes
+    level: str = "node"  # what the task's items are: nodes, or graphs
+    alike: bool = True  # whether all parties have the same columns and classes; if not, the numbers above are the largest
 
     @property
     def numbers(self) -> dict[str, int]:
         """What is sent to the sites: everything that does not follow from the task."""
-        return {name: number for name, number in vars(self).items() if name != "outputs"}
+        return {name: number for name, number in vars(self).items() if name not in FOLLOWING}
 
 
 @dataclass(frozen=True)

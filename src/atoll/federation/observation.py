@@ -33,11 +33,16 @@ class HasGraphs(Protocol):
 
 
 @contextmanager
-def graph_for(cohort: HasGraphs, message: Message) -> Iterator[None]:
-    """Let `cohort.graph` be the clean graph while an evaluation is answered, where training uses a damaged one."""
+def graph_for(cohort: HasGraphs, message: Message, *, judged: bool = False) -> Iterator[None]:
+    """Let `cohort.graph` be the clean graph while an evaluation is answered, where training uses a damaged one.
+
+    With `judged`, where items are graphs, those alone that validate or test.
+    """
     before = cohort.graph
     if cohort.clean_graph is not None and not message.training:
         cohort.graph = cohort.clean_graph
+    if judged:
+        cohort.graph = cohort.graph.judged
     try:
         yield
     finally:

@@ -19,14 +19,16 @@ from atoll.graphs.attention import Attention
 from atoll.graphs.blocks import Blocks, spans
 from atoll.graphs.features import Features, nonzero_values
 from atoll.graphs.hops import AllNodes
+from atoll.graphs.items import Items, operator
+from atoll.graphs.joining import joined_fields
 from atoll.graphs.sparse import SparseMatrix
-from atoll.graphs.table import Table, stack_tables
+from atoll.graphs.table import Table
 
 TRAIN_DEPENDENT = ("derived", "num_train", "merged", "_fitted")  # what `Graph.fitting` must not share
 
 
 @dataclass(frozen=True, eq=False)
-class Graph(AllNodes):
+class Graph(Items, AllNodes):
     """Nodes with features, edges, labels and splits: the blocks of P ≥ 1 parties, one after the other.
 
     Party p owns the rows `ptr[p]:ptr[p + 1]`; no edge joins two parties. A whole graph is the case P = 1.
@@ -66,11 +68,14 @@ class Graph(AllNodes):
     edge_weight: Tensor | None = None  # (E,) float32, finite, not negative; None: every edge counts the same
     table: Table | None = None  # columns that have to be encoded before there is an x, which is (N, 0) until then
     node_names: NDArray[np.object_] | None = None  # (N,) the nodes' ids as text; subgraphs share the texts
+    graph_ptr: Tensor | None = None  # (G + 1,) graph tasks: where each small graph's rows begin; y and masks then have G rows
+    graph_ids: Tensor | None = None  # (G,) graph tasks: each small graph's index in its dataset
+    classes: tuple[int, ...] | None = None  # party p's classes are 0 … classes[p] − 1, where parties differ
 
     @property
     def num_nodes(self) -> int:
         """N, of all parties together."""
-        return self.y.shape[0]
+        return self.ids.shape[0]
 
     @property
     def num_features(self) -> int:
@@ -112,8 +117,8 @@ class Graph(AllNodes):
         x = [self.x.numpy()] if isinstance(self.x, Tensor) else [self.x.data, self.x.indices, self.x.indptr]
         rest = (self.edge_index, self.y, self.train, self.val, self.test, self.ids, self.ptr)
         total = hashlib.blake2b(digest_size=7)
-        weights = () if self.edge_weight is None else (self.edge_weight,)
-        for array in [*x, *(tensor.numpy() for tensor in (*rest, *weights))]:
+        more = [tensor for tensor in (self.edge_weight, self.graph_ptr) if tensor is not None]
+        for array in [*x, *(tensor.numpy() for tensor in (*rest, *more))]:
             total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return int.from_bytes(total.digest(), "little")
 
@@ -140,17 +145,17 @@ class Graph(AllNodes):
         """D^(-1/2)·(A + I)·D^(-1/2) with weights as PyG's gcn_norm, D the in-degrees of A + I."""
         return matrices.normalized_matrix(self.weighted_adjacency)
 
-    @cached_property
+    @operator
     def normalized_adjacency(self) -> SparseMatrix:
         """The normalized adjacency as an operator."""
         return SparseMatrix(self.normalized, symmetric=self.symmetric)
 
-    @cached_property
+    @operator
     def summed_adjacency(self) -> SparseMatrix:
         """A + I: the sum over a node's neighbors, by the weights of the edges, and itself."""
         return SparseMatrix(matrices.looped_matrix(self.weighted_adjacency), symmetric=self.symmetric)
 
-    @cached_property
+    @operator
     def unlooped_adjacency(self) -> SparseMatrix:
         """D_in^(-1/2)·A·D_out^(-1/2): normalized without self loops."""
         return SparseMatrix(matrices.unlooped_matrix(self.weighted_adjacency), symmetric=self.symmetric)
@@ -160,7 +165,7 @@ class Graph(AllNodes):
         """L with Σ_i xᵢᵀ(L·x)ᵢ = Σ ‖x_i − x_j‖² over all edges (i, j): D_in + D_out − A − Aᵀ."""
         return SparseMatrix(matrices.laplacian_matrix(self.weighted_adjacency, symmetric=self.symmetric), symmetric=True)
 
-    @cached_property
+    @operator
     def mean_adjacency(self) -> SparseMatrix:
         """D⁻¹·A: the mean over a node's neighbors by the weights of the edges, 0 for a node without any."""
         return SparseMatrix(matrices.mean_matrix(self.weighted_adjacency))
@@ -228,11 +233,6 @@ class Graph(AllNodes):
         return {}
 
     @cached_property
-    def num_train(self) -> Tensor:
-        """(P,) training nodes of each party."""
-        return torch.zeros(self.parties, dtype=torch.int64).index_add_(0, self.party, self.train.long())
-
-    @cached_property
     def party(self) -> Tensor:
         """(N,) which party each row belongs to."""
         return torch.repeat_interleave(torch.arange(self.parties), self.ptr.diff())
@@ -242,6 +242,8 @@ class Graph(AllNodes):
         index = torch.from_numpy(np.array(parties, dtype=np.int64))
         if torch.equal(index, torch.arange(self.parties)):
             return self
+        if self.graph_ptr is not None:
+            return self.select_graphs(index)
         rows = spans(self.ptr[index], self.ptr[index + 1])
         sizes = self.ptr.diff()[index]
         widths = None if self.widths is None else tuple(self.widths[p] for p in parties)
@@ -276,42 +278,21 @@ class Graph(AllNodes):
 def stack(graphs: Sequence[Graph]) -> Graph:
     """The graphs one after the other, block-diagonal; each may itself hold several parties."""
     starts = np.cumsum([0, *(graph.num_nodes for graph in graphs)])[:-1].tolist()
-    xs = [graph.x for graph in graphs]
-    x = torch.cat(xs) if isinstance(xs[0], Tensor) else sp.csr_array(sp.vstack(xs, format="csr"))
     return Graph(
-        x=x,
         edge_index=torch.cat([graph.edge_index + start for graph, start in zip(graphs, starts, strict=True)], 1),
         edge_weight=matrices.stacked_weights([graph.edge_index for graph in graphs], [graph.edge_weight for graph in graphs]),
-        y=torch.cat([graph.y for graph in graphs]),
-        train=torch.cat([graph.train for graph in graphs]),
-        val=torch.cat([graph.val for graph in graphs]),
-        test=torch.cat([graph.test for graph in graphs]),
         num_classes=graphs[0].num_classes,
-        ids=torch.cat([graph.ids for graph in graphs]),
-        ptr=torch.cat([torch.zeros(1, dtype=torch.int64), *(g.ptr[1:] + start for g, start in zip(graphs, starts, strict=True))]),
-        widths=None if any(g.widths is None for g in graphs) else tuple(w for g in graphs for w in g.widths or ()),
         class_names=graphs[0].class_names,
         feature_names=graphs[0].feature_names if len({graph.feature_names for graph in graphs}) == 1 else None,
-        table=_stacked_tables(graphs),
-        node_names=_stacked_names(graphs),
+        **joined_fields(graphs),
     )
 
 
-def _stacked_tables(graphs: Sequence[Graph]) -> Table | None:
-    tables = [graph.table for graph in graphs if graph.table is not None]
-    return stack_tables(tables) if len(tables) == len(graphs) else None
-
-
-def _stacked_names(graphs: Sequence[Graph]) -> NDArray[np.object_] | None:
-    names = [graph.node_names for graph in graphs if graph.node_names is not None]
-    return np.concatenate(names) if len(names) == len(graphs) else None
-
-
 def majority_class(graph: Graph) -> Tensor:
-    """(N,) the most frequent training class of each node's party (the lowest of several); minority nodes are of another."""
+    """(I,) the most frequent training class of each item's party (the lowest of several); minority items are of another."""
     if graph.majority is not None:
         return graph.majority
     labeled = graph.train & (graph.y >= 0)
-    cells = graph.party[labeled] * graph.num_classes + graph.y[labeled]
+    cells = graph.owner[labeled] * graph.num_classes + graph.y[labeled]
     counts = torch.bincount(cells, minlength=graph.parties * graph.num_classes).view(graph.parties, graph.num_classes)
-    return counts.argmax(1)[graph.party]
+    return counts.argmax(1)[graph.owner]

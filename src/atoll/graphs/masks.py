@@ -11,12 +11,13 @@ from atoll.random import Draws
 
 Mask = str | Tensor  # "train", "val", "test", or (N,) bool
 MASKS = ("train", "val", "test")
+ABSENT = -1e9  # the logit of a class that a party does not have; not −∞, whose product with a zero target is NaN
 
 
 def resolve(graph: Graph, mask: Mask | None) -> Tensor:
     """(N,) bool: the graph's mask of that name, or the mask itself; all nodes for None."""
     if mask is None:
-        return torch.ones(graph.num_nodes, dtype=torch.bool)
+        return torch.ones(len(graph.y), dtype=torch.bool)
     if isinstance(mask, Tensor):
         return mask
     if mask not in MASKS:
@@ -46,16 +47,16 @@ def node_weights(graph: Graph, mask: Mask | None = None) -> Tensor:
 
 def party_shares(graph: Graph, selected: Tensor) -> Tensor:
     """(N,) 1/n_p at the n_p selected nodes of party p, 0 elsewhere."""
-    counts = graph.blocks.sum(selected.to(torch.float64))
-    return (selected / counts.clamp(min=1)[graph.party]).to(torch.float32)
+    counts = graph.items.sum(selected.to(torch.float64))
+    return (selected / counts.clamp(min=1)[graph.owner]).to(torch.float32)
 
 
 def class_shares(graph: Graph, selected: Tensor) -> Tensor:
     """(N,) shares that sum to 1 for each party and are spread evenly over the classes of its selected nodes."""
-    cells = graph.party * graph.num_classes + graph.y.clamp(min=0)
+    cells = graph.owner * graph.num_classes + graph.y.clamp(min=0)
     counts = torch.bincount(cells[selected], minlength=graph.parties * graph.num_classes)
     classes = (counts.view(graph.parties, -1) > 0).sum(1)
-    return (selected / (counts[cells] * classes[graph.party]).clamp(min=1).double()).to(torch.float32)
+    return (selected / (counts[cells] * classes[graph.owner]).clamp(min=1).double()).to(torch.float32)
 
 
 def party_sums(values: Tensor, graph: Graph, mask: Mask | None = None) -> Tensor:
@@ -63,7 +64,7 @@ def party_sums(values: Tensor, graph: Graph, mask: Mask | None = None) -> Tensor
     if mask is not None:
         selected = resolve(graph, mask).view(-1, *[1] * (values.ndim - 1))
         values = torch.where(selected, values, torch.zeros((), dtype=values.dtype))
-    return graph.blocks.sum(values)
+    return graph.items.sum(values)
 
 
 def random_batch(graph: Graph, size: int, draws: Draws) -> Mask:
@@ -73,8 +74,18 @@ def random_batch(graph: Graph, size: int, draws: Draws) -> Mask:
     rows = graph.train.nonzero()[:, 0]
     starts = graph.num_train.cumsum(0) - graph.num_train
     keys = torch.full((graph.parties, most), 2.0)
-    cells = graph.party[rows], torch.arange(len(rows)) - starts[graph.party[rows]]
+    cells = graph.owner[rows], torch.arange(len(rows)) - starts[graph.owner[rows]]
     keys[cells] = draws.uniform(most)[cells]
-    selected = torch.zeros(graph.num_nodes, dtype=torch.bool)
+    selected = torch.zeros(len(graph.y), dtype=torch.bool)
     selected[rows] = (keys.argsort(1).argsort(1) < size)[cells]
     return selected
+
+
+def only_own(out: Tensor, graph: Graph) -> Tensor:
+    """The logits with `ABSENT` in the columns of classes that a graph's party does not have."""
+    if graph.classes is None:
+        return out
+    if "absent" not in graph.derived:
+        own = torch.arange(graph.num_classes) < torch.tensor(graph.classes)[:, None]  # (P, C)
+        graph.derived["absent"] = ~own[graph.owner]
+    return out.masked_fill(graph.derived["absent"], ABSENT)

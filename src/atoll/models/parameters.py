@@ -87,8 +87,8 @@ def inner_product(model: nn.Module, direction: Mapping[str, Tensor]) -> Tensor:
 
 
 def squared_distance(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
-    """Σ_k ‖w_k − w‖²: all parties' distances from one model, each with its own gradient."""
-    return torch.stack([(p - anchor[name]).square().sum() for name, p in model.named_parameters()]).sum()
+    """Σ_k ‖w_k − w‖²: all parties' distances from one model, each with its own gradient; over what `anchor` has."""
+    return torch.stack([(p - anchor[name]).square().sum() for name, p in model.named_parameters() if name in anchor]).sum()
 
 
 def _mapping(model: nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -14,7 +14,8 @@ from atoll.data.partition import first_kind
 from atoll.errors import AtollError
 from atoll.papers import Cell, Exhibit, Line, measured, recorded, summarize
 from atoll.runs import parallel
-from atoll.runs.config import Config, plain
+from atoll.runs.argument_values import plain
+from atoll.runs.config import Config
 from atoll.runs.reader import read
 from atoll.runs.trial import Trial
 from atoll.settings import first_named

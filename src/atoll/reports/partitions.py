@@ -58,14 +58,14 @@ def _partition(document: str) -> Partition | str:
     values, defined = node_homophily(graph)
     homophily = [
         float(values[rows][defined[rows]].mean()) if defined[rows].any() else None
-        for rows in (slice(int(a), int(b)) for a, b in zip(graph.ptr[:-1], graph.ptr[1:], strict=True))
+        for rows in (slice(int(a), int(b)) for a, b in zip(graph.item_ptr[:-1], graph.item_ptr[1:], strict=True))
     ]
     tested = graph.test & (graph.y >= 0)
     return Partition(
         scenario=data.scenario,
         facts=partition_statistics(graph, data.source),
         homophily=homophily,
-        flows=_flows(graph, data.source) if data.scenario == "horizontal" else None,
+        flows=_flows(graph, data.source) if data.scenario == "horizontal" and graph.graph_ptr is None else None,
         class_names=list(graph.class_names or map(str, range(graph.num_classes))),
         tested=int(tested.sum()),
         minority=int((tested & (graph.y != majority_class(graph))).sum()),

@@ -128,7 +128,7 @@ def _tested(one: Observation) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     """Outputs, classes and parties of the labeled test nodes."""
     rows = (one.graph.test & (one.graph.y >= 0)).nonzero().squeeze(1)
     numbers = torch.as_tensor(np.array(one.parties))
-    return one.output[rows], one.graph.y[rows], numbers[one.graph.party[rows]]
+    return one.output[rows], one.graph.y[rows], numbers[one.graph.owner[rows]]
 
 
 def recomputed_detail(run: StoredRun) -> RecomputedDetail | str:
@@ -203,8 +203,8 @@ def hidden_of(predicted: Predictions) -> Hidden | None:
     """
     parts = predicted.parts
     hidden = [one.hidden for one in predicted.observations if one.hidden is not None]
-    if hidden and sum(map(len, hidden)) == parts.num_nodes and predicted.scenario != "node":
-        return Hidden(torch.cat(hidden).numpy(), parts.y.numpy(), parts.party.numpy(), "the last hidden layer")
+    if hidden and sum(map(len, hidden)) == len(parts.y) and predicted.scenario != "node":
+        return Hidden(torch.cat(hidden).numpy(), parts.y.numpy(), parts.owner.numpy(), "the last hidden layer")
     return _evaluated(predicted.observations)
 
 
@@ -213,8 +213,8 @@ def _evaluated(observations: Sequence[Observation]) -> Hidden | None:
     values, labels, owners = [], [], []
     for one in observations:
         graph, rows = one.graph, evaluated_rows(one.graph)
-        several = graph.num_nodes > graph.parties
-        owners.append(torch.as_tensor(np.array(one.parties))[graph.party[rows]] if several else torch.zeros_like(rows))
+        several = len(graph.y) > graph.parties
+        owners.append(torch.as_tensor(np.array(one.parties))[graph.owner[rows]] if several else torch.zeros_like(rows))
         values.append(one.output[rows])
         labels.append(graph.y[rows])
     if not values:

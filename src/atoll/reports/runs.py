@@ -15,8 +15,9 @@ from atoll.data.damage import DamageSettings
 from atoll.errors import AtollError
 from atoll.privacy.noise_settings import NoiseSettings
 from atoll.runs import absence
+from atoll.runs.argument_values import plain
 from atoll.runs.comparison import TUNING
-from atoll.runs.config import GIVEN, Config, plain
+from atoll.runs.config import GIVEN, Config
 from atoll.runs.folder import Folder
 from atoll.runs.metrics import mean_std
 from atoll.runs.model_files import folder_of, read_description

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,3 +26,8 @@ def as_whole(what: str, value: Any, low: int | None = None) -> int:
     if number is None or (low is not None and number < low):
         raise AtollError(f"{what} is {value!r} but must be a whole number{'' if low is None else f' of at least {low}'}.")
     return number
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values that TOML can hold: no None, lists for tuples."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items() if value is not None}

@@ -28,7 +28,8 @@ from atoll.models.registry import find_model
 from atoll.privacy.masking import SECURE_STEPS
 from atoll.privacy.noise_settings import NoiseSettings
 from atoll.runs import protocol
-from atoll.runs.argument_values import as_text, as_whole
+from atoll.runs.argument_values import as_text, as_whole, plain
+from atoll.runs.data_task import require_items, task_of_data
 from atoll.runs.defaults import default_partition, defaults
 from atoll.runs.run_settings import RunSettings
 from atoll.runs.setting_names import ARGUMENTS, GROUPS, bare_names, by_group, with_present_names
@@ -120,6 +121,8 @@ def resolve(
     values = _with_loaded_model(values or {}, algorithm) if load else values or {}
     values = with_present_names(values, algorithm, groups, warn=warn)
     asked = bare_names(values, algorithm) | {"dataset": dataset}
+    asked.setdefault("task", task_of_data(dataset))
+    require_items(dataset, str(asked["task"]), algorithm)
     stored = shards_of(dataset, partition)
     if stored is not None:
         asked, partition = asked | stored.asked, stored.partition
@@ -129,6 +132,7 @@ def resolve(
         del asked["partition"]
         asked |= {"partition": "overlap"} if asked.get("scenario") == "overlapping" else {}
     chosen, deciding = defaults(algorithm, asked)
+    chosen["task"] = asked["task"]
     named = named_partitions().get(partition or "")
     if "split" not in asked and (lookup(dataset) is None or (named and named.split)):
         chosen["split"] = "auto"  # the split of a user's own data, or of the partition, is not replaced by the paper's
@@ -294,8 +298,3 @@ def takes_backbone(algorithm: Any) -> bool:
         return False
     settings = algorithms.find(algorithm).Settings
     return issubclass(settings, Training) and not known(settings)["model"].metadata["choices"]
-
-
-def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that TOML can hold: no None, lists for tuples."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items() if value is not None}

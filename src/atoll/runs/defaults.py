@@ -29,10 +29,12 @@ from typing import Any
 from atoll import algorithms
 from atoll.data.catalog import catalog
 from atoll.data.natural import NATURAL, has_parties
+from atoll.tasks import GRAPH_TASK
 
 DROPS_NODES = ("louvain_largest",)  # FedSpray's, right for its paper's graphs
 KEEPS_ALL_NODES = "metis"
 FALLBACK = "fedavg"  # an algorithm from a file or another package runs with these defaults
+GRAPHS = "graph_classification"  # the file with the defaults of graph tasks
 SHARED = "training"  # the file with the space of the settings that methods share
 
 
@@ -44,7 +46,7 @@ def defaults(algorithm: str, asked: Mapping[str, Any]) -> tuple[dict[str, Any], 
     """
     chosen: dict[str, Any] = {}
     deciding: set[str] = set()
-    for table in _tables(algorithm):
+    for table in _tables(algorithm, asked.get("task")):
         for name, wanted in table.items():
             if name in ("set", "like"):
                 continue
@@ -77,8 +79,11 @@ def default_partition(algorithm: str, dataset: str, wanted: str | None) -> str:
     return KEEPS_ALL_NODES if wanted in DROPS_NODES and dataset.lower() not in catalog() else wanted
 
 
-def _tables(algorithm: str) -> list[dict[str, Any]]:
+def _tables(algorithm: str, task: Any) -> list[dict[str, Any]]:
+    """The algorithm's tables; in graph tasks, those of GCFL's and FedStar's experiments and what it says of such tasks."""
     tables: list[dict[str, Any]] = _document(algorithm)["when"]
+    if task == GRAPH_TASK:
+        return [*_document(GRAPHS)["when"], *(table for table in tables if "task" in table)]
     return tables
 
 

@@ -67,7 +67,7 @@ def _judged(experiment: Experiment, seen: Sequence[Observation], threshold: Mapp
         rows = (one.graph.test & (one.graph.y >= 0)).nonzero()[:, 0]
         y.append(one.graph.y[rows])
         logits.append(one.output[rows].detach())
-        party.append(torch.tensor(one.parties.numbers)[one.graph.party[rows]])
+        party.append(torch.tensor(one.parties.numbers)[one.graph.owner[rows]])
     if not sum(map(len, y)):
         return None
     federation = experiment.federation

@@ -100,7 +100,7 @@ def judge(
     if not len(rows):
         raise AtollError("There is no labeled node to judge the predictions by; give data with labels.")
     labels = class_names or graph.class_names
-    return of_items(graph.y[rows], logits[rows], graph.party[rows], graph.parties, names, labels, threshold)
+    return of_items(graph.y[rows], logits[rows], graph.owner[rows], graph.parties, names, labels, threshold)
 
 
 def of_items(

@@ -215,7 +215,8 @@ def schema_of(data: FederatedData) -> Schema:
     """What every party and the server may know of the data."""
     parts = data.parts
     nodes = parts.num_nodes // parts.parties if data.scenario == "vertical" else 0
-    return Schema(parts.num_features, parts.num_classes, parts.parties, nodes)
+    alike = parts.classes is None and (parts.widths is None or data.scenario == "vertical")
+    return Schema(parts.num_features, parts.num_classes, parts.parties, nodes, alike=alike)
 
 
 def task_of(config: Config, schema: Schema, class_names: Sequence[str] | None = None) -> Task:
@@ -236,7 +237,7 @@ def _evaluated(config: Config, scenario: str) -> float:
 
 def _for_task(schema: Schema, task: Task) -> Schema:
     """The schema with the width of the task's outputs."""
-    return replace(schema, outputs=task.outputs(schema.classes))
+    return replace(schema, outputs=task.outputs(schema.classes), level=getattr(task, "level", "node"))
 
 
 def limits_of(config: Config, schema: Schema, class_names: Sequence[str] | None = None) -> Limits:

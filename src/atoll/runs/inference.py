@@ -59,7 +59,7 @@ def infer(files: ModelFiles, config: Config, nodes: Nodes) -> Predicted:
 
     Nodes that an evaluation leaves out, for they have no label, are asked for again as if they were test nodes.
     """
-    everything = torch.ones(nodes.parts.num_nodes, dtype=torch.bool)
+    everything = torch.ones(len(nodes.parts.y), dtype=torch.bool)
     seen = _ask(files, config, nodes, nodes.parts if nodes.trained_on else _marked(nodes.parts, everything))
     logits, asked = _assembled(seen, nodes)
     left = logits.isnan().any(1)
@@ -159,12 +159,12 @@ def _marked(graph: Graph, rows: Tensor) -> Graph:
 def _assembled(seen: Sequence[Observation], nodes: Nodes) -> tuple[Tensor, Tensor]:
     """The outputs of all nodes, NaN where nobody predicts, and which rows are of parties that were asked."""
     if len(seen) == 1 and seen[0].parties == nodes.parties:
-        return seen[0].output, torch.ones(nodes.parts.num_nodes, dtype=torch.bool)
+        return seen[0].output, torch.ones(len(nodes.parts.y), dtype=torch.bool)
     if not seen:
         raise AtollError("Its parties are not asked for predictions.")
-    ptr = nodes.parts.ptr
-    logits = seen[0].output.new_full((nodes.parts.num_nodes, seen[0].output.shape[1]), torch.nan)
-    asked = torch.zeros(nodes.parts.num_nodes, dtype=torch.bool)
+    ptr = nodes.parts.item_ptr
+    logits = seen[0].output.new_full((len(nodes.parts.y), seen[0].output.shape[1]), torch.nan)
+    asked = torch.zeros(len(nodes.parts.y), dtype=torch.bool)
     for one in seen:
         index = torch.from_numpy(nodes.parties.indices(one.parties))
         rows = spans(ptr[index], ptr[index + 1])

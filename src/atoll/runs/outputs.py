@@ -36,7 +36,9 @@ class Outputs:
 
     @property
     def node_ids(self) -> NDArray[Any]:
-        """(N,) the nodes' ids in their data: text where they have any, else numbers."""
+        """(I,) the items' ids in their data: text where nodes have any, else numbers."""
+        if self.graph.graph_ids is not None:
+            return self.graph.graph_ids.numpy()
         return self.graph.ids.numpy() if self.graph.node_names is None else self.graph.node_names
 
     @property
@@ -48,8 +50,12 @@ class Outputs:
         """Some of the rows, by a mask; parties without any are left out."""
         if bool(kept.all()):
             return self
-        sizes = torch.zeros(self.graph.parties, dtype=torch.int64).index_add_(0, self.graph.party, kept.long())
+        sizes = torch.zeros(self.graph.parties, dtype=torch.int64).index_add_(0, self.graph.owner, kept.long())
         left = sizes.nonzero()[:, 0]
+        if self.graph.graph_ptr is not None:
+            graph = self.graph.take(kept.nonzero()[:, 0]).select(left.tolist())
+            names = tuple(self.names[block] for block in left.tolist()) if self.names else ()
+            return Outputs(graph, self.logits[kept], Parties(self.parties.numbers[left.numpy()]), names)
         ptr = torch.cat([torch.zeros(1, dtype=torch.int64), sizes[left].cumsum(0)])
         widths = self.graph.widths and tuple(self.graph.widths[block] for block in left.tolist())
         return Outputs(
@@ -83,7 +89,7 @@ def table(outputs: Outputs, decided: Tensor, class_names: Sequence[str] | None) 
     """One row per node: `id`, `party`, `split`, `label`, `class`, and `p[CLASS]` for every class."""
     import pandas as pd
 
-    graph, party = outputs.graph, outputs.graph.party.numpy()
+    graph, party = outputs.graph, outputs.graph.owner.numpy()
     split = np.select([graph.train.numpy(), graph.val.numpy(), graph.test.numpy()], [0, 1, 2], -1)
     columns: dict[str, Any] = {
         "id": outputs.node_ids,

@@ -47,7 +47,7 @@ def _of_party(outputs: Outputs, model: TrainedModel, number: int | None) -> Outp
         raise AtollError(
             f"The party {party_name(model, number)} does not predict: {listed(outputs.party_names, 5)} holds the labels."
         )
-    return outputs.rows(outputs.graph.party == outputs.parties.index(number))
+    return outputs.rows(outputs.graph.owner == outputs.parties.index(number))
 
 
 def _is_unchanged(model: TrainedModel, parts: Graph) -> bool:

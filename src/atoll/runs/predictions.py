@@ -53,8 +53,7 @@ def embed(experiment: Experiment, state: dict[str, Any]) -> Tensor:
 
 
 def _joined(experiment: Experiment, values: list[Tensor], what: str) -> Tensor:
-    nodes = experiment.party_data.parts.num_nodes
-    if sum(map(len, values)) != nodes:
+    if sum(map(len, values)) != len(experiment.party_data.parts.y):
         raise AtollError(f"The parties of {experiment.config.algorithm} have no {what} of their own for every node.")
     return torch.cat(values)
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.errors import AtollError, suggest
-from atoll.runs.config import Config, check, groups_of, plain
+from atoll.runs.argument_values import plain
+from atoll.runs.config import Config, check, groups_of
 from atoll.runs.setting_names import PREFIXED
 from atoll.settings import known, renamed
 

@@ -8,6 +8,7 @@ from atoll.tasks.task import CountField, Metric, Task
 
 __all__ = [
     "DEFAULT_TASK",
+    "GRAPH_TASK",
     "LAST",
     "TASKS",
     "CountField",
@@ -19,4 +20,11 @@ __all__ = [
 ]
 
 DEFAULT_TASK = "node-classification"
-TASKS: Registry[Task] = Registry("task", {DEFAULT_TASK: "atoll.tasks.node_classification:TASK"})
+GRAPH_TASK = "graph-classification"
+TASKS: Registry[Task] = Registry(
+    "task",
+    {
+        DEFAULT_TASK: "atoll.tasks.node_classification:TASK",
+        GRAPH_TASK: "atoll.tasks.graph_classification:TASK",
+    },
+)

@@ -34,7 +34,7 @@ def counting_plan(graph: Graph, *, training: bool) -> CountingPlan:
         parts = [(mask & (graph.y >= 0)).nonzero().squeeze(1) for mask in masks]
         rows = torch.cat(parts)
         split = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part) for part in parts]))
-        group, y, evaluated = graph.party[rows] + split * graph.parties, graph.y[rows], len(parts[0]) + len(parts[1])
+        group, y, evaluated = graph.owner[rows] + split * graph.parties, graph.y[rows], len(parts[0]) + len(parts[1])
         minority = ((split == 1) & (graph.y != majority_class(graph))[rows]).float()
         graph.derived[name] = CountingPlan(  # type: ignore[assignment]  # a tuple of tensors
             rows=rows,
@@ -62,7 +62,7 @@ def training_counts(out: Tensor, graph: Graph) -> Tensor:
         predicted = ~logits.isnan().all(1)
         rows, losses = rows[predicted], losses[predicted]
     columns = torch.stack([torch.ones_like(losses), losses], 1).double()
-    return torch.zeros(graph.parties, 2, dtype=torch.float64).index_add_(0, graph.party[rows], columns)
+    return torch.zeros(graph.parties, 2, dtype=torch.float64).index_add_(0, graph.owner[rows], columns)
 
 
 def evaluated_rows(graph: Graph) -> Tensor:

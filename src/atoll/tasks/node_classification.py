@@ -242,7 +242,7 @@ def _targets(graph: Graph, mask: Mask, balance: bool, of_classes: tuple[float, .
     weights = class_shares(graph, selected) if balance else party_shares(graph, selected)
     if of_classes:
         weights = weights * torch.tensor(of_classes)[graph.y.clamp(min=0)]
-    targets = torch.zeros(graph.num_nodes, graph.num_classes).scatter_(1, graph.y.clamp(min=0)[:, None], weights[:, None])
+    targets = torch.zeros(len(graph.y), graph.num_classes).scatter_(1, graph.y.clamp(min=0)[:, None], weights[:, None])
     if name is not None:
         graph.derived[keys[0]], graph.derived[keys[1]] = targets, weights
     return targets, weights

@@ -1,0 +1,199 @@
+"""Items: what is judged. A node or, where a party holds many small graphs, a graph; and batches of such graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from atoll.graphs.blocks import Blocks, spans
+from atoll.graphs.sparse import SparseMatrix
+
+if TYPE_CHECKING:
+    from atoll.graphs.graph import Graph
+
+
+class Cut:
+    """Some of the small graphs of a block-diagonal graph: where their rows are there, and where they are here."""
+
+    def __init__(self, graph: Graph, graphs: Tensor) -> None:
+        assert graph.graph_ptr is not None
+        self.graph, self.starts, self.ends = graph, graph.graph_ptr[graphs], graph.graph_ptr[graphs + 1]
+        self.graph_ptr = pad((self.ends - self.starts).cumsum(0), (1, 0))
+        self.rows = spans(self.starts, self.ends)
+
+    @cached_property
+    def shift(self) -> Tensor:
+        """By how much the rows of each graph move down."""
+        return self.starts - self.graph_ptr[:-1]
+
+    def matrix(self, matrix: SparseMatrix) -> SparseMatrix:
+        """The diagonal blocks of these graphs: spans of the stored values; only columns are shifted, nothing is sorted."""
+        return _CutMatrix(matrix, self)
+
+    def csr(self, whole: Tensor) -> Tensor:
+        """The same of a CSR tensor."""
+        indptr = whole.crow_indices()
+        first, last = indptr[self.starts].long(), indptr[self.ends].long()
+        stored = spans(first, last)
+        columns = whole.col_indices()[stored] - torch.repeat_interleave(self.shift, last - first).int()
+        lengths = indptr.diff()[self.rows]
+        size = (len(self.rows), len(self.rows))
+        pointer = pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        return torch.sparse_csr_tensor(pointer, columns, whole.values()[stored], size=size, check_invariants=False)
+
+
+class _CutMatrix(SparseMatrix):
+    """Diagonal blocks of a sparse matrix."""
+
+    def __init__(self, whole: SparseMatrix, cut: Cut) -> None:
+        self.forward = cut.csr(whole.forward)
+        self.shape, self.symmetric = (len(cut.rows), len(cut.rows)), whole.symmetric
+        self._whole, self._cut = whole, cut
+
+    @cached_property
+    def transposed(self) -> Tensor:
+        """Mᵀ, cut out of the whole matrix's."""
+        return self.forward if self.symmetric else self._cut.csr(self._whole.transposed)
+
+
+class operator(cached_property[SparseMatrix]):  # used as `cached_property` is
+    """A sparse matrix of a graph, computed on first use; for a batch of graphs it is cut out of the whole graph's."""
+
+    def __init__(self, function: Callable[[Any], SparseMatrix]) -> None:
+        def find(graph: Any) -> SparseMatrix:
+            cut: Cut | None = graph.__dict__.get("_cut")
+            return function(graph) if cut is None else cut.matrix(getattr(cut.graph, function.__name__))
+
+        find.__doc__ = function.__doc__
+        super().__init__(find)
+
+
+class Items:
+    """The items of a graph. For node tasks they are its nodes, and every property is that of the nodes."""
+
+    ptr: Tensor
+    graph_ptr: Tensor | None
+    train: Tensor
+    val: Tensor
+    test: Tensor
+
+    if TYPE_CHECKING:
+
+        @property
+        def party(self) -> Tensor: ...  # noqa: D102
+
+        @property
+        def blocks(self) -> Blocks: ...  # noqa: D102
+
+    @cached_property
+    def item_ptr(self) -> Tensor:
+        """(P + 1,) where each party's items begin."""
+        return self.ptr if self.graph_ptr is None else torch.searchsorted(self.graph_ptr, self.ptr)
+
+    @cached_property
+    def items(self) -> Blocks:
+        """How the items are divided into parties."""
+        return self.blocks if self.graph_ptr is None else Blocks(self.item_ptr.diff().tolist())
+
+    @cached_property
+    def owner(self) -> Tensor:
+        """(I,) which party each item belongs to."""
+        return self.party if self.graph_ptr is None else self.items.party
+
+    @cached_property
+    def num_train(self) -> Tensor:
+        """(P,) training items of each party."""
+        parties = len(self.ptr) - 1
+        return torch.zeros(parties, dtype=torch.int64).index_add_(0, self.owner, self.train.long())
+
+    @cached_property
+    def pool(self) -> SparseMatrix:
+        """(G, N): the sum over the nodes of each small graph."""
+        assert self.graph_ptr is not None
+        return _Pool(self.graph_ptr)
+
+    @cached_property
+    def judged(self) -> Graph:
+        """What evaluation runs on: the graphs that validate or test; all nodes where the items are nodes."""
+        graph = cast("Graph", self)
+        if graph.graph_ptr is None or bool((graph.val | graph.test).all()):
+            return graph
+        return graph.take((graph.val | graph.test).nonzero()[:, 0])
+
+    def take(self, graphs: Tensor) -> Graph:
+        """Some of the small graphs, in party order, as a graph of the same parties; a party may have none of them."""
+        whole = cast("Graph", self)
+        cut = Cut(whole, graphs)
+        counts = torch.bincount(whole.owner[graphs], minlength=whole.parties)
+        taken = _taken(whole, graphs, cut, cut.graph_ptr[pad(counts.cumsum(0), (1, 0))])
+        if not bool((taken.num_train > 0).all()):
+            taken.__dict__["active"] = taken.num_train > 0  # the others take no step
+        return taken
+
+    def select_graphs(self, parties: Tensor) -> Graph:
+        """The graphs of some of the parties, in the given order."""
+        whole = cast("Graph", self)
+        starts, ends = whole.item_ptr[parties], whole.item_ptr[parties + 1]
+        graphs = spans(starts, ends)
+        cut = Cut(whole, graphs)
+        chosen = _taken(whole, graphs, cut, cut.graph_ptr[pad((ends - starts).cumsum(0), (1, 0))])
+        del chosen.__dict__["_cut"]  # it stands alone: the other parties' graphs need not be kept for it
+        widths, classes = (
+            None if values is None else tuple(values[p] for p in parties.tolist()) for values in (whole.widths, whole.classes)
+        )
+        return replace(chosen, widths=widths, classes=classes)
+
+    @cached_property
+    def edge_ptr(self) -> Tensor:
+        """(G + 1,) where each small graph's edges begin; they are stored graph after graph."""
+        graph = cast("Graph", self)
+        assert graph.graph_ptr is not None
+        small = torch.repeat_interleave(torch.arange(len(graph.graph_ptr) - 1), graph.graph_ptr.diff())
+        return pad(torch.bincount(small[graph.edge_index[1]], minlength=len(graph.graph_ptr) - 1).cumsum(0), (1, 0))
+
+
+class _Pool(SparseMatrix):
+    """Ones where a node (column) belongs to a graph (row)."""
+
+    def __init__(self, graph_ptr: Tensor) -> None:
+        nodes = int(graph_ptr[-1])
+        self.shape, self.symmetric = (len(graph_ptr) - 1, nodes), False
+        columns = torch.arange(nodes, dtype=torch.int32)
+        self.forward = torch.sparse_csr_tensor(
+            graph_ptr.int(), columns, torch.ones(nodes), size=self.shape, check_invariants=False
+        )
+        self.graph = torch.repeat_interleave(torch.arange(self.shape[0]), graph_ptr.diff())
+
+    def transposed_matmul(self, dense: Tensor) -> Tensor:
+        """Every node gets its graph's row."""
+        return dense.index_select(0, self.graph)
+
+
+def _taken(whole: Graph, graphs: Tensor, cut: Cut, ptr: Tensor) -> Graph:
+    """The graph of some small graphs, whose parties begin at `ptr`."""
+    first, last = whole.edge_ptr[graphs], whole.edge_ptr[graphs + 1]
+    edges = spans(first, last)
+    taken = replace(
+        whole,
+        x=whole.x[cut.rows] if isinstance(whole.x, Tensor) else whole.x[cut.rows.numpy()],
+        edge_index=whole.edge_index[:, edges] - torch.repeat_interleave(cut.shift, last - first),
+        edge_weight=None if whole.edge_weight is None else whole.edge_weight[edges],
+        y=whole.y[graphs],
+        train=whole.train[graphs],
+        val=whole.val[graphs],
+        test=whole.test[graphs],
+        ids=whole.ids[cut.rows],
+        graph_ids=None if whole.graph_ids is None else whole.graph_ids[graphs],
+        ptr=ptr,
+        graph_ptr=cut.graph_ptr,
+        majority=None if whole.majority is None else whole.majority[graphs],
+        node_names=None if whole.node_names is None else whole.node_names[cut.rows.numpy()],
+    )
+    taken.__dict__["_cut"] = cut
+    return taken

@@ -1,0 +1,113 @@
+"""Networks whose items are graphs: convolutions between dense layers, with a readout over the nodes of each graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from atoll.graphs.graph import Graph
+from atoll.graphs.segments import segment_max
+from atoll.models.backbone import Backbone, Chain, ModelShape
+from atoll.models.framed import one_layer
+from atoll.models.layers import Dense
+from atoll.random import Draws
+from atoll.settings import setting
+
+READOUTS = ("sum", "mean", "max")
+
+
+@dataclass(frozen=True)
+class GraphNetworkSettings:
+    """Which convolutions, which readout, and the columns of parties that have fewer than others."""
+
+    model: str = setting("gin", "The backbone whose layers are the convolutions.")
+    readout: str = setting("sum", "How a graph's nodes become one row.", choices=READOUTS)
+    features: tuple[int, ...] = setting((), "Each party's own columns, where they differ.")
+    classes: tuple[int, ...] = setting((), "Each party's own classes, where they differ.")
+
+
+class GraphNetwork(Backbone):
+    """H⁰ = X·W + b; `layers` convolutions H⁺ = relu(conv(H)); z = readout of H over each graph; relu(z·V + c)·U + d.
+
+    Where parties have different columns or classes, the widest party's shape is everybody's. A party's first values of `input`
+    and `output` are drawn for its own columns and classes; the rest is zero, has gradient zero, and so stays zero.
+    """
+
+    settings_type = GraphNetworkSettings
+
+    def __init__(self, shape: ModelShape, draws: Draws | None = None, settings: GraphNetworkSettings | None = None) -> None:
+        super().__init__(shape, draws, settings)
+        parties, hidden, own = shape.parties, shape.hidden, self.settings
+        self.input = padded(Dense(parties, shape.features, hidden, draws), draws, own.features, 1)
+        self.layers = nn.ModuleList(one_layer(own.model, shape, hidden, draws) for _ in range(shape.layers))
+        self.post = Dense(parties, hidden, hidden, draws)
+        self.output = padded(Dense(parties, hidden, shape.classes, draws), draws, own.classes, 2)
+
+    def forward(self, graph: Graph, draws: Draws | None = None) -> Tensor:
+        """Logits (G, C)."""
+        out: Tensor = self.output(self.drop_items(self.embed(graph, draws), graph, draws), graph.items)
+        return out
+
+    def embed(self, graph: Graph, draws: Draws | None = None) -> Tensor:
+        """(G, hidden) what the last layer takes."""
+        embedded: Tensor = self.post(read_out(self.nodes(graph, draws), graph, self.settings.readout), graph.items, relu=True)
+        return embedded
+
+    def nodes(self, graph: Graph, draws: Draws | None = None) -> Tensor:
+        """(N, hidden) the last representation of the nodes."""
+        x: Tensor = self.input(self.inputs(graph, draws), graph.blocks)
+        for convolution in self.layers:
+            assert isinstance(convolution, Chain)
+            x = self.drop(convolution.layer(0, x, graph, draws).relu(), graph, draws)
+        return x
+
+    def drop_items(self, hidden: Tensor, graph: Graph, draws: Draws | None) -> Tensor:
+        """Dropout of the units of graphs in training."""
+        if draws is None or not self.shape.dropout:
+            return hidden
+        return hidden * draws.keep(1 - self.shape.dropout, graph.items.sizes, hidden.shape[1])
+
+    @classmethod
+    def embedding_width(cls, shape: ModelShape) -> int:
+        """There is always a hidden layer."""
+        return shape.hidden
+
+
+def read_out(nodes: Tensor, graph: Graph, how: str) -> Tensor:
+    """(N, h) → (G, h): the sum, mean or maximum over the nodes of each graph."""
+    assert graph.graph_ptr is not None
+    if how == "max":
+        return segment_max(nodes, graph.graph_ptr)
+    total = graph.pool @ nodes
+    return total / graph.graph_ptr.diff()[:, None] if how == "mean" else total
+
+
+@torch.no_grad()
+def padded(layer: Dense, draws: Draws | None, widths: Sequence[int], axis: int) -> Dense:
+    """The layer with zeros beyond each party's own width along an axis of its weights; first values are of that width.
+
+    A party with d of D inputs has U(±1/√d) instead of U(±1/√D).
+    """
+    if draws is None or not widths:
+        return layer
+    biases = [] if layer.bias is None else [layer.bias]
+    for party, width in enumerate(widths):
+        if axis == 1:
+            for values in (layer.weight, *biases):
+                values[party] *= math.sqrt(layer.weight.shape[1] / width)
+            layer.weight[party, width:] = 0
+        else:
+            layer.weight[party, :, width:] = 0
+            for bias in biases:
+                bias[party, width:] = 0
+    return layer
+
+
+def shared_names(model: nn.Module, share: str) -> list[str]:
+    """The parameters that travel: the convolutions (`layers`), or these and the layer after the readout (`layers+post`)."""
+    kept = share.split("+")
+    return [name for name, _ in model.named_parameters() if name.partition(".")[0] in kept]

@@ -1,0 +1,25 @@
+"""Which task a dataset is for."""
+
+from __future__ import annotations
+
+from atoll import algorithms
+from atoll.data.registry import lookup
+from atoll.errors import AtollError
+from atoll.tasks import DEFAULT_TASK, GRAPH_TASK, TASKS
+
+LEVELS = ("node", "graph")  # what an algorithm takes unless it says otherwise
+
+
+def task_of_data(dataset: str) -> str:
+    """The task that a dataset is for, unless a run names another."""
+    return str(getattr(lookup(dataset), "task", DEFAULT_TASK))
+
+
+def require_items(dataset: str, task: str, algorithm: str) -> None:
+    """Refuse a task whose items the data does not have, or that the algorithm (its `LEVELS`) is not made for."""
+    if (task == GRAPH_TASK) != (task_of_data(dataset) == GRAPH_TASK):
+        holds = "one graph, whose items are nodes" if task == GRAPH_TASK else "many small graphs, for graph-classification"
+        raise AtollError(f"The task is {task}, but the dataset {dataset} holds {holds}; leave the task out.")
+    level = getattr(TASKS.find(task), "level", "node") if task in TASKS else "node"
+    if level not in getattr(algorithms.find(algorithm), "LEVELS", LEVELS):
+        raise AtollError(f"{algorithm} is not made for {task}: its items are nodes, not {level}s; choose another algorithm.")

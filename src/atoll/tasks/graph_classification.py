@@ -1,0 +1,65 @@
+"""Graph classification: a party holds many small graphs, each with one class; batches of graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from atoll.graphs.graph import Graph
+from atoll.graphs.masks import Mask, only_own
+from atoll.random import Draws
+from atoll.tasks.node_classification import NodeClassification
+from atoll.tasks.options import TaskOptions
+
+
+@dataclass(frozen=True)
+class GraphClassification(NodeClassification):
+    """Every small graph has at most one class; the model's output (G, C) are logits.
+
+    Parties may have different classes: the columns that a party does not have are never chosen, and have gradient zero.
+    """
+
+    name: ClassVar[str] = "graph-classification"  # type: ignore[misc]
+    level: ClassVar[str] = "graph"
+    headings = {name: NodeClassification.headings[name] for name in ("accuracy", "macro_f1")} | NodeClassification.headings
+
+    def configured(self, options: TaskOptions) -> GraphClassification:
+        """The task as a run wants it; training graphs are not judged, which would make an evaluation five times as long."""
+        made = super().configured(replace(options, training=False))
+        assert isinstance(made, GraphClassification)
+        return made
+
+    def batches(self, graph: Graph, size: int, draws: Draws) -> Iterator[Graph]:
+        """Every party shuffles its own training graphs; step s takes the s-th `size` of each, so of fewer and fewer parties."""
+        rows = torch.split(graph.train.nonzero()[:, 0], graph.num_train.tolist())
+        longest = max(map(len, rows), default=0)
+        if size <= 0 or size >= longest:
+            if longest:
+                yield whole_batch(graph)
+            return
+        shuffled = [own[order] for own, order in zip(rows, draws.orders(graph.num_train.tolist()), strict=True)]
+        for first in range(0, longest, size):
+            yield graph.take(torch.cat([own[first : first + size].sort().values for own in shuffled]))
+
+    def loss(self, out: Tensor, graph: Graph, mask: Mask = "train", *, balance: bool = False) -> Tensor:
+        """Σ_p mean_{g ∈ mask_p} −log softmax(out_g)[y_g] over the party's own classes; a party without such graphs counts 0."""
+        return super().loss(only_own(out, graph), graph, mask, balance=balance)
+
+    def counts(self, out: Tensor, graph: Graph) -> dict[str, Tensor]:
+        """Each party's counts on its validation and test graphs; see `NodeClassification.counts`."""
+        return super().counts(only_own(out, graph), graph)
+
+
+def whole_batch(graph: Graph) -> Graph:
+    """All training graphs; made once."""
+    if "whole_batch" not in graph.__dict__:
+        graph.__dict__["whole_batch"] = graph.take(graph.train.nonzero()[:, 0])
+    batch: Graph = graph.__dict__["whole_batch"]
+    return batch
+
+
+TASK = GraphClassification()
