@@ -13,6 +13,9 @@ from torch import Tensor
 
 NARROW_COLUMNS = 16  # below this width a product is computed with its narrow factor transposed
 MAX_LOOPED_PARTIES = 64  # with more parties one indexed operation is faster than a loop over them
+MIN_BATCHED = 400  # multiplications per party: with fewer, torch's batched product rounds differently from its single one
+MAX_GATHERED = 1024  # numbers of a party's weight: a larger one takes longer to copy than to use
+MIN_PER_SIZE = 4  # parties per size, on average, for which parties of one size are multiplied together
 
 
 class Blocks:
@@ -30,6 +33,25 @@ class Blocks:
         """(N,) which party each row belongs to."""
         return torch.repeat_interleave(torch.arange(len(self.sizes)), torch.tensor(self.sizes))
 
+    @cached_property
+    def by_size(self) -> list[tuple[Tensor, Tensor]]:
+        """Of many parties of a few sizes: the parties of each size, and (parties, size) their rows; else nothing."""
+        sizes = torch.tensor(self.sizes)
+        distinct = sorted(set(self.sizes))
+        if len(self.sizes) <= MAX_LOOPED_PARTIES or len(self.sizes) < MIN_PER_SIZE * len(distinct):
+            return []
+        starts = sizes.cumsum(0) - sizes
+        groups = [(sizes == size).nonzero()[:, 0] for size in distinct]
+        return [(some, starts[some, None] + torch.arange(size)) for some, size in zip(groups, distinct, strict=True)]
+
+    def _batches(self, work: int) -> tuple[list[tuple[Tensor, Tensor]], list[int] | range]:
+        """Parties to multiply together, by size, and those to go one by one, at `work` multiplications per row; same bits."""
+        if not self.by_size:
+            return [], range(len(self.sizes))
+        together = [group for group in self.by_size if group[1].shape[1] * work >= MIN_BATCHED]
+        alone = [p for p, size in enumerate(self.sizes) if size * work < MIN_BATCHED]
+        return together, alone
+
     def product(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """(N, i), (P, i, o), (P, o) → (N, o): each party's rows times its own weight, plus its bias."""
         parties, fan_in, fan_out = weight.shape
@@ -40,7 +62,14 @@ class Blocks:
             result = torch.bmm(blocks, weight) if bias is None else torch.baddbmm(bias[:, None], blocks, weight)
             return result.view(self.rows, fan_out)
         result = rows.new_empty(self.rows, fan_out)
-        for p, (start, end) in enumerate(self.ranges):
+        small = fan_in * fan_out <= MAX_GATHERED
+        together, alone = self._batches(fan_in * fan_out) if small else ([], range(parties))
+        for some, index in together:
+            blocks, weights = rows.index_select(0, index.flatten()).view(*index.shape, fan_in), weight[some]
+            made = torch.bmm(blocks, weights) if bias is None else torch.baddbmm(bias[some, None], blocks, weights)
+            result.index_copy_(0, index.flatten(), made.view(-1, fan_out))
+        for p in alone:
+            start, end = self.ranges[p]
             if bias is None:
                 torch.mm(rows[start:end], weight[p], out=result[start:end])
             else:
@@ -55,7 +84,12 @@ class Blocks:
             left, right = (side.view(len(self.sizes), -1, side.shape[1]) for side in (rows, gradient))
             return torch.bmm(left.transpose(1, 2), right)
         result = rows.new_empty(len(self.sizes), rows.shape[1], gradient.shape[1])
-        for p, (start, end) in enumerate(self.ranges):
+        together, alone = self._batches(rows.shape[1] * gradient.shape[1])
+        for some, index in together:
+            left, right = (side.index_select(0, index.flatten()).view(*index.shape, -1) for side in (rows, gradient))
+            result.index_copy_(0, some, torch.bmm(left.transpose(1, 2), right))
+        for p in alone:
+            start, end = self.ranges[p]
             torch.mm(rows[start:end].t(), gradient[start:end], out=result[p])
         return result
 
