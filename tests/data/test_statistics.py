@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from atoll.cli.partition import partition_table
 from atoll.data import PartitionSettings, load, partition, partition_statistics
+from atoll.data.statistics import DEGREES, degree_shares
 from atoll.graphs.graph import Graph
 from graphs import edge_set, make_graph
 
@@ -101,3 +103,16 @@ def test_fedspray_table_1(real: Path) -> None:
         (0, 934, 467, "0.84", "0.47"),
         (2, 948, 806, "0.83", "0.70"),
     }
+
+
+def test_degree_shares_by_a_loop_over_nodes() -> None:
+    """Each party's share of nodes by their number of edges; the shares of a party sum to 1."""
+    parts = partition(load("csbm", nodes=120, degree=4), "random", 3, PartitionSettings(), 0)
+    targets = [b for _, b in edge_set(parts)]
+    for party, shares in enumerate(degree_shares(parts)):
+        rows = [row for row in range(parts.num_nodes) if int(parts.party[row]) == party]
+        degrees = [targets.count(row) for row in rows]
+        bounds = [*DEGREES.values(), 10**9]
+        expected = [sum(low <= d < high for d in degrees) / len(rows) for low, high in pairwise(bounds)]
+        assert list(shares.values()) == pytest.approx(expected)
+        assert sum(shares.values()) == pytest.approx(1)

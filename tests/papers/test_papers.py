@@ -17,6 +17,7 @@ from rich.console import Console
 from atoll import papers
 from atoll.cli import main
 from atoll.cli.papers import status_table
+from atoll.data import load
 from atoll.errors import AtollError
 from atoll.papers import Cell, Exhibit, Line, execute, pages, pictures, record, status, text
 from atoll.papers.ranges import Range
@@ -67,11 +68,30 @@ def test_facts_of_a_graph_that_is_not_here_are_not_looked_up(monkeypatch: pytest
     assert [line.ours for line in execute.lines(replace(table, cells=cells), {}, Path("runs"))] == [{}, {}]
 
 
+def test_facts_of_parties_are_drawn_panel_by_panel(tmp_path: Path) -> None:
+    """Figures 8 and 9 of FedGL: numbers of each party in the exhibit's unit, as bars; the whole graph's are Table 1's."""
+    run = {"dataset": "csbm", "nodes": 90, "degree": 4, "partition": "random", "parties": 2}
+    cells = tuple(Cell(f"G C{party}", run=run, party=party, series="G", x=f"C{party}") for party in range(2))
+    metrics = ("nodes", "labeled share", "degree 0")
+    exhibit = Exhibit("p/figure8", "A paper", "Parties", cells, metrics, "facts", panels=("G",), scale={"labeled share": 100.0})
+    lines = execute.lines(exhibit, {}, tmp_path)
+    assert sum(line.ours["nodes"][0] for line in lines) == 90
+    assert all(1 < line.ours["labeled share"][0] <= 100 for line in lines)
+    assert all(0 <= line.ours["degree 0"][0] <= 1 for line in lines)
+    figures, _ = pictures.means(exhibit, lines)
+    assert [(figure.kind, list(figure.series[0].x)) for figure in figures] == [("bars", ["C0", "C1"])] * 3
+    assert pictures.draw(exhibit, lines, {}, tmp_path) is not None
+    whole = execute.lines(replace(exhibit, cells=(Cell("G", run=run),), metrics=("nodes", "edges")), {}, tmp_path)[0].ours
+    graph = load("csbm", nodes=90, degree=4)
+    assert (whole["nodes"][0], whole["edges"][0]) == (90, graph.edge_index.shape[1] / 2)
+
+
 def test_every_promised_exhibit_has_an_entry() -> None:
     """Every table and figure that is to be reproduced is there, if only with the reason why it cannot be."""
     promised = {
         "fedspray": "table1 table2 table3 table4 table5 figure2 figure4 figure5",
-        "fedgl": "table2 table3 table4 table5 table6 figures5_7 figure10 figure11 figure12 figure13 figure14",
+        "fedgl": "table1 table2 table3 table4 table5 table6 figures5_7 figure8 figure9 figure10 figure11 figure12 figure13 "
+        "figure14",
         "glasu": "table1 table2 table3 table6 figure5",  # printed twice, as Figures 3 and 5
         "gfl_appnp": "table1 table2 figure2a figure2b figure3",
         "why-numbers-disagree": "staircase alone fedtad sets",
@@ -639,8 +659,8 @@ def test_embeddings_are_drawn_from_finished_runs(tmp_path: Path) -> None:
 
 
 def test_figures_5_to_7_are_of_table_2s_runs() -> None:
-    """Nothing is run twice for the maps."""
+    """The maps are of the five methods of Table 2 on three graphs, run as there, with a seed that nothing was chosen with."""
     table, maps = papers.find("fedgl/table2")[0], papers.find("fedgl/figures5_7")[0]
-    runs = {cell.row: cell.run for cell in table.cells}
-    assert len(maps.cells) == 9
+    runs = {cell.row: {**cell.run, "seed": 5} for cell in table.cells}
+    assert len(maps.cells) == 15
     assert all(runs[cell.row] == cell.run for cell in maps.cells)

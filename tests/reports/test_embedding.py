@@ -30,6 +30,16 @@ def test_every_test_node_has_a_point(algorithm: str) -> None:
     assert np.array_equal(picture.points, tsne(result).points)
 
 
+@pytest.mark.parametrize("algorithm", ["fedgl", "centralized"])
+def test_the_model_is_that_of_the_best_round(algorithm: str) -> None:
+    """The embeddings give the loss that is reported, where the best round is not the last."""
+    result = runner.rounds(runner.prepare(small(algorithm, rounds=40, lr=0.1, seed=5)))
+    assert result.best_round < result.rounds
+    loss = float(torch.nn.functional.cross_entropy(*embed(result)))
+    assert loss == pytest.approx(result.metrics["loss"], rel=1e-5)
+    assert loss != pytest.approx(result.last["loss"], rel=1e-2)
+
+
 def test_without_a_shared_model_there_is_nothing_to_embed() -> None:
     """Local's models are personal."""
     with pytest.raises(AtollError, match="local has no model"):

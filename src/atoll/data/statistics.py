@@ -11,6 +11,16 @@ from scipy.sparse.csgraph import connected_components
 from atoll.data.builder import Ints, distinct
 from atoll.graphs.graph import Graph
 
+DEGREES = {
+    "degree 0": 0,
+    "degree 1": 1,
+    "degree 2": 2,
+    "degree 3": 3,
+    "degree 4": 4,
+    "degree 5 to 9": 5,
+    "degree 10+": 10,
+}  # from
+
 
 @dataclass(frozen=True)
 class PartyStatistics:
@@ -83,6 +93,17 @@ def partition_statistics(graph: Graph, whole: Graph | None = None) -> PartitionS
         return PartitionStatistics(listed, nodes, kept, None, None)
     total = _pairs(whole.edge_index.numpy(), whole.ids.numpy()).shape[1]
     return PartitionStatistics(listed, nodes, kept, len(np.unique(whole.ids.numpy())) - nodes, total - kept)
+
+
+def degree_shares(graph: Graph) -> list[dict[str, float]]:
+    """Each party's share of nodes with no edge, one, … four, five to nine, ten and more, by the names in `DEGREES`."""
+    bounds = np.array(list(DEGREES.values()))
+    shares = []
+    for degrees in np.split(graph.adjacency.sum(1), graph.ptr[1:-1].numpy()):
+        group = np.searchsorted(bounds, degrees, side="right") - 1
+        counts = np.bincount(group, minlength=len(bounds)) / max(len(degrees), 1)
+        shares.append(dict(zip(DEGREES, counts.tolist(), strict=True)))
+    return shares
 
 
 def node_homophily(graph: Graph) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

@@ -154,10 +154,10 @@ def _embedded(exhibit: Exhibit, cell: Cell, configs: Sequence[Config], root: Pat
 
 
 def _facts(exhibit: Exhibit, cell: Cell) -> Line:
-    """Statistics of one party of a partition, or of all, as metrics; none if its graph is not available."""
+    """Statistics of one party of a partition, or of the graph and all parties, as metrics; none if the graph is not available."""
     from atoll.data.federated import SCENARIOS, federate
     from atoll.data.separability import facts as separability
-    from atoll.data.statistics import partition_statistics
+    from atoll.data.statistics import degree_shares, partition_statistics
 
     (config,) = cell.configs(1, {})
     try:
@@ -166,11 +166,15 @@ def _facts(exhibit: Exhibit, cell: Cell) -> Line:
         data = federate(config, None, SCENARIOS)
     except (AtollError, OSError):
         return Line(cell, {}, 0)
-    parties = partition_statistics(data.parts, data.source).parties
+    found = partition_statistics(data.parts, data.source)
+    parties = found.parties
     if cell.party is not None:
-        facts = vars(parties[cell.party])
+        party = parties[cell.party]
+        facts = {**vars(party), "labeled share": party.train / party.nodes, **degree_shares(data.parts)[cell.party]}
     else:
         means = {f"mean_{name}": sum(getattr(party, name) for party in parties) / len(parties) for name in ("nodes", "edges")}
         facts = {"parties": len(parties), "features": data.parts.num_features, "classes": data.parts.num_classes, **means}
+        facts |= {"nodes": found.nodes + (found.nodes_lost or 0), "edges": found.edges_kept + (found.edges_lost or 0)}
         facts |= separability(data.parts, config.data)
-    return Line(cell, {name: (float(facts[name]), math.nan) for name in exhibit.metrics if name in facts}, 1)
+    ours = {name: (float(facts[name]) * exhibit.scale.get(name, 1.0), math.nan) for name in exhibit.metrics if name in facts}
+    return Line(cell, ours, 1)

@@ -74,7 +74,7 @@ def draw(exhibit: Exhibit, lines: Sequence[Line], jobs: Jobs, root: Path) -> Pic
         return Picture(_file(figures, "png", len(figures)), "png", len(figures)) if figures else None
     if exhibit.kind == "boxes":
         figures, runs = boxes(exhibit, jobs, root)
-    elif exhibit.kind == "figure":
+    elif exhibit.kind == "figure" or (exhibit.kind == "facts" and exhibit.panels):
         figures, runs = curves(exhibit, jobs, root) if exhibit.curves else means(exhibit, lines)
     else:
         return None

@@ -26,7 +26,7 @@ class ClassMap:
 
 
 def tsne(result: Result, *, perplexity: float = 30.0, seed: int = 0) -> ClassMap:
-    """The test nodes of the union graph, as the one model of a run (at its last round) embeds them: FedGL's Figures 5 to 7."""
+    """The test nodes of the union graph, as the one model of a run (at its best round) embeds them: FedGL's Figures 5 to 7."""
     embeddings, classes = embed(result)
     points = in_plane(embeddings.double().numpy(), "tsne", perplexity=perplexity, seed=seed)
     return ClassMap(points.astype(np.float32), classes.numpy())
@@ -41,7 +41,10 @@ def silhouette(result: Result) -> float:
 
 
 def embed(result: Result) -> tuple[Tensor, Tensor]:
-    """H, the network's output before softmax, of the labeled test nodes of the union graph, and their classes."""
+    """H, the network's output before softmax, of the labeled test nodes of the union graph, and their classes.
+
+    The network is that of the best round, whose metrics are reported.
+    """
     experiment = prepare(result.config)
     whole, settings = experiment.party_data.whole, result.config.settings
     network = backbone(settings, experiment.federation.schema, 1, None)
@@ -52,10 +55,11 @@ def embed(result: Result) -> tuple[Tensor, Tensor]:
 
 
 def _model(result: Result) -> dict[str, Tensor]:
-    """The server's model, or that of a single party."""
-    if "model" in result.state:
-        shared: dict[str, Tensor] = result.state["model"]
+    """The server's model at the best round, or that of a single party."""
+    trained = result.model().files
+    if "model" in trained.state:
+        shared: dict[str, Tensor] = trained.state["model"]
         return shared
-    if result.parties == 1 and "model" in result.memory.get("0", {}):
-        return dict(result.memory["0"]["model"])
+    if result.parties == 1 and "model" in trained.memory:
+        return dict(trained.memory["model"])
     raise AtollError(f"{result.config.algorithm} has no model that all parties share; there is nothing to embed.")
