@@ -57,7 +57,7 @@ class Settings(Averaging, BatchedTraining):
 class Cohort(LocalTraining):
     """Parties that train the server's model on their own graphs."""
 
-    settings: Settings
+    settings: Averaging
 
     @verb(takes={"model": MODEL}, gives={})
     def finetune(self, model: Fields) -> None:

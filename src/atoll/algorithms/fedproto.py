@@ -35,7 +35,7 @@ FAR = -1e4  # the score of a class without a prototype
 
 
 @dataclass(frozen=True)
-class Settings(local.Settings):
+class Settings(local.Personal):
     """Local's settings and the prototypes'."""
 
     prototype_weight: float = setting(1.0, "Weight λ of the distance to the shared prototypes; 0 is Local.", low=0)
@@ -78,6 +78,7 @@ class Cohort(local.Cohort):
     """Personal models that are held near the prototypes of their classes."""
 
     memory = {"model": PARTY, "optimizer": PARTY}
+    whole_graph = "prototypes are means over hidden representations of all of a party's training nodes"
     settings: Settings
     judges: tuple[Tensor, Tensor] | None = None  # the prototypes that predict, and which there are
 

@@ -27,7 +27,7 @@ __all__ = ["EVALUATIONS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start"
 
 
 @dataclass(frozen=True)
-class Settings(fedavg.Settings):
+class Settings(fedavg.Averaging):
     """FedAvg's settings and the contrast's."""
 
     contrast_weight: float = setting(1.0, "Weight μ of the contrast of representations; 0 is FedAvg.", low=0)
@@ -42,6 +42,7 @@ class Cohort(fedavg.Cohort):
 
     memory = {"optimizer": PARTY, "previous": PARTY, "trained_before": PARTY}
     training_memory = frozenset({"previous", "trained_before"})
+    whole_graph = "its contrast needs hidden representations of the nodes of a step, and a batch has those of their neighbors"
     settings: Settings
 
     def setup(self) -> None:
