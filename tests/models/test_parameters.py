@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from atoll.errors import AtollError, AtollWarning
-from atoll.models.parameters import get_parameters, scale, set_parameters, weighted
+from atoll.models.parameters import choose, get_parameters, scale, set_parameters, weighted
 from atoll.models.registry import build
 
 
@@ -66,3 +66,11 @@ def test_names_of_0_1_are_still_found() -> None:
     assert read is get_parameters
     with pytest.raises(ImportError):
         from atoll.models import nothing_of_the_kind  # noqa: F401
+
+
+def test_chosen_party_by_party() -> None:
+    """Each party has one or the other, whatever the parameter's shape."""
+    chosen, others = ({"w": torch.full((3, 2), value), "b": torch.full((3,), value)} for value in (1.0, 2.0))
+    result = choose(torch.tensor([True, False, True]), chosen, others)
+    assert result["w"].tolist() == [[1, 1], [2, 2], [1, 1]]
+    assert result["b"].tolist() == [1, 2, 1]

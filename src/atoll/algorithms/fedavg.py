@@ -23,6 +23,7 @@ from atoll.models.parameters import scale
 from atoll.settings import BatchedTraining, Training, setting
 
 SCENARIOS = ("horizontal", "overlapping")
+LEVELS = ("node", "graph")
 EVALUATIONS = ("global", "trained", "finetuned", "union")
 SHARES = ("all", "layers", "layers+post")
 WEIGHTINGS = ("train", "nodes", "parties")

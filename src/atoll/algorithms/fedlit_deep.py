@@ -35,7 +35,6 @@ from atoll.random import SERVER, Draws
 from atoll.settings import Training, setting
 
 SCENARIOS = ("horizontal", "overlapping")
-LEVELS = ("node",)  # its items are nodes
 
 
 @dataclass(frozen=True)

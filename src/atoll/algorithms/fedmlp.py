@@ -15,7 +15,6 @@ from atoll.settings import setting
 __all__ = ["EVALUATIONS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 SCENARIOS = ("node", "horizontal", "overlapping")
-LEVELS = ("node",)  # its items are nodes
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,6 @@ from atoll.random import SERVER, Draws
 from atoll.settings import BatchedTraining, setting
 
 SCENARIOS = ("horizontal", "overlapping")
-LEVELS = ("node",)  # its items are nodes
 EVALUATIONS = ("personal",)
 
 

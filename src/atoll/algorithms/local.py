@@ -17,6 +17,7 @@ from atoll.models.parameters import set_parameters
 from atoll.settings import BatchedTraining, Training, setting
 
 SCENARIOS = ("horizontal", "overlapping")
+LEVELS = ("node", "graph")
 EVALUATIONS = ("personal", "trained")
 
 

@@ -13,7 +13,6 @@ from atoll.algorithms.local import EVALUATIONS, Cohort, evaluate, start, step
 from atoll.settings import setting
 
 __all__ = ["EVALUATIONS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
-LEVELS = ("node",)  # its items are nodes
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from atoll.federation.federation import Federation
 from atoll.federation.memory import FRESH, SHARED
 from atoll.graphs.graph import Graph
 from atoll.models import optim
-from atoll.models.parameters import Parameters, difference, inner_product, interpolate, scale, weighted, zeros_of
+from atoll.models.parameters import Parameters, choose, difference, inner_product, interpolate, scale, weighted, zeros_of
 from atoll.random import Draws
 from atoll.settings import setting
 
@@ -80,11 +80,11 @@ class Cohort(fedavg.Cohort):
         elif self.settings.control == 1:
             self.control = self.gradient()  # option I
             self.train(model=model, correction=correction)
-        elif bool((steps := self.train(model=model, correction=correction)).all()):
-            moved = weighted(
-                difference(self.model, model), (-1 / (steps.double() * self.settings.lr)).float()
-            )  # (θ − θ_k) / (K·η)
-            self.control = difference(moved, correction)  # option II: c_k − c + (θ − θ_k) / (K·η)
+        else:
+            steps = self.train(model=model, correction=correction)  # (P,) K
+            moved = weighted(difference(self.model, model), (-1 / (steps.double().clamp(min=1) * self.settings.lr)).float())
+            renewed = difference(moved, correction)  # option II: c_k − c + (θ − θ_k) / (K·η)
+            self.control = choose(steps > 0, renewed, before)
         change = weighted(difference(self.control, before), self.weights)
         return {"model": weighted(self.model, self.weights), "change": change, "n": self.weights}
 

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from atoll.errors import AtollError, suggest
 from atoll.models.backbone import Backbone
+from atoll.models.party_tensors import (
+    MAX_PIECES,
+    Parameters,
+    clipped,
+    decay_groups,
+    named_tensors,
+    number_of_parties,
+    party_pieces,
+    put_rows,
+    restore_tensors,
+    rows_of,
+)
 from atoll.settings import Training
-
-MAX_PIECES = 64  # parties, or groups of parties with equal step counts, that are stepped one after the other
-LANES = 16  # float32 numbers in a vector register
-
-Parameters = nn.Module | Mapping[str, Tensor] | Iterable[Tensor]
 
 
 class Adam:
@@ -38,12 +45,12 @@ class Adam:
         clip: float = 0.0,
         decayed: Collection[str] | None = None,
     ) -> None:
-        self.params = _named(params)
+        self.params = named_tensors(params)
         self.lr, self.weight_decay, self.betas, self.eps, self.clip = lr, weight_decay, betas, eps, clip
-        self.groups = _groups(self.params, weight_decay, decayed)
+        self.groups = decay_groups(self.params, weight_decay, decayed)
         self.first = {name: torch.zeros_like(p) for name, p in self.params.items()}
         self.second = {name: torch.zeros_like(p) for name, p in self.params.items()}
-        self.steps = torch.zeros(_parties(self.params))
+        self.steps = torch.zeros(number_of_parties(self.params))
         self.in_step = True  # whether all parties have taken the same number of steps
         self._live: dict[str, list[list[Tensor]]] = {}  # pieces of parameters and moments: views that stay
 
@@ -62,8 +69,8 @@ class Adam:
         parts = [[part[name] for name in names] for part in (self.params, self.first, self.second)]
         if self.in_step:
             if names[0] not in self._live:
-                self._live[names[0]] = [_pieces(part) for part in parts]
-            (params, first, second), grads = self._live[names[0]], _pieces(gradients)
+                self._live[names[0]] = [party_pieces(part) for part in parts]
+            (params, first, second), grads = self._live[names[0]], party_pieces(gradients)
             counts = [self.steps[0]] * len(params)
         else:
             distinct, lengths = torch.unique_consecutive(self.steps, return_counts=True)  # parties with equal counts go together
@@ -73,9 +80,9 @@ class Adam:
             runs = lengths.tolist()
             columns = [parts[0], gradients, *parts[1:]]
             groups = [[run for tensor in column for run in torch.split(tensor, runs)] for column in columns]
-            params, grads, first, second = (_pieces(group) for group in groups)
+            params, grads, first, second = (party_pieces(group) for group in groups)
             each = list(distinct.unbind()) * len(names)
-            counts = [count for run, count in zip(groups[0], each, strict=True) for _ in _pieces([run])]
+            counts = [count for run, count in zip(groups[0], each, strict=True) for _ in party_pieces([run])]
         self.kernel(
             params,
             grads,
@@ -116,7 +123,7 @@ class Adam:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Copy in a state of the same parties."""
-        _restore(self.state(), state)
+        restore_tensors(self.state(), state)
         self.in_step = bool((self.steps == self.steps[0]).all())
 
     def reset(self) -> None:
@@ -128,14 +135,14 @@ class Adam:
     def select(self, rows: Tensor) -> Adam:
         """The same optimizer on copies of some parties' parameters and state."""
         part = copy(self)
-        part.params, part.first, part.second = (_rows_of(values, rows) for values in (self.params, self.first, self.second))
+        part.params, part.first, part.second = (rows_of(values, rows) for values in (self.params, self.first, self.second))
         part.steps, part.in_step, part._live = self.steps[rows], self.in_step, {}
         return part
 
     def put(self, rows: Tensor, part: Adam) -> None:
         """Take over what a selected part has become."""
         self.in_step = False
-        _put_rows({**self.params, **self.state()}, rows, {**part.params, **part.state()})
+        put_rows({**self.params, **self.state()}, rows, {**part.params, **part.state()})
 
 
 class AdamW(Adam):
@@ -166,8 +173,8 @@ class SGD:
         clip: float = 0.0,
         decayed: Collection[str] | None = None,
     ) -> None:
-        self.params = _named(params)
-        self.groups = _groups(self.params, weight_decay, decayed)
+        self.params = named_tensors(params)
+        self.groups = decay_groups(self.params, weight_decay, decayed)
         self.lr, self.weight_decay, self.momentum, self.clip = lr, weight_decay, momentum, clip
         self.velocity = {name: torch.zeros_like(p) for name, p in self.params.items()} if momentum else {}
         self._live: dict[str, list[list[Tensor]]] = {}  # the pieces of parameters and velocities, as in Adam
@@ -179,11 +186,11 @@ class SGD:
         for decay, names in self.groups:
             if names[0] not in self._live:
                 kept = [[part[name] for name in names if part] for part in (self.params, self.velocity)]
-                self._live[names[0]] = [_pieces(part) for part in kept]
+                self._live[names[0]] = [party_pieces(part) for part in kept]
             params, velocity = self._live[names[0]]
             torch._fused_sgd_(
                 params,
-                _pieces(by_name[name] for name in names),
+                party_pieces(by_name[name] for name in names),
                 velocity,
                 weight_decay=decay,
                 momentum=self.momentum,
@@ -200,7 +207,7 @@ class SGD:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Copy in a state of the same parties."""
-        _restore(self.state(), state)
+        restore_tensors(self.state(), state)
 
     def reset(self) -> None:
         """Back to the state before the first step."""
@@ -210,12 +217,12 @@ class SGD:
     def select(self, rows: Tensor) -> SGD:
         """The same optimizer on copies of some parties' parameters and state."""
         part = copy(self)
-        part.params, part.velocity, part._live = _rows_of(self.params, rows), _rows_of(self.velocity, rows), {}
+        part.params, part.velocity, part._live = rows_of(self.params, rows), rows_of(self.velocity, rows), {}
         return part
 
     def put(self, rows: Tensor, part: SGD) -> None:
         """Take over what a selected part has become."""
-        _put_rows({**self.params, **self.state()}, rows, {**part.params, **part.state()})
+        put_rows({**self.params, **self.state()}, rows, {**part.params, **part.state()})
 
 
 Optimizer = Adam | SGD  # AdamW is an Adam
@@ -272,7 +279,7 @@ def descend(optimizer: Optimizer | Sequence[Optimizer], loss: Tensor, active: Te
     computed = torch.autograd.grad(loss, [p for one in optimizers for p in one.params.values()], materialize_grads=True)
     parts = iter(gradient.contiguous() for gradient in computed)
     for one in optimizers:
-        _step(one, _clipped([next(parts) for _ in one.params], one.clip), active)
+        _step(one, clipped([next(parts) for _ in one.params], one.clip), active)
 
 
 @torch.no_grad()
@@ -287,71 +294,7 @@ def _step(optimizer: Optimizer, gradients: list[Tensor], active: Tensor | None) 
     optimizer.put(rows, part)
 
 
-def _rows_of(values: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-    return {name: value.detach()[rows] for name, value in values.items()}
-
-
 def gradients(optimizer: Optimizer, loss: Tensor) -> list[Tensor]:
     """The gradients of the loss in the order of the optimizer's parameters; nothing is accumulated in the parameters."""
     computed = torch.autograd.grad(loss, list(optimizer.params.values()), materialize_grads=True)
     return [gradient.contiguous() for gradient in computed]
-
-
-def _put_rows(live: Mapping[str, Tensor], rows: Tensor, values: Mapping[str, Tensor]) -> None:
-    for name, value in values.items():
-        live[name][rows] = value
-
-
-def _clipped(gradients: list[Tensor], clip: float) -> list[Tensor]:
-    """Each party's gradients, scaled to the norm `clip` where theirs, over all parameters, is longer; 0 does not clip.
-
-    A party's sum of squares is taken on a copy of its own numbers, so that it does not depend on the party's position.
-    """
-    if not clip:
-        return gradients
-    squares = [torch.stack([party.clone().double().square().sum() for party in gradient]) for gradient in gradients]
-    norms = torch.stack(squares).sum(0).sqrt()  # (P,)
-    factors = (clip / norms.clamp(min=clip)).float()
-    return [gradient * factors.view(-1, *[1] * (gradient.ndim - 1)) for gradient in gradients]
-
-
-def _pieces(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The tensors, split by party where a party's share does not fill whole vector registers.
-
-    The fused kernels round a tensor's tail differently, so a party's results would depend on its position.
-    """
-    cut = [t.unbind() if t.shape[0] <= MAX_PIECES and t[0].numel() % LANES else (t,) for t in tensors]
-    return [piece for pieces in cut for piece in pieces]
-
-
-def _named(params: Parameters) -> dict[str, Tensor]:
-    if isinstance(params, nn.Module):
-        return dict(params.named_parameters())
-    if isinstance(params, Mapping):
-        return dict(params)
-    return {str(index): tensor for index, tensor in enumerate(params)}
-
-
-def _groups(params: Mapping[str, Tensor], weight_decay: float, decayed: Collection[str] | None) -> list[tuple[float, list[str]]]:
-    """The names of the parameters by their weight decay: that of `decayed`, without it of all, and none of the others."""
-    kept = [name for name in params if decayed is None or name in decayed]
-    groups = [(weight_decay, kept), (0.0, [name for name in params if name not in kept])]
-    return [(decay, names) for decay, names in groups if names]
-
-
-def _parties(params: Mapping[str, Tensor]) -> int:
-    counts = {tensor.shape[0] for tensor in params.values()}
-    if len(counts) != 1:
-        raise AtollError(f"the parameters of one optimizer need the same number of parties, not {sorted(counts)}")
-    return counts.pop()
-
-
-def _restore(live: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    if live.keys() != state.keys():
-        odd = sorted(live.keys() ^ state.keys())
-        raise AtollError(f"this optimizer state belongs to other parameters: {', '.join(odd)} should be in both or neither")
-    for name, tensor in live.items():
-        if tensor.shape != state[name].shape:
-            raise AtollError(f"optimizer state {name!r} has shape {tuple(state[name].shape)}, not {tuple(tensor.shape)}")
-        with torch.no_grad():
-            tensor.copy_(state[name])

@@ -65,6 +65,11 @@ def weighted(model: nn.Module | Mapping[str, Tensor], weights: Tensor) -> Parame
     return {name: value * weights.view(-1, *[1] * (value.ndim - 1)) for name, value in _mapping(model).items()}
 
 
+def choose(parties: Tensor, chosen: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Parameters:
+    """(P, …) `chosen` where `parties` (P,) is true, `others` elsewhere."""
+    return {name: torch.where(parties.view(-1, *[1] * (t.ndim - 1)), t, others[name]) for name, t in chosen.items()}
+
+
 def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], share: float | Tensor) -> Parameters:
     """The parameters that fraction of the way from `start` to `end`; exactly `start` at 0 and `end` at 1."""
     weight = torch.as_tensor(share, dtype=torch.float32)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from atoll.graphs.blocks import row_pieces
 from atoll.graphs.user_rows import Entries
-from atoll.models.optim import MAX_PIECES, Adam
+from atoll.models.optim import Adam
+from atoll.models.party_tensors import MAX_PIECES
 
 MAX_NUMBERS = 1 << 16  # of weights that are stepped at once, so that what is made for them stays in the cache
 

@@ -80,9 +80,10 @@ def _metrics(row: Row, detail: RowDetail | None, count: int) -> dict[str, list[t
         values = row.party_means(name)
         if len(values) == count:
             listed[name.removeprefix(PREFIX)] = values
-    for metric in dict.fromkeys(name for one in detail.parties for name in one) if detail else ():
-        if metric in FROM_DETAIL and metric not in listed and detail:
-            listed[metric] = [mean_std(one.get(metric, [])) for one in detail.parties]
+    judged = detail.parties if detail and len(detail.parties) == count else []
+    for metric in dict.fromkeys(name for one in judged for name in one):
+        if metric in FROM_DETAIL and metric not in listed:
+            listed[metric] = [mean_std(one.get(metric, [])) for one in judged]
     return {name: listed[name] for name in in_order(listed) if any(pair is not None for pair in listed[name])}
 
 

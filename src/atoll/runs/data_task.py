@@ -7,7 +7,7 @@ from atoll.data.registry import lookup
 from atoll.errors import AtollError
 from atoll.tasks import DEFAULT_TASK, GRAPH_TASK, TASKS
 
-LEVELS = ("node", "graph")  # what an algorithm takes unless it says otherwise
+LEVELS = ("node",)  # the items of an algorithm that does not name them
 
 
 def task_of_data(dataset: str) -> str:

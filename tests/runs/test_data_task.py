@@ -1,0 +1,31 @@
+"""Which algorithms take a dataset's items."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll import algorithms
+from atoll.errors import AtollError
+from atoll.runs.data_task import require_items
+from atoll.tasks import DEFAULT_TASK, GRAPH_TASK
+
+GRAPHS = {"fedavg", "fedprox", "local"}  # those whose graph runs are compared with a loop over graphs, or with each other
+
+
+@pytest.mark.parametrize("algorithm", algorithms.names())
+def test_graphs_are_refused_unless_an_algorithm_names_them(algorithm: str) -> None:
+    """An algorithm that was written for nodes does not silently run on graphs."""
+    require_items("cora", DEFAULT_TASK, algorithm)
+    if algorithm in GRAPHS:
+        require_items("mutag", GRAPH_TASK, algorithm)
+        return
+    with pytest.raises(AtollError, match=f"{algorithm} is not made for graph-classification"):
+        require_items("mutag", GRAPH_TASK, algorithm)
+
+
+def test_the_data_decides_the_task() -> None:
+    """Nodes cannot be judged as graphs, nor graphs as nodes."""
+    with pytest.raises(AtollError, match="leave the task out"):
+        require_items("cora", GRAPH_TASK, "fedavg")
+    with pytest.raises(AtollError, match="leave the task out"):
+        require_items("mutag", DEFAULT_TASK, "fedavg")
