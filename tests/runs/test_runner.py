@@ -397,7 +397,7 @@ def test_a_graph_put_together_by_hand_is_checked() -> None:
     for change, sentence in (
         ({"x": x.double()}, "features are float64; give float32"),
         ({"y": graph.y + 100}, "label 10. of node 0 is not a class"),
-        ({"y": graph.y[:5]}, r"features have shape \(60, 64\) for 5 nodes"),
+        ({"y": graph.y[:5]}, r"y has shape \(5,\) for 60 nodes"),
         ({"train": graph.train[:5]}, r"train has shape \(5,\) for 60 nodes"),
     ):
         with pytest.raises(AtollError, match=sentence):

@@ -142,10 +142,12 @@ def check(graph: Graph, where: str) -> None:
             raise AtollError(f"{where}: edge_weight is {graph.edge_weight.dtype}; give one float32 number per edge.")
     if x.dtype != np.float32:
         raise AtollError(f"{where}: the features are {x.dtype}; give float32.")
-    for name in ("train", "val", "test", "ids"):
-        shape = tuple(getattr(graph, name).shape)
-        if shape != (nodes,):
-            raise AtollError(f"{where}: {name} has shape {shape} for {nodes} nodes; give one value per node.")
+    items, what = (nodes, "node") if graph.graph_ptr is None else (len(graph.graph_ptr) - 1, "graph")
+    for name in ("y", "train", "val", "test"):
+        if (shape := tuple(getattr(graph, name).shape)) != (items,):
+            raise AtollError(f"{where}: {name} has shape {shape} for {items} {what}s; give one value per {what}.")
+    if (shape := tuple(graph.ids.shape)) != (nodes,):
+        raise AtollError(f"{where}: ids has shape {shape} for {nodes} nodes; give one value per node.")
 
 
 def plain(x: Features, where: str) -> Features:

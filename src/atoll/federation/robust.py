@@ -110,7 +110,9 @@ class Robust:
 
     def _present(self, verb: str, weights: Mapping[str, Tensor], averaged: Mapping[str, Field]) -> dict[str, Tensor]:
         """For each weight (k, …) the parties that count: positive weight, finite numbers, selected where the rule selects."""
-        counted = torch.stack([weight > 0 for weight in weights.values() if weight.ndim == 1]).all(0)
+        counted = torch.ones(len(next(iter(weights.values()))), dtype=torch.bool)
+        for weight in weights.values():
+            counted = counted & (weight > 0) if weight.ndim == 1 else counted  # a party may have no say in some rows
         for field in averaged.values():
             counted = counted & field.finite()
         count = int(counted.sum())

@@ -48,6 +48,7 @@ from atoll.federation.cohort import PARTY, Fields, verb
 from atoll.federation.declarations import COUNTS, ROWS, Case, Numbers, Scalar, nodes, optional, ragged, real
 from atoll.federation.federation import Federation
 from atoll.graphs.features import unit_rows
+from atoll.graphs.graph import Graph
 from atoll.models import optim
 from atoll.models.split import SPLITS, SplitShape
 from atoll.random import SERVER, Draws
@@ -98,7 +99,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         common = None if self.blank else Draws(self.seed, [SERVER] * count, "classifier")
         self.model = SPLITS[s.model](shape, self.first_draws("model"), common)
         self.optimizer = optim.make(s.optimizer, self.model, s.lr, s.weight_decay, s.momentum)
-        self.inputs = replace(self.graph, x=unit_rows(self.graph.x)) if s.unit_features else self.graph
+        self._unit: tuple[Graph, Graph] | None = None
         self.targets = torch.where(self.graph.train, self.graph.y, -1)
         if s.label_holder >= 0:
             holder = torch.tensor([party == s.label_holder for party in self.parties])
@@ -224,6 +225,15 @@ class Cohort(atoll.federation.cohort.Cohort):
             sampler = self.sampler(self.message.round, self.settings, training=self.message.training)
             self.forward = self.pass_over(ForwardPass, self.inbox, sampler)
         return self.forward
+
+    @property
+    def inputs(self) -> Graph:
+        """The graph as it stands (training may see another than evaluation), with features of length 1 where asked for."""
+        if not self.settings.unit_features:
+            return self.graph
+        if self._unit is None or self._unit[0] is not self.graph:
+            self._unit = self.graph, replace(self.graph, x=unit_rows(self.graph.x))
+        return self._unit[1]
 
     def sampler(self, round: int, settings: Settings, *, training: bool = True) -> Sampler:
         """The random choices of a round, or of an evaluation."""
