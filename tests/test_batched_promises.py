@@ -6,15 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
-from atoll import algorithms, wire
+from atoll import algorithms
 from atoll.errors import AtollError
 from atoll.runs import runner
 from atoll.runs.config import Config
 from atoll.settings import BatchedTraining
 from small import Recorded, small
-from test_promises import assert_same, numbers, partial, run
+from test_promises import assert_resume_is_exact, assert_same, numbers, partial, run
 
 BATCHED = [name for name in algorithms.names() if issubclass(algorithms.find(name).Settings, BatchedTraining)]
 SAMPLERS: dict[str, dict[str, Any]] = {
@@ -62,23 +61,7 @@ def test_memory_is_declared(algorithm: str, participation: float) -> None:
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_resume_is_exact(algorithm: str, sampler: str, tmp_path: Any) -> None:
     """Broken off and resumed, a run ends with the same bits in state, memory, history and bytes."""
-
-    class Broken(Exception):
-        """Stands for a process that dies."""
-
-    def watch(row: dict[str, Any], rounds: int) -> None:
-        if row["round"] == 2:
-            raise Broken
-
-    config = batched(algorithm, sampler, checkpoint_every=1)
-    whole = runner.run(config, out=tmp_path / "whole")
-    with pytest.raises(Broken):
-        runner.run(config, out=tmp_path / "broken", watch=watch)
-    resumed = runner.resume(tmp_path / "broken")
-    assert_same(whole, resumed, 0.0)
-    assert numbers(whole) == numbers(resumed)
-    for (name, value), (_, same) in zip(wire.leaves(whole.memory), wire.leaves(resumed.memory), strict=True):
-        assert torch.equal(value, same), name
+    assert_resume_is_exact(batched(algorithm, sampler, checkpoint_every=1), 2, tmp_path)
 
 
 def test_the_bill_is_exact(algorithm: str) -> None:

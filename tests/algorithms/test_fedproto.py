@@ -83,3 +83,14 @@ def test_bytes() -> None:
     result = runner.run(small("fedproto", rounds=2))
     assert result.bytes["down"] == 2 * 3 * (4 * 3 * 64 + 3)
     assert result.bytes["up"] == 2 * 3 * (4 * 3 * 64 + 8 * 3)
+
+
+def test_a_class_without_a_prototype_is_never_the_nearest() -> None:
+    """However far away the others are."""
+    experiment = runner.prepare(small("fedproto", rounds=1, predict="nearest"))
+    (cohort,) = experiment.engine.cohorts
+    prototypes = torch.zeros(experiment.federation.schema.classes, cohort.model.embed(cohort.graph).shape[1])
+    known = torch.ones(len(prototypes), dtype=torch.bool)
+    prototypes[1:] = 1e4
+    known[0] = False
+    assert bool((cohort.predict(prototypes, known).argmax(1) > 0).all())

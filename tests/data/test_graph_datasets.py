@@ -13,6 +13,7 @@ import atoll
 from atoll.data.graph_datasets import GROUPS, SIZES
 from atoll.data.graph_parties import deal, dealt, halves
 from atoll.data.partition_settings import PartitionSettings
+from atoll.data.tu import _numbers
 from atoll.errors import AtollError
 from atoll.runs import config, runner
 from small_graphs import SHAPES, graph_data, small_graphs
@@ -92,3 +93,11 @@ def test_mistakes_are_said_in_one_sentence(dataset: str, values: dict[str, str],
     arguments = {name: values.pop(name) for name in ("partition", "parties") if name in values}
     with pytest.raises(AtollError, match=sentence):
         runner.prepare(config.resolve("fedavg", dataset=dataset, values=values, **arguments))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["", "1, 2\n2, nan\n", "1, x\n", "1, 2\n3\n"])
+def test_a_damaged_file_is_named(text: str, tmp_path: Path) -> None:
+    """Empty, not finite, not a number, or rows of different lengths."""
+    (tmp_path / "MUTAG_A.txt").write_text(text)
+    with pytest.raises(AtollError, match=r"MUTAG_A.txt .*put a fresh copy there"):
+        _numbers(tmp_path / "MUTAG_A.txt")

@@ -21,7 +21,7 @@ from atoll.federation.federation import Federation
 from atoll.federation.local_training import LocalTraining
 from atoll.graphs.graph import Graph
 from atoll.models import optim
-from atoll.models.parameters import Parameters, get_parameters, set_parameters, weighted, zeros_of
+from atoll.models.parameters import Parameters, choose, get_parameters, set_parameters, weighted, zeros_of
 from atoll.settings import setting
 
 __all__ = ["SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
@@ -86,10 +86,8 @@ class Cohort(LocalTraining):
         if model is None:
             return
         mixed: Parameters = {name: value.expand_as(self.previous[name]) for name, value in model.items()}
-        for name, share in self.mixing.items():
-            mixture = torch.lerp(self.previous[name], mixed[name], share)
-            mixed[name] = torch.where(_like(self.stage > NEW, mixture), mixture, mixed[name])
-        set_parameters(self.model, mixed)
+        mixtures = {name: torch.lerp(self.previous[name], mixed[name], share) for name, share in self.mixing.items()}
+        set_parameters(self.model, mixed | choose(self.stage > NEW, mixtures, mixed))
 
     def adapt(self, model: Fields) -> None:
         """W ← W − η_W·∂F/∂θ̂ ∘ (θ − θ_k), within [0, 1]: until the losses settle at first, later once."""
@@ -106,9 +104,9 @@ class Cohort(LocalTraining):
             self.load(model)
             out = self.output(batch)
             gradients = dict(zip(self.previous, optim.gradients(self.optimizer, self.task.loss(out, batch)), strict=True))
-            for name, share in self.mixing.items():
-                stepped = (share - self.settings.mixing_lr * gradients[name] * away[name]).clamp(0, 1)
-                self.mixing[name] = torch.where(_like(running, share), stepped, share)
+            lr = self.settings.mixing_lr
+            stepped = {name: (w - lr * gradients[name] * away[name]).clamp(0, 1) for name, w in self.mixing.items()}
+            self.mixing = choose(running, stepped, self.mixing)
             if parts:
                 rows = torch.split(out.detach(), batch.sizes)
                 losses.append(torch.stack([self.task.loss(*pair) for pair in zip(rows, parts, strict=True)]))
@@ -144,7 +142,3 @@ class Cohort(LocalTraining):
 def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, object]:
     """Of the mixtures, pooled over the parties' nodes."""
     return metrics.evaluate(federation, model=state["model"])
-
-
-def _like(flags: Tensor, value: Tensor) -> Tensor:
-    return flags.view(-1, *[1] * (value.ndim - 1))

@@ -31,7 +31,7 @@ from atoll.settings import setting
 __all__ = ["EVALUATIONS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 EVALUATIONS = ("personal",)
-FAR = -1e4  # the score of a class without a prototype
+FAR = 1e4  # how much lower the score of a class without a prototype is than the lowest of the others
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ class Cohort(local.Cohort):
         if self.judges is None:
             return super().output(graph, draws)
         prototypes, known = self.judges
-        return (-torch.cdist(self.model.embed(graph), prototypes).square()).masked_fill(~known, FAR)
+        scores = -torch.cdist(self.model.embed(graph), prototypes).square()
+        return torch.where(known, scores, scores.amin(1, keepdim=True) - FAR)
 
     def party_models(self, *args: Any, **arguments: Any) -> Backbone:
         """The party's own model."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,6 +108,10 @@ def _columns(folder: Path, name: str, edges: Ints, nodes: int, features: str) ->
 def _numbers(path: Path) -> np.ndarray:
     """(lines, columns) the numbers of a text file, separated by commas."""
     try:
-        return np.loadtxt(path, delimiter=",", ndmin=2)
-    except (OSError, ValueError) as error:
+        with warnings.catch_warnings(action="error", category=UserWarning):  # an empty file is one
+            numbers = np.loadtxt(path, delimiter=",", ndmin=2)
+    except (OSError, ValueError, UserWarning) as error:
         raise AtollError(f"{path} cannot be read ({error}); put a fresh copy there.") from error
+    if not np.isfinite(numbers).all():
+        raise AtollError(f"{path} holds numbers that are not finite; put a fresh copy there.")
+    return numbers
