@@ -33,6 +33,8 @@ def batched(algorithm: str, sampler: str = "neighbors", **values: Any) -> Config
 
 def test_with_all_neighbors_it_is_full_batch_training(algorithm: str) -> None:
     """One batch of all training nodes with all their neighbors: the numbers of training on the whole graph."""
+    if algorithm == "fedbn":
+        pytest.skip("batch norm is over the nodes that a step computes, which are not all nodes")
     whole = run(small(algorithm, **{**USUAL, "dropout": 0.0}))
     for sampler in ("neighbors", "layers"):
         values = {"dropout": 0.0, "batch_size": 1000, "fan_out": "0"}

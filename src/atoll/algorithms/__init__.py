@@ -34,7 +34,8 @@ class Algorithm(Protocol):
     One that can do with parties without training nodes has `UNLABELED_PARTIES = True`.
     One whose state is not the same for all data, a model for instance, also has `STATE_AXES`: the name of a piece of it → its
     first axis (`PARTY`, `NODE`), `SHARED` or `FRESH`. A run that begins from another's model needs it. One that does not judge
-    the server's model, or can judge others, too, also has `EVALUATIONS`: what `evaluation` may be, its own first. One whose
+    the server's model, or can judge others, too, also has `EVALUATIONS`: what `evaluation` may be, its own first. One with the
+    setting `norm` whose models cannot have batch norm all the same says in words why: `NO_NORM`. One whose
     theorem has constants that can be measured has `theory(parts, public, state, settings, rounds)`, for `atoll theory`.
     """
 

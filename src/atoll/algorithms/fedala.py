@@ -30,6 +30,7 @@ EVALUATIONS = ("personal",)
 NEW, TRAINED, ADAPTED = 0, 1, 2  # a party that never trained; that never learned its mixture; that did
 LAST_LOSSES = 10  # whose standard deviation ends the first adaptation
 MAX_STEPS = 200  # of the first adaptation; the authors' loop has no end
+NO_NORM = "a mixing weight is learned for each number of the model by its gradient, and running statistics have none"
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from atoll.federation.cohort import MODEL, Fields, first_model, verb
 from atoll.federation.federation import Federation
 from atoll.federation.local_training import DECAY_LAYERS, EVALUATION_DROPOUT, LocalTraining
 from atoll.models import optim
+from atoll.models.normalization import NORM, NORMS
 from atoll.models.parameters import scale
 from atoll.settings import BatchedTraining, Training, setting
 
@@ -41,6 +42,7 @@ class Averaging(Training):
     keep_optimizer: bool = setting(True, "Keep the parties' optimizer state from round to round instead of resetting it.")
     evaluation_dropout: bool = setting(False, EVALUATION_DROPOUT, since="0.2")
     decay_layers: str = setting("all", DECAY_LAYERS, choices=("all", "first"), since="0.2")
+    norm: str = setting("none", NORM, choices=NORMS, since="0.2")
     share: str = setting(
         "all",
         "Graph tasks: which parameters travel: all, the convolutions (layers), or these and the layer after the readout. The "

@@ -27,6 +27,7 @@ from atoll.settings import setting
 __all__ = ["EVALUATIONS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 STATE_AXES = {"model": SHARED, "reference": FRESH, "drift": FRESH, "size": FRESH}
+NO_NORM = feddyn.NO_NORM
 
 
 @dataclass(frozen=True)

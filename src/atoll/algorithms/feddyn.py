@@ -26,6 +26,7 @@ from atoll.settings import setting
 __all__ = ["EVALUATIONS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 STATE_AXES = {"model": SHARED, "drift": FRESH, "size": FRESH}
+NO_NORM = "its server moves beyond the parties' mean, where a running variance may be negative"
 
 
 @dataclass(frozen=True)

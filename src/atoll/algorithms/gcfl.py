@@ -35,6 +35,7 @@ SCENARIOS = ("horizontal", "overlapping")
 EVALUATIONS = ("personal",)
 PERSONAL = ("input", "post", "output")  # the layers that stay with their party with `share=convolutions`
 STATE_AXES = {"model": SAME_FOR_ALL, "cluster": PARTY, "update": PARTY, "n": PARTY, "norms": PARTY, "heard": PARTY}
+NO_NORM = "clusters are cut by updates, of which running statistics would be a part"
 
 
 @dataclass(frozen=True)

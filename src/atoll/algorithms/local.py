@@ -13,6 +13,7 @@ from atoll.federation.cohort import PARTY, Fields, first_model, verb
 from atoll.federation.declarations import COUNTS
 from atoll.federation.federation import Federation
 from atoll.federation.local_training import DECAY_LAYERS, EVALUATION_DROPOUT, LocalTraining
+from atoll.models.normalization import NORM, NORMS
 from atoll.models.parameters import set_parameters
 from atoll.settings import BatchedTraining, Training, setting
 
@@ -33,6 +34,7 @@ class Personal(Training):
     )
     evaluation_dropout: bool = setting(False, EVALUATION_DROPOUT, since="0.2")
     decay_layers: str = setting("all", DECAY_LAYERS, choices=("all", "first"), since="0.2")
+    norm: str = setting("none", NORM, choices=NORMS, since="0.2")
 
 
 @dataclass(frozen=True)

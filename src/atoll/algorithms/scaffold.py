@@ -27,6 +27,7 @@ from atoll.settings import setting
 __all__ = ["EVALUATIONS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 STATE_AXES = {"model": SHARED, "control": FRESH}
+NO_NORM = "controls are gradients, and running statistics have none"
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ def backbone(settings: Training, schema: Schema, parties: int, draws: Draws | No
         dropout=settings.dropout,
         input_dropout=settings.input_dropout,
         bias=settings.bias,
+        norm=getattr(settings, "norm", "none"),
         settings=settings.architecture,
         draws=draws,
     )
@@ -50,6 +51,8 @@ def _graph_network(settings: Training, schema: Schema, parties: int, draws: Draw
     """Convolutions of that name between dense layers, with a readout."""
     if settings.architecture is not None:
         raise AtollError(f"{settings.model} has no settings of its own in graph tasks; leave model.… out.")
+    if getattr(settings, "norm", "none") != "none":
+        raise AtollError("Networks for graph tasks have no batch norm; leave norm out.")
     widths, classes = (None, None) if graph is None else (graph.widths, graph.classes)
     sizes = (parties, schema.features, schema.outputs or schema.classes, settings.hidden, settings.layers)
     shape = ModelShape(*sizes, settings.dropout, settings.input_dropout, settings.bias)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -14,6 +15,7 @@ from atoll.graphs.graph import Graph
 from atoll.graphs.hops import Hop
 from atoll.graphs.inference import Stage
 from atoll.models.layers import Dense
+from atoll.models.normalization import BatchNorm
 from atoll.random import Draws
 
 
@@ -29,6 +31,7 @@ class ModelShape:
     dropout: float = 0.0
     input_dropout: float = 0.0
     bias: bool = True
+    norm: str = "none"  # or batch: after every hidden layer
 
     @property
     def widths(self) -> list[int]:
@@ -64,6 +67,7 @@ class Backbone(nn.Module):
     weighted_edges: ClassVar[bool] = True  # whether it propagates through the normalized adjacency, which may have other weights
     attends: ClassVar[bool] = False  # whether it propagates by attention over the graph's edges
     ignores_edge_weight: ClassVar[bool] = False  # whether it uses the graph's edges, but not their weights
+    takes_norm: ClassVar[bool] = False  # whether its hidden layers can have batch norm
 
     def __init__(self, shape: ModelShape, draws: Draws | None = None, settings: Any = None) -> None:
         super().__init__()
@@ -115,6 +119,18 @@ class Backbone(nn.Module):
         return hidden * draws.keep(1 - self.shape.dropout, graph.sizes, hidden.shape[1])
 
 
+def add_norms(layers: Iterable[nn.Module], shape: ModelShape) -> None:
+    """Give these layers a batch norm each, which belongs to the layer."""
+    for layer in layers:
+        layer.norm = BatchNorm(shape.parties, shape.hidden)
+
+
+def normalized(layer: nn.Module, out: Tensor, graph: Hop, draws: Draws | None) -> Tensor:
+    """What a layer gives, after its batch norm, if it has one."""
+    norm = getattr(layer, "norm", None)
+    return out if norm is None else norm(out, graph.out_blocks, training=draws is not None)
+
+
 class Chain(Backbone):
     """A backbone of one layer after the other, with dropout between them; the first takes the features.
 
@@ -131,14 +147,26 @@ class Chain(Backbone):
         self.layers = nn.ModuleList()
         for fan_in, fan_out in pairwise(shape.widths):
             self.layers.append(self.make(fan_in, fan_out, draws))
+        if self.normed:
+            add_norms(self.layers[:-1], shape)
 
     def make(self, fan_in: int, fan_out: int, draws: Draws | None) -> nn.Module:
         """The next layer's parameters."""
-        return Dense(self.shape.parties, fan_in, fan_out, draws, bias=self.shape.bias, glorot=self.glorot)
+        return Dense(self.shape.parties, fan_in, fan_out, draws, bias=self.next_has_bias, glorot=self.glorot)
+
+    @property
+    def next_has_bias(self) -> bool:
+        """Whether the next layer has a bias: below a batch norm its gradient is mere rounding, which Adam would magnify."""
+        return self.shape.bias and not (self.normed and len(self.layers) < self.last)
 
     def layer(self, index: int, x: Features | Tensor, graph: Any, draws: Draws | None) -> Tensor:
         """(N, in) → (N, out): one layer, activated unless it is the last; `graph` is a `Graph` or another `Hop`."""
         raise NotImplementedError
+
+    @property
+    def normed(self) -> bool:
+        """Whether batch norm stands between hidden layers and their activations."""
+        return self.shape.norm != "none"
 
     @property
     def hops(self) -> int | None:

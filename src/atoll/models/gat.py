@@ -10,7 +10,7 @@ from atoll.errors import AtollError
 from atoll.graphs.attention import elu
 from atoll.graphs.features import Features
 from atoll.graphs.hops import Hop
-from atoll.models.backbone import Chain
+from atoll.models.backbone import Chain, normalized
 from atoll.models.layers import AttentionLayer
 from atoll.random import Draws
 from atoll.settings import setting
@@ -31,6 +31,7 @@ class GAT(Chain):
 
     settings_type = Settings
     reach = 1
+    takes_norm = True
     weighted_edges = False
     attends = True
     ignores_edge_weight = True
@@ -41,9 +42,9 @@ class GAT(Chain):
         if hidden % heads:
             raise AtollError(f"gat needs hidden ({hidden}) to be a multiple of model.heads ({heads}).")
         heads = 1 if len(self.layers) == self.last else heads
-        return AttentionLayer(self.shape.parties, fan_in, heads, fan_out // heads, draws, bias=self.shape.bias)
+        return AttentionLayer(self.shape.parties, fan_in, heads, fan_out // heads, draws, bias=self.next_has_bias)
 
     def layer(self, index: int, x: Features | Tensor, graph: Hop, draws: Draws | None) -> Tensor:
         """Activated between layers."""
         out: Tensor = self.layers[index](x, graph, draws, self.shape.dropout)
-        return elu(out) if index < self.last else out
+        return elu(normalized(self.layers[index], out, graph, draws)) if index < self.last else out

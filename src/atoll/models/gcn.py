@@ -6,7 +6,7 @@ from torch import Tensor
 
 from atoll.graphs.features import Features
 from atoll.graphs.hops import Hop
-from atoll.models.backbone import Chain
+from atoll.models.backbone import Chain, normalized
 from atoll.random import Draws
 
 
@@ -15,8 +15,10 @@ class GCN(Chain):
 
     glorot = True
     reach = 1
+    takes_norm = True
 
     def layer(self, index: int, x: Features | Tensor, graph: Hop, draws: Draws | None) -> Tensor:
         """Â·(H·W) + b."""
-        out: Tensor = self.layers[index](x, graph.blocks, graph.normalized_adjacency, relu=index < self.last)
-        return out
+        relu = index < self.last
+        out: Tensor = self.layers[index](x, graph.blocks, graph.normalized_adjacency, relu=relu and not self.normed)
+        return normalized(self.layers[index], out, graph, draws).relu() if relu and self.normed else out

@@ -12,7 +12,7 @@ from atoll.graphs.features import Features
 from atoll.graphs.graph import Graph
 from atoll.graphs.hops import Hop
 from atoll.graphs.inference import Stage
-from atoll.models.backbone import Backbone, ModelShape
+from atoll.models.backbone import Backbone, ModelShape, add_norms, normalized
 from atoll.models.layers import Dense
 from atoll.random import Draws
 
@@ -23,12 +23,17 @@ class GCNHead(Backbone):
     With two convolutions w = d·h + h + h² + h + h·C + C parameters (Cora, h = 128: 200,967). `gcn` has no linear layer.
     """
 
+    takes_norm = True
+
     def __init__(self, shape: ModelShape, draws: Draws | None = None, settings: Any = None) -> None:
         super().__init__(shape, draws, settings)
         widths = [shape.features, *[shape.hidden] * shape.layers]
         self.layers = nn.ModuleList(
-            Dense(shape.parties, fan_in, fan_out, draws, bias=shape.bias, glorot=True) for fan_in, fan_out in pairwise(widths)
+            Dense(shape.parties, fan_in, fan_out, draws, bias=shape.bias and shape.norm == "none", glorot=True)
+            for fan_in, fan_out in pairwise(widths)
         )
+        if shape.norm != "none":
+            add_norms(self.layers, shape)
         self.output = Dense(shape.parties, shape.hidden, shape.classes, draws, bias=shape.bias)
 
     @classmethod
@@ -38,9 +43,9 @@ class GCNHead(Backbone):
 
     def embed(self, graph: Graph, draws: Draws | None = None) -> Tensor:
         """H after the last convolution."""
-        x = self.convolve(0, self.inputs(graph, draws), graph.hop(0))
+        x = self.convolve(0, self.inputs(graph, draws), graph.hop(0), draws)
         for index in range(1, len(self.layers)):
-            x = self.convolve(index, self.drop(x, graph.hop(index), draws), graph.hop(index))
+            x = self.convolve(index, self.drop(x, graph.hop(index), draws), graph.hop(index), draws)
         return x
 
     def forward(self, graph: Graph, draws: Draws | None = None) -> Tensor:
@@ -63,10 +68,11 @@ class GCNHead(Backbone):
         convolutions = [Stage(1, partial(self.convolve, index)) for index in range(len(self.layers))]
         return convolutions if embed else [*convolutions, Stage(0, self.head)]
 
-    def convolve(self, index: int, x: Features | Tensor, graph: Hop) -> Tensor:
+    def convolve(self, index: int, x: Features | Tensor, graph: Hop, draws: Draws | None = None) -> Tensor:
         """relu(Â·H·W + b)."""
-        out: Tensor = self.layers[index](x, graph.blocks, graph.normalized_adjacency, relu=True)
-        return out
+        normed = self.shape.norm != "none"
+        out: Tensor = self.layers[index](x, graph.blocks, graph.normalized_adjacency, relu=not normed)
+        return normalized(self.layers[index], out, graph, draws).relu() if normed else out
 
     def head(self, x: Features | Tensor, graph: Hop) -> Tensor:
         """H·W + b."""

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from atoll.graphs.features import Features
 from atoll.graphs.hops import Hop
-from atoll.models.backbone import Chain
+from atoll.models.backbone import Chain, normalized
 from atoll.models.layers import GINLayer
 from atoll.random import Draws
 
@@ -16,12 +16,15 @@ class GIN(Chain):
 
     weighted_edges = False
     reach = 1
+    takes_norm = True
 
     def make(self, fan_in: int, fan_out: int, draws: Draws | None) -> nn.Module:
         """The two layers of the MLP."""
-        return GINLayer(self.shape.parties, fan_in, self.shape.hidden, fan_out, draws, bias=self.shape.bias)
+        shape = self.shape
+        return GINLayer(shape.parties, fan_in, shape.hidden, fan_out, draws, bias=shape.bias, last_bias=self.next_has_bias)
 
     def layer(self, index: int, x: Features | Tensor, graph: Hop, draws: Draws | None) -> Tensor:
         """Activated between layers."""
-        out: Tensor = self.layers[index](x, graph, relu=index < self.last)
-        return out
+        relu = index < self.last
+        out: Tensor = self.layers[index](x, graph, relu=relu and not self.normed)
+        return normalized(self.layers[index], out, graph, draws).relu() if relu and self.normed else out

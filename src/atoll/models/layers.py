@@ -55,10 +55,20 @@ class SAGELayer(nn.Module):
 class GINLayer(nn.Module):
     """A GIN layer: the sum of a node and its neighbors through an MLP of two layers."""
 
-    def __init__(self, parties: int, fan_in: int, hidden: int, fan_out: int, draws: Draws | None, *, bias: bool = True) -> None:
+    def __init__(
+        self,
+        parties: int,
+        fan_in: int,
+        hidden: int,
+        fan_out: int,
+        draws: Draws | None,
+        *,
+        bias: bool = True,
+        last_bias: bool = True,
+    ) -> None:
         super().__init__()
         self.first = Dense(parties, fan_in, hidden, draws, bias=bias)
-        self.second = Dense(parties, hidden, fan_out, draws, bias=bias)
+        self.second = Dense(parties, hidden, fan_out, draws, bias=last_bias)
 
     def forward(self, x: Features | Tensor, graph: Hop, *, relu: bool) -> Tensor:
         """relu((A + I)·(H·W) + b)·V + c."""

@@ -257,10 +257,14 @@ def check(settings: Any) -> None:
 
 
 def of_settings(settings: Training, params: Parameters) -> Optimizer:
-    """The optimizer that the settings of local training ask for, `decay_layers` among them where an algorithm has it."""
+    """The optimizer that the settings of local training ask for, `decay_layers` among them where an algorithm has it.
+
+    Parameters that no gradient is for, the running statistics of batch norm, are left out.
+    """
     s = settings
     decayed = first_layer(params) if getattr(s, "decay_layers", "all") == "first" else None
-    return make(s.optimizer, params, s.lr, s.weight_decay, s.momentum, clip=s.clip, decayed=decayed)
+    trained = {name: tensor for name, tensor in named_tensors(params).items() if tensor.requires_grad}
+    return make(s.optimizer, trained, s.lr, s.weight_decay, s.momentum, clip=s.clip, decayed=decayed)
 
 
 def first_layer(params: Parameters) -> set[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from atoll.errors import AtollError
 from atoll.models import user
 from atoll.models.backbone import Backbone, ModelShape
+from atoll.models.normalization import NORMS
 from atoll.random import Draws
 from atoll.registry import Registry
 from atoll.settings import build as build_settings
@@ -27,6 +29,8 @@ MODELS: Registry[type[Backbone]] = Registry(
     },
 )
 
+ANY = ModelShape(1, 1, 2, 3)  # a shape whose widths differ
+
 
 def find_model(name: str) -> type[Backbone]:
     """The backbone of that name: from the registry, or one that the user gave (see `atoll.models.user`)."""
@@ -44,6 +48,7 @@ def build(
     dropout: float = 0.0,
     input_dropout: float = 0.0,
     bias: bool = True,
+    norm: str = "none",
     settings: Any = None,
     draws: Draws | None = None,
 ) -> Backbone:
@@ -56,5 +61,20 @@ def build(
         raise AtollError(f"A model needs at least one layer and one hidden unit, not layers={layers}, hidden={hidden}.")
     if isinstance(settings, Mapping):
         settings = build_settings(kind.settings_type, settings, f"model {name}")
-    shape = ModelShape(parties, features, classes, hidden, layers, dropout, input_dropout, bias)
+    shape = ModelShape(parties, features, classes, hidden, layers, dropout, input_dropout, bias, norm)
+    check_norm(name, shape)
     return kind(shape, draws, settings)
+
+
+def check_norm(name: str, shape: Any) -> None:
+    """Refuse batch norm where a model cannot have it; `shape` has `norm` and `layers`, as settings do."""
+    norm, kind = getattr(shape, "norm", "none"), find_model(name)
+    if norm not in NORMS:
+        raise AtollError(f"norm is {norm!r} but must be one of {', '.join(NORMS)}.")
+    if norm == "none":
+        return
+    if not kind.takes_norm:
+        able = [other for other in MODELS.names() if find_model(other).takes_norm]
+        raise AtollError(f"{user.short_name(name)} cannot have batch norm; leave norm out, or choose {', '.join(able)}.")
+    if shape.layers == 1 and kind.embedding_width(replace(ANY, layers=1)) != ANY.hidden:
+        raise AtollError(f"norm={norm} stands after hidden layers, and {user.short_name(name)} with layers=1 has none.")

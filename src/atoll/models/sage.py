@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from atoll.graphs.features import Features
 from atoll.graphs.hops import Hop
-from atoll.models.backbone import Chain
+from atoll.models.backbone import Chain, normalized
 from atoll.models.layers import SAGELayer
 from atoll.random import Draws
 
@@ -16,12 +16,13 @@ class GraphSAGE(Chain):
 
     weighted_edges = False
     reach = 1
+    takes_norm = True
 
     def make(self, fan_in: int, fan_out: int, draws: Draws | None) -> nn.Module:
         """W, b and V."""
-        return SAGELayer(self.shape.parties, fan_in, fan_out, draws, bias=self.shape.bias)
+        return SAGELayer(self.shape.parties, fan_in, fan_out, draws, bias=self.next_has_bias)
 
     def layer(self, index: int, x: Features | Tensor, graph: Hop, draws: Draws | None) -> Tensor:
         """Activated between layers."""
         out: Tensor = self.layers[index](x, graph)
-        return out.relu() if index < self.last else out
+        return normalized(self.layers[index], out, graph, draws).relu() if index < self.last else out

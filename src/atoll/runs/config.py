@@ -23,11 +23,11 @@ from atoll.engines import ENGINES
 from atoll.errors import AtollError, suggest
 from atoll.federation.memory import TRAIN_ITEM
 from atoll.federation.robust import check_algorithm
-from atoll.models import batching, optim, user
+from atoll.models import user
 from atoll.models.registry import find_model
 from atoll.privacy.masking import SECURE_STEPS
 from atoll.privacy.noise_settings import NoiseSettings
-from atoll.runs import protocol
+from atoll.runs import protocol, training_checks
 from atoll.runs.argument_values import as_text, as_whole, plain
 from atoll.runs.data_task import require_items, task_of_data
 from atoll.runs.defaults import default_partition, defaults
@@ -149,8 +149,7 @@ def resolve(
     built = {name: build(group, grouped[name], f"{algorithm} {name}") for name, group in groups.items()}
     _check(algorithm, built)
     check_fixed(stored, built)
-    optim.check(built["settings"])
-    batching.check(built["settings"])
+    training_checks.check(algorithm, built["settings"])
     _check_noise(built["dp"], grouped["dp"])
     architecture = built.pop("model", None)
     if architecture is not None and architecture != type(architecture)():

@@ -23,6 +23,7 @@ from atoll.models.gcnii import GCNII
 from atoll.models.gin import GIN
 from atoll.models.mixed import MixedBackbone
 from atoll.models.mlp import MLP
+from atoll.models.normalization import BatchNorm
 from atoll.models.parameters import Parameters, get_parameters, set_parameters
 from atoll.models.plain import PlainModule
 from atoll.models.sage import GraphSAGE
@@ -69,6 +70,9 @@ def standalone(backbone: Backbone, flavor: str, name: str = "") -> Standalone:
             f"{type(backbone).__name__} is a Backbone of its own, which runs on atoll's graphs alone; to export it, write it as "
             "a torch.nn.Module with forward(x, edge_index)."
         )
+    if backbone.shape.norm != "none":
+        backbone = without_norm(backbone)
+        parameters = {key: value[0] for key, value in get_parameters(backbone).items()}
     arguments = _arguments(backbone)
     kind = getattr(importlib.import_module(FLAVORS[flavor]), PREFIX[flavor] + type(backbone).__name__)
     module = kind(**arguments)
@@ -79,6 +83,27 @@ def standalone(backbone: Backbone, flavor: str, name: str = "") -> Standalone:
     shapes = {key: value.shape for key, value in module.state_dict().items()}
     module.load_state_dict({key: value.reshape(shapes[key]).contiguous() for key, value in state.items()})
     return Standalone(module.eval().requires_grad_(False), arguments, "Model", _source(kind).encode())
+
+
+def without_norm(backbone: Backbone) -> Backbone:
+    """The same outputs without batch norm: in evaluation it is linear, so that the layer before it can do it."""
+    if type(backbone) not in FOLDED:
+        raise AtollError(
+            f"A {type(backbone).__name__} with batch norm cannot be exported: its attention needs the weights as they are; "
+            "predict with atoll, or train with norm=none."
+        )
+    plain = type(backbone)(dataclasses.replace(backbone.shape, norm="none", bias=True), None, backbone.settings)
+    values = get_parameters(plain) | {key: value for key, value in get_parameters(backbone).items() if ".norm." not in key}
+    for key, norm in backbone.named_modules():
+        if not isinstance(norm, BatchNorm):
+            continue
+        scale, shift = (factor.detach() for factor in norm.folded())
+        first, *others = (key.removesuffix("norm") + part for part in FOLDED[type(backbone)])
+        for name in (first, *others):
+            values[f"{name}weight"] = values[f"{name}weight"] * scale[:, None]
+        values[f"{first}bias"] = values[f"{first}bias"] * scale + shift
+    set_parameters(plain, {key: values[key] for key in get_parameters(plain)})
+    return plain
 
 
 def _arguments(backbone: Backbone) -> dict[str, Any]:
@@ -148,6 +173,16 @@ RENAMED: dict[type[Backbone], Callable[[str, str], tuple[str, bool]]] = {  # our
     GraphSAGE: _sage,
     MLP: _linear,
     SGC: _sgc,
+}
+
+
+FOLDED: dict[type[Backbone], tuple[str, ...]] = {  # the linear parts whose sum a batch norm follows; the first has the bias
+    APPNP: ("",),
+    GCN: ("",),
+    GCNHead: ("",),
+    GIN: ("second.",),
+    GraphSAGE: ("near.", "own."),
+    MLP: ("",),
 }
 
 
