@@ -15,7 +15,8 @@ from atoll.settings import BatchedTraining
 from small import Recorded, small
 from test_promises import assert_resume_is_exact, assert_same, numbers, partial, run
 
-BATCHED = [name for name in algorithms.names() if issubclass(algorithms.find(name).Settings, BatchedTraining)]
+MODULES = {name: algorithms.find(name) for name in algorithms.names()}
+BATCHED = [name for name, one in MODULES.items() if issubclass(one.Settings, BatchedTraining) and not one.Cohort.whole_graph]
 SAMPLERS: dict[str, dict[str, Any]] = {
     "neighbors": {"fan_out": "2,1"},
     "layers": {"sampler": "layers", "fan_out": "2"},

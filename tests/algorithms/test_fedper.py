@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import plain
-from atoll.algorithms.fedper import base_of
+from atoll.algorithms.fedper import Settings, base_of
 from atoll.federation.cohort import first_model
 from atoll.models.registry import build
 from atoll.runs import runner
@@ -69,7 +69,8 @@ def test_two_rounds_equal_a_loop_over_parties(model: str) -> None:
 )
 def test_layers_are_counted_from_the_top(model: str, personal: int, expected: set[str]) -> None:
     """The shared parameters are those of the lower layers, whatever the backbone calls them."""
-    names = base_of(build(model, parties=1, features=4, classes=2, hidden=8, layers=3), personal)
+    network = build(model, parties=1, features=4, classes=2, hidden=8, layers=3)
+    names = base_of(network, Settings(personal_layers=personal))
     layers = {".".join(name.split(".")[: 2 if name.startswith("layers") else 1]) for name in names}
     assert layers == expected
 

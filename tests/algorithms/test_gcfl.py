@@ -11,7 +11,7 @@ from torch import Tensor
 
 import plain
 from atoll.algorithms import gcfl
-from atoll.algorithms.gcfl import min_cut, time_warping
+from atoll.algorithms.gcfl.clusters import cut, min_cut, time_warping
 from atoll.errors import AtollError
 from atoll.federation.cohort import first_model
 from atoll.runs import runner
@@ -243,5 +243,5 @@ def test_the_mean_update_may_be_plain() -> None:
     cuts = {}
     for mean in ("weighted", "plain"):
         settings = gcfl.Settings(mean_update_threshold=0.3, longest_update_threshold=0.5, mean_update=mean)
-        cuts[mean] = len(gcfl.cut(state, 0, settings)["model"]["w"])
+        cuts[mean] = len(cut(state, 0, settings)["model"]["w"])
     assert cuts == {"weighted": 1, "plain": 2}

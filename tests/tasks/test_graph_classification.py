@@ -6,57 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from atoll import wire
+from atoll import algorithms, wire
 from atoll.errors import AtollError
 from atoll.federation.fields import concatenate
-from atoll.graphs.graph import Graph
 from atoll.models import optim
-from atoll.random import Draws
 from atoll.runs import runner
 from atoll.runs.config import Config
 from atoll.runs.runner import Result
+from plain_graphs import Weights, prepare
 from small import small
 from small_graphs import SHAPES, graph_data, small_graphs
+from test_promises import partial
 
 __all__ = ["graph_data"]
 pytestmark = pytest.mark.usefixtures("graph_data")
-Weights = dict[str, Tensor]
-
-
-def graphs_of(graph: Graph) -> list[tuple[Tensor, Tensor, int, str]]:
-    """Features, dense adjacency, label and role of every graph of one party."""
-    assert graph.graph_ptr is not None
-    x = graph.x if isinstance(graph.x, Tensor) else torch.from_numpy(graph.x.toarray())
-    adjacency = torch.zeros(graph.num_nodes, graph.num_nodes)
-    adjacency[graph.edge_index[1], graph.edge_index[0]] = 1
-    found = []
-    for g in range(len(graph.y)):
-        rows = slice(*graph.graph_ptr[g : g + 2].tolist())
-        role = "train" if graph.train[g] else "val" if graph.val[g] else "test"
-        found.append((x[rows], adjacency[rows, rows], int(graph.y[g]), role))
-    return found
-
-
-def logits_of(w: Weights, x: Tensor, adjacency: Tensor, readout: str, model: str) -> Tensor:
-    """The network of one party on one graph, written out."""
-    h = x @ w["input.weight"] + w["input.bias"]
-    near = adjacency + torch.eye(len(x))
-    for layer in range(2):
-        name = f"layers.{layer}.layers.0"
-        if model == "gin":
-            h = (near @ h @ w[f"{name}.first.weight"] + w[f"{name}.first.bias"]).relu()
-            h = (h @ w[f"{name}.second.weight"] + w[f"{name}.second.bias"]).relu()
-        elif model == "gcn":
-            scale = near.sum(1) ** -0.5
-            h = ((scale[:, None] * near * scale) @ h @ w[f"{name}.weight"] + w[f"{name}.bias"]).relu()
-        else:
-            mean = adjacency / adjacency.sum(1, keepdim=True).clamp(min=1)
-            h = (mean @ h @ w[f"{name}.near.weight"] + w[f"{name}.near.bias"] + h @ w[f"{name}.own.weight"]).relu()
-    z = {"sum": h.sum(0), "mean": h.mean(0), "max": h.amax(0)}[readout]
-    return (z @ w["post.weight"] + w["post.bias"]).relu() @ w["output.weight"] + w["output.bias"]
 
 
 def memory_of(result: Result) -> dict[str, Any]:
@@ -66,39 +30,26 @@ def memory_of(result: Result) -> dict[str, Any]:
 
 def naive(config: Config, rounds: int) -> tuple[Weights, list[Weights], list[float]]:
     """FedAvg with `share=layers`, one party and one graph at a time: layers, parties' models, test accuracies."""
-    experiment = runner.prepare(config)
-    parts, s = experiment.party_data.parts, config.settings
+    experiment, parties, models = prepare(config)
+    s = config.settings
     server = experiment.algorithm.start(experiment.federation, s)["model"]
-    first = experiment.engine.state()["0"]["model"]
-    models = [{name: value[p].clone().requires_grad_() for name, value in first.items()} for p in range(parts.parties)]
+    models = [{name: value.requires_grad_() for name, value in w.items()} for w in models]
     optimizers = [torch.optim.Adam(list(w.values()), s.lr, weight_decay=s.weight_decay) for w in models]
-    graphs = [graphs_of(parts.select([p])) for p in range(parts.parties)]
-    classes = parts.classes or (parts.num_classes,) * parts.parties
     for round in range(1, rounds + 1):
-        for p, w in enumerate(models):
+        for party, w, optimizer in zip(parties, models, optimizers, strict=True):
             with torch.no_grad():
                 for name, value in server.items():
                     w[name].copy_(value)
-            training = [g for g in graphs[p] if g[3] == "train"]
-            order = Draws(config.seed, [p], "fit", round, 1).orders([len(training)])[0].tolist()
-            for start in range(0, len(training), s.batch_size):
-                batch = [training[i] for i in sorted(order[start : start + s.batch_size])]
-                out = torch.stack([logits_of(w, g[0], g[1], s.readout, s.model) for g in batch])[:, : classes[p]]
-                optimizers[p].zero_grad()
-                F.cross_entropy(out, torch.tensor([g[2] for g in batch])).backward()
-                optimizers[p].step()
-        n = [len([g for g in own if g[3] == "train"]) for own in graphs]
+            for batch in party.batches(round):
+                optimizer.zero_grad()
+                party.loss(w, batch).backward()
+                optimizer.step()
+        total = sum(party.n for party in parties)
         server = {
-            name: sum(k * w[name].detach() for k, w in zip(n, models, strict=True)) / sum(n)  # type: ignore[misc]
+            name: sum(party.n * w[name].detach() for party, w in zip(parties, models, strict=True)) / total  # type: ignore[misc]
             for name in server
         }
-    accuracies = []
-    for p, w in enumerate(models):
-        mixed = {**w, **server}
-        test = [g for g in graphs[p] if g[3] == "test"]
-        right = [int(logits_of(mixed, g[0], g[1], s.readout, s.model)[: classes[p]].argmax()) == g[2] for g in test]
-        accuracies.append(sum(right) / len(right))
-    return server, models, accuracies
+    return server, models, [party.accuracy({**w, **server}) for party, w in zip(parties, models, strict=True)]
 
 
 @pytest.mark.parametrize(("model", "readout"), [("gin", "sum"), ("gcn", "mean"), ("sage", "max")])
@@ -155,20 +106,29 @@ def results(config: Config, **change: Any) -> Result:
     return runner.rounds(runner.prepare(config), **change)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "local"])
+FOR_GRAPHS = [name for name in algorithms.names() if "graph" in getattr(algorithms.find(name), "LEVELS", ())]
+CUTS = {"mean_update_threshold": 1e9, "longest_update_threshold": 0.0}
+DATASETS = {"fedproto": "nci1", "centralized": "nci1"}  # of methods whose parties must be alike
+EXTRA: dict[str, dict[str, Any]] = {"gcfl": {"variant": "authors", "rounds_before_split": 0, "sequence_length": 1, **CUTS}}
+
+
+@pytest.mark.parametrize("algorithm", FOR_GRAPHS)
 @pytest.mark.parametrize("how", ["placement", "amnesia"])
 def test_promises_hold_for_graphs(algorithm: str, how: str) -> None:
     """Placement and amnesia, with dropout, personal parts and uneven parties."""
     other = {"placement": "apart"} if how == "placement" else {"amnesia": "true"}
-    for more in ({}, {"participation": 0.5}):
-        one, two = results(small_graphs(algorithm, **more)), results(small_graphs(algorithm, **more, **other))
+    for participation in (1.0, 0.5) if partial(algorithm) else (1.0,):
+        values = {**EXTRA.get(algorithm, {}), "participation": participation}
+        config, changed = (small_graphs(algorithm, DATASETS.get(algorithm, "chem"), **values, **more) for more in ({}, other))
+        one, two = results(config), results(changed)
         for (name, value), (_, same) in zip(wire.leaves(memory_of(one)), wire.leaves(memory_of(two)), strict=True):
             torch.testing.assert_close(value, same, atol=1e-5, rtol=1e-5, msg=name)
         assert [row["accuracy"] for row in one.rows] == pytest.approx([row["accuracy"] for row in two.rows])
         assert one.bytes == two.bytes
 
 
-def test_resume_is_exact(tmp_path: Any) -> None:
+@pytest.mark.parametrize("algorithm", FOR_GRAPHS)
+def test_resume_is_exact(algorithm: str, tmp_path: Any) -> None:
     """Broken off and resumed, a run has the same bits, personal parts included."""
 
     class Broken(Exception):
@@ -178,7 +138,8 @@ def test_resume_is_exact(tmp_path: Any) -> None:
         if row["round"] == 2:
             raise Broken
 
-    config = small_graphs("fedavg", rounds=4, checkpoint_every=1)
+    values = {**EXTRA.get(algorithm, {}), "rounds": 4, "checkpoint_every": 1}
+    config = small_graphs(algorithm, DATASETS.get(algorithm, "chem"), **values)
     whole = runner.run(config, out=tmp_path / "whole")
     with pytest.raises(Broken):
         runner.run(config, out=tmp_path / "broken", watch=watch)
@@ -186,6 +147,7 @@ def test_resume_is_exact(tmp_path: Any) -> None:
     for (name, value), (_, same) in zip(wire.leaves(whole.memory), wire.leaves(resumed.memory), strict=True):
         assert torch.equal(value, same), name
     assert whole.metrics == resumed.metrics
+    assert whole.last == resumed.last
 
 
 def test_the_bytes_are_those_of_the_shared_layers() -> None:

@@ -11,6 +11,7 @@ import pkgutil
 import sys
 import traceback
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, cast
@@ -37,6 +38,7 @@ class Algorithm(Protocol):
     the server's model, or can judge others, too, also has `EVALUATIONS`: what `evaluation` may be, its own first. One with the
     setting `norm` whose models cannot have batch norm all the same says in words why: `NO_NORM`. One whose
     theorem has constants that can be measured has `theory(parts, public, state, settings, rounds)`, for `atoll theory`.
+    One whose next round needs what an evaluation found has `after_evaluation(state, metrics)`, which gives the state with it.
     """
 
     Settings: type
@@ -60,6 +62,13 @@ def evaluations(algorithm: Algorithm) -> tuple[str, ...]:
     """Which models it can judge, its own first."""
     words: tuple[str, ...] = getattr(algorithm, "EVALUATIONS", EVALUATIONS[:1])
     return words
+
+
+def after_evaluation(algorithm: Algorithm, state: State, metrics: Mapping[str, Any]) -> State:
+    """The state with what the algorithm's next round needs of an evaluation; the state itself for most."""
+    remember = getattr(algorithm, "after_evaluation", None)
+    kept: State = state if remember is None else remember(state, metrics)
+    return kept
 
 
 def names() -> list[str]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from atoll.algorithms import State
-from atoll.algorithms.fedavg import SCENARIOS, start, step
+from atoll.algorithms.fedavg import LEVELS, SCENARIOS, SHARED_PARAMETERS, SHARES, start, step
 from atoll.errors import AtollError
 from atoll.federation import metrics
 from atoll.federation.cohort import PARTY, Fields, backbone
@@ -29,7 +29,7 @@ from atoll.models.parameters import get_parameters, set_parameters
 from atoll.random import Draws
 from atoll.settings import BatchedTraining, setting
 
-__all__ = ["SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 EVALUATIONS = ("personal",)
 
@@ -50,6 +50,7 @@ class Settings(BatchedTraining):
     mixture_decay: float = setting(
         0.0, "Decay of the mixture: this times α is added to α's slope; the authors' code has 0.02.", low=0, since="0.2"
     )
+    share: str = setting("all", SHARED_PARAMETERS, choices=SHARES, since="0.2")
 
 
 class Cohort(LocalTraining):
@@ -62,7 +63,7 @@ class Cohort(LocalTraining):
         """v, α, a model for w, and an optimizer for each model."""
         super().setup()  # w_k
         s = self.settings
-        self.personal = backbone(s, self.schema, self.graph.parties, self.first_draws("model"))  # v_k
+        self.personal = backbone(s, self.schema, self.graph.parties, self.first_draws("model"), self.graph)  # v_k
         self.mixture = torch.full((self.graph.parties,), s.mixture)  # α_k
         self.personal_optimizer = optim.of_settings(s, self.personal)
 
@@ -122,26 +123,26 @@ class Cohort(LocalTraining):
     def mixed_models(self) -> Backbone:
         """v̄_k as a model."""
         model = backbone(self.settings, self.schema, self.graph.parties, None)
-        set_parameters(model, mix(self.mixture, get_parameters(self.personal), get_parameters(self.model)))
+        set_parameters(model, mix(self.mixture, get_parameters(self.personal), self.shared()))
         return model
 
     def mixed(self, mixture: Tensor, graph: Graph, draws: Draws | None = None) -> Tensor:
         """The output of v̄_k, differentiable in v_k and α_k."""
         if self.settings.mix == "logits":
-            share = mixture[graph.party][:, None]
+            share = mixture[graph.owner][:, None]
             both: Tensor = share * self.personal(graph, draws) + (1 - share) * self.model(graph).detach()
             return both
-        personal, shared = dict(self.personal.named_parameters()), dict(self.model.named_parameters())
-        out: Tensor = functional_call(self.model, mix(mixture, personal, shared), (graph, draws))
+        mixed = mix(mixture, dict(self.personal.named_parameters()), self.shared())
+        out: Tensor = functional_call(self.model, mixed, (graph, draws))
         return out
 
 
 def mix(mixture: Tensor, personal: Mapping[str, Tensor], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """α·v + (1−α)·w for every parameter (P, …) and each party's α."""
-    mixed = {}
-    for name, value in personal.items():
+    """α·v + (1−α)·w for every parameter (P, …) that is shared and each party's α; v for the others."""
+    mixed = dict(personal)
+    for name, value in shared.items():
         share = mixture.view(-1, *[1] * (value.ndim - 1))
-        mixed[name] = share * value + (1 - share) * shared[name].detach()
+        mixed[name] = share * personal[name] + (1 - share) * value.detach()
     return mixed
 
 

@@ -12,22 +12,23 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from atoll.algorithms import State, fedavg
-from atoll.algorithms.fedavg import SCENARIOS, start, step
+from atoll.algorithms.fedavg import LEVELS, SCENARIOS, start, step
 from atoll.federation import metrics
 from atoll.federation.cohort import PARTY, Fields, backbone, first_model, verb
 from atoll.federation.declarations import COUNTS
 from atoll.federation.federation import Federation
+from atoll.federation.first_model import LAYERS
 from atoll.federation.local_training import LocalTraining
 from atoll.graphs.graph import Graph
 from atoll.graphs.inference import Stage
 from atoll.models import optim
 from atoll.models.backbone import Backbone
 from atoll.models.optim import Optimizer
-from atoll.models.parameters import set_parameters, squared_distance
+from atoll.models.parameters import get_parameters, set_parameters, squared_distance
 from atoll.random import Draws
 from atoll.settings import setting
 
-__all__ = ["SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 EVALUATIONS = ("personal",)
 
@@ -54,10 +55,10 @@ class Cohort(LocalTraining):
         """A model for θ_k, v_k, and an optimizer for each."""
         super().setup()
         s = self.settings
-        draws = self.first_draws("model") if s.start == "own" else None
-        self.personal = backbone(s, self.schema, self.graph.parties, draws)  # v_k
+        draws = self.first_draws("model") if s.start == "own" or self.share in LAYERS else None
+        self.personal = backbone(s, self.schema, self.graph.parties, draws, self.graph)  # v_k
         if s.start == "shared" and not self.blank:
-            set_parameters(self.personal, first_model(s, self.schema, self.seed))
+            set_parameters(self.personal, get_parameters(self.personal) | first_model(s, self.schema, self.seed))
         self.personal_optimizer = optim.of_settings(s, self.personal)
 
     def train(self, model: Fields) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from atoll.algorithms import State, fedavg
-from atoll.algorithms.fedavg import SCENARIOS, start, step
+from atoll.algorithms.fedavg import LEVELS, SCENARIOS, start, step
 from atoll.federation import metrics
 from atoll.federation.cohort import MODEL, PARTY, Fields, verb
 from atoll.federation.declarations import COUNTS, WEIGHT
@@ -24,7 +24,7 @@ from atoll.models import optim
 from atoll.models.parameters import Parameters, choose, get_parameters, set_parameters, weighted, zeros_of
 from atoll.settings import setting
 
-__all__ = ["SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 EVALUATIONS = ("personal",)
 NEW, TRAINED, ADAPTED = 0, 1, 2  # a party that never trained; that never learned its mixture; that did
@@ -61,7 +61,7 @@ class Cohort(LocalTraining):
     def setup(self) -> None:
         """No earlier model; mixing weights for the last tensors."""
         super().setup()
-        self.previous = zeros_of(self.model)  # θ_k
+        self.previous = zeros_of(self.shared())  # θ_k
         names = list(self.previous)[max(len(self.previous) - self.settings.mixed_tensors, 0) :]
         self.mixing = {name: torch.full_like(self.previous[name], self.settings.initial_mixing) for name in names}  # W
         self.stage = torch.full((self.graph.parties,), NEW)
@@ -73,9 +73,9 @@ class Cohort(LocalTraining):
             self.adapt(model)
         self.load(model)
         self.train(model=model)
-        self.previous = get_parameters(self.model, copy=True)
+        self.previous = {name: value.clone() for name, value in self.shared().items()}
         self.stage = self.stage.clamp(min=TRAINED)
-        return {"model": weighted(self.model, self.weights), "n": self.weights}
+        return {"model": weighted(self.previous, self.weights), "n": self.weights}
 
     @verb(takes={"model": MODEL}, gives=COUNTS)
     def evaluate(self, model: Fields) -> Fields:  # type: ignore[override]
@@ -88,7 +88,7 @@ class Cohort(LocalTraining):
             return
         mixed: Parameters = {name: value.expand_as(self.previous[name]) for name, value in model.items()}
         mixtures = {name: torch.lerp(self.previous[name], mixed[name], share) for name, share in self.mixing.items()}
-        set_parameters(self.model, mixed | choose(self.stage > NEW, mixtures, mixed))
+        set_parameters(self.model, get_parameters(self.model) | mixed | choose(self.stage > NEW, mixtures, mixed))
 
     def adapt(self, model: Fields) -> None:
         """W ← W − η_W·∂F/∂θ̂ ∘ (θ − θ_k), within [0, 1]: until the losses settle at first, later once."""
@@ -104,12 +104,13 @@ class Cohort(LocalTraining):
         for _ in range(MAX_STEPS):
             self.load(model)
             out = self.output(batch)
-            gradients = dict(zip(self.previous, optim.gradients(self.optimizer, self.task.loss(out, batch)), strict=True))
+            computed = optim.gradients(self.optimizer, self.task.loss(out, batch))
+            gradients = dict(zip(self.optimizer.params, computed, strict=True))
             lr = self.settings.mixing_lr
             stepped = {name: (w - lr * gradients[name] * away[name]).clamp(0, 1) for name, w in self.mixing.items()}
             self.mixing = choose(running, stepped, self.mixing)
             if parts:
-                rows = torch.split(out.detach(), batch.sizes)
+                rows = torch.split(out.detach(), batch.items.sizes)
                 losses.append(torch.stack([self.task.loss(*pair) for pair in zip(rows, parts, strict=True)]))
             running = running & first & ~self.settled(losses)
             if not bool(running.any()):
@@ -122,16 +123,16 @@ class Cohort(LocalTraining):
         return torch.stack(parts).any(0)
 
     def sample(self) -> Graph:
-        """The graph with a random run of consecutive training nodes at each party as its training nodes."""
+        """The graph with a random run of consecutive training nodes at each party as its training nodes; of graphs, that run."""
         graph = self.graph
         count = (graph.num_train * self.settings.mixing_share / 100).floor().long()
         start = (self.draws("mixing").uniform() * (graph.num_train - count + 1)).long().minimum(graph.num_train - count)
         rows = graph.train.nonzero()[:, 0]
-        party = graph.party[rows]
+        party = graph.owner[rows]
         index = torch.arange(len(rows)) - (graph.num_train.cumsum(0) - graph.num_train)[party]
         mask = torch.zeros_like(graph.train)
         mask[rows] = (index >= start[party]) & (index < (start + count)[party])
-        return graph.fitting(mask)
+        return graph.fitting(mask) if graph.graph_ptr is None else graph.take(mask.nonzero()[:, 0])
 
     def settled(self, losses: list[Tensor]) -> Tensor:
         """(P,) whether each party's last losses hardly differ any more."""

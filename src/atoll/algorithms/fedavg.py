@@ -27,6 +27,10 @@ SCENARIOS = ("horizontal", "overlapping")
 LEVELS = ("node", "graph")
 EVALUATIONS = ("global", "trained", "finetuned", "union")
 SHARES = ("all", "layers", "layers+post")
+SHARED_PARAMETERS = (
+    "Graph tasks: which parameters travel: all, the convolutions (layers), or these and the layer after the readout. The others "
+    "stay with their party, which may then have columns and classes of its own."
+)
 WEIGHTINGS = ("train", "nodes", "parties")
 
 
@@ -43,13 +47,7 @@ class Averaging(Training):
     evaluation_dropout: bool = setting(False, EVALUATION_DROPOUT, since="0.2")
     decay_layers: str = setting("all", DECAY_LAYERS, choices=("all", "first"), since="0.2")
     norm: str = setting("none", NORM, choices=NORMS, since="0.2")
-    share: str = setting(
-        "all",
-        "Graph tasks: which parameters travel: all, the convolutions (layers), or these and the layer after the readout. The "
-        "others stay with their party, which may then have columns and classes of its own.",
-        choices=SHARES,
-        since="0.2",
-    )
+    share: str = setting("all", SHARED_PARAMETERS, choices=SHARES, since="0.2")
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from atoll.algorithms import State, feddyn
-from atoll.algorithms.fedavg import EVALUATIONS, SCENARIOS, answered_share, evaluate
+from atoll.algorithms.fedavg import EVALUATIONS, LEVELS, SCENARIOS, answered_share, evaluate
 from atoll.errors import AtollError
 from atoll.federation.cohort import MODEL, PARTY, Fields, verb
 from atoll.federation.declarations import WEIGHT, Case, Forms
 from atoll.federation.federation import Federation
 from atoll.federation.memory import FRESH, SHARED
 from atoll.graphs.graph import Graph
-from atoll.models.parameters import Parameters, difference, get_parameters, inner_product, scale, weighted, zeros_of
+from atoll.models.parameters import Parameters, difference, inner_product, scale, weighted, zeros_of
 from atoll.random import Draws
 from atoll.settings import setting
 
-__all__ = ["EVALUATIONS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 STATE_AXES = {"model": SHARED, "reference": FRESH, "drift": FRESH, "size": FRESH}
 NO_NORM = feddyn.NO_NORM
@@ -85,7 +85,7 @@ class Cohort(feddyn.Cohort):
     def setup(self) -> None:
         """h_k ← 0, g_k ← 0."""
         super().setup()
-        self.own = zeros_of(self.model) if self.settings.correction != "none" else {}
+        self.own = zeros_of(self.shared()) if self.settings.correction != "none" else {}
 
     @verb(
         takes=taken,
@@ -96,10 +96,10 @@ class Cohort(feddyn.Cohort):
         """Local training; h_k ← h_k + θ_k − θ; θ_k + h_k and the party's share of g go back."""
         self.load(model)
         steps = self.train(model=model, size=size, correction=None if reference is None else self.correction(reference))
-        update = difference(self.model, model)  # Δ_k
+        update = difference(self.shared(), model)  # Δ_k
         if self.settings.drift:
             self.drift = {name: self.drift[name] + value for name, value in update.items()}
-        sent = get_parameters(self.model)
+        sent = self.shared()
         if self.settings.drift_mean == "answered":
             sent = {name: value + self.drift[name] for name, value in sent.items()}  # θ_k + h_k
         fields: Fields = {"model": weighted(sent, self.weights), "n": self.weights}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from atoll.algorithms import State, fedavg
-from atoll.algorithms.fedavg import EVALUATIONS, SCENARIOS, answered_share, evaluate
+from atoll.algorithms.fedavg import EVALUATIONS, LEVELS, SCENARIOS, answered_share, evaluate
 from atoll.federation.cohort import MODEL, PARTY, Fields, verb
 from atoll.federation.declarations import WEIGHT, Case, Forms, real, whole
 from atoll.federation.federation import Federation
@@ -23,7 +23,7 @@ from atoll.models.parameters import difference, inner_product, scale, squared_di
 from atoll.random import Draws
 from atoll.settings import setting
 
-__all__ = ["EVALUATIONS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 STATE_AXES = {"model": SHARED, "drift": FRESH, "size": FRESH}
 NO_NORM = "its server moves beyond the parties' mean, where a running variance may be negative"
@@ -58,7 +58,7 @@ class Cohort(fedavg.Cohort):
     def setup(self) -> None:
         """h_k ← 0."""
         super().setup()
-        self.drift = zeros_of(self.model)
+        self.drift = zeros_of(self.shared())
 
     @verb(takes={}, gives={"n": whole(high="max_weight")})
     def count(self) -> Fields:
@@ -71,8 +71,8 @@ class Cohort(fedavg.Cohort):
         self.load(model)
         self.train(model=model, size=size)
         if self.settings.alpha:
-            self.drift = {name: self.drift[name] + value for name, value in difference(self.model, model).items()}
-        return {"model": weighted(self.model, self.weights), "n": self.weights}
+            self.drift = {name: self.drift[name] + value for name, value in difference(self.shared(), model).items()}
+        return {"model": weighted(self.shared(), self.weights), "n": self.weights}
 
     def objective(self, batch: Graph, draws: Draws, model: Fields, size: Tensor | None = None) -> Tensor:
         """L_k(w) − ⟨∇L_k(θ_k), w⟩ + α/2·‖w − θ‖², where ∇L_k(θ_k) = −α·h_k."""
@@ -87,6 +87,7 @@ class Cohort(fedavg.Cohort):
         terms = [
             alpha @ (p * self.drift[name] + (p - model[name]).square() / 2).flatten(1).sum(1)
             for name, p in self.model.named_parameters()
+            if name in self.drift
         ]
         return torch.stack(terms).sum()
 

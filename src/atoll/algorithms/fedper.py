@@ -20,6 +20,7 @@ from atoll.models.parameters import Parameters, get_parameters, scale, set_param
 from atoll.settings import BatchedTraining, setting
 
 SCENARIOS = ("horizontal", "overlapping")
+LEVELS = ("node", "graph")
 EVALUATIONS = ("personal", "trained")
 
 
@@ -35,9 +36,12 @@ class Settings(BatchedTraining):
         was="personal",
     )
     keep_optimizer: bool = setting(True, "Keep the parties' optimizer state from round to round instead of resetting it.")
+    personal_input: bool = setting(
+        False, "Keep the first layer with its party too, which may then have columns of its own.", since="0.2"
+    )
 
 
-BASE = ModelForm(lambda settings, schema: base_of(backbone(settings, schema, 1, None), settings.personal_layers))  # W_B
+BASE = ModelForm(lambda settings, schema: base_of(backbone(settings, schema, 1, None), settings))  # W_B
 
 
 class Cohort(LocalTraining):
@@ -46,12 +50,17 @@ class Cohort(LocalTraining):
     memory = {"model": PARTY, "optimizer": PARTY}  # of the model only W_P matters: W_B arrives with every message
     settings: Settings
 
+    @property
+    def share(self) -> str:
+        """Whether everything whose shape depends on a party's data stays with it."""
+        return "base" if self.settings.personal_input and self.settings.personal_layers else "all"
+
     @verb(takes={"base": BASE}, gives={"base": BASE, "n": WEIGHT}, averaged={"base": "n"})
     def fit(self, base: Fields | None = None) -> Fields:
         """(W_B, W_P) ← E epochs from the server's W_B and the party's own W_P; only W_B goes back."""
         self.load(base)
         self.train()
-        return {"base": weighted(base_of(self.model, self.settings.personal_layers), self.weights), "n": self.weights}
+        return {"base": weighted(base_of(self.model, self.settings), self.weights), "n": self.weights}
 
     @verb(takes={"base": optional(BASE)}, gives=COUNTS)
     def evaluate(self, base: Fields | None = None) -> Fields:
@@ -63,17 +72,17 @@ class Cohort(LocalTraining):
         set_parameters(self.model, {**get_parameters(self.model), **(base or {})})
 
 
-def base_of(model: Backbone, personal: int) -> Parameters:
-    """W_B: the parameters of all layers but the last `personal` ones; none where all layers are personal."""
+def base_of(model: Backbone, settings: Settings) -> Parameters:
+    """W_B: the parameters of all layers but the personal ones; none where all layers are personal."""
     parameters = get_parameters(model)
     layers = list(dict.fromkeys(model.layer_of(name) for name in parameters))  # bottom to top
-    shared = layers[: max(len(layers) - personal, 0)]
+    shared = layers[int(settings.personal_input) : max(len(layers) - settings.personal_layers, 0)]
     return {name: value for name, value in parameters.items() if model.layer_of(name) in shared}
 
 
 def start(federation: Federation, settings: Settings) -> State:
     """First base layers."""
-    shared = base_of(backbone(settings, federation.schema, 1, None), settings.personal_layers)
+    shared = base_of(backbone(settings, federation.schema, 1, None), settings)
     model = first_model(settings, federation.schema, federation.seed)
     return {"base": {name: model[name] for name in shared}}
 

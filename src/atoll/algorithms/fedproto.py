@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from atoll.algorithms import State, local
-from atoll.algorithms.local import SCENARIOS
+from atoll.algorithms.local import LEVELS, SCENARIOS
 from atoll.errors import AtollError
 from atoll.federation import metrics
 from atoll.federation.cohort import PARTY, Fields, verb
@@ -28,14 +28,14 @@ from atoll.models.backbone import Backbone
 from atoll.random import Draws
 from atoll.settings import setting
 
-__all__ = ["EVALUATIONS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 EVALUATIONS = ("personal",)
 FAR = 1e4  # how much lower the score of a class without a prototype is than the lowest of the others
 
 
 @dataclass(frozen=True)
-class Settings(local.Personal):
+class Settings(local.Settings):
     """Local's settings and the prototypes'."""
 
     prototype_weight: float = setting(1.0, "Weight λ of the distance to the shared prototypes; 0 is Local.", low=0)
@@ -82,6 +82,14 @@ class Cohort(local.Cohort):
     settings: Settings
     judges: tuple[Tensor, Tensor] | None = None  # the prototypes that predict, and which there are
 
+    def setup(self) -> None:
+        """Every party's model and optimizer; classes must mean the same everywhere."""
+        if not self.schema.alike:
+            raise AtollError(
+                "fedproto shares a prototype of each class, but the parties' classes are not the same; choose another algorithm."
+            )
+        super().setup()
+
     @verb(
         takes=PROTOTYPES,
         gives={"prototypes": real("classes", width), "weights": whole("classes", high="max_weight")},
@@ -90,7 +98,8 @@ class Cohort(local.Cohort):
     def fit(self, prototypes: Tensor, known: Tensor) -> Fields:  # type: ignore[override]
         """Local training, then the party's own prototypes, computed without dropout."""
         self.train(prototypes=prototypes, known=known)
-        counts, sums = self.counts(self.graph), self.sums(self.graph, self.model.embed(self.graph).detach())
+        graph = self.graph.trained
+        counts, sums = self.counts(graph), self.sums(graph, self.model.embed(graph).detach())
         sent = counts >= self.settings.min_count
         weights = torch.where(sent, counts if self.settings.prototype_weights == "counts" else 1, 0)  # (P, C)
         return {"prototypes": sums / counts.clamp(min=1)[..., None] * weights[..., None], "weights": weights}
@@ -154,8 +163,8 @@ class Cohort(local.Cohort):
 
     @staticmethod
     def cells(graph: Graph) -> Tensor:
-        """(N,) party · C + class of labeled training nodes, −1 elsewhere."""
-        return torch.where(graph.train & (graph.y >= 0), graph.party * graph.num_classes + graph.y, -1)
+        """(I,) party · C + class of labeled training items, −1 elsewhere."""
+        return torch.where(graph.train & (graph.y >= 0), graph.owner * graph.num_classes + graph.y, -1)
 
 
 def start(federation: Federation, settings: Settings) -> State:

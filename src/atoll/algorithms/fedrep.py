@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from atoll.algorithms import fedavg, fedper
-from atoll.algorithms.fedper import EVALUATIONS, SCENARIOS, base_of, evaluate, start, step
+from atoll.algorithms.fedper import EVALUATIONS, LEVELS, SCENARIOS, base_of, evaluate, start, step
 from atoll.federation.cohort import PARTY
 from atoll.models import optim
 from atoll.models.optim import Optimizer
 from atoll.settings import setting
 
-__all__ = ["EVALUATIONS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Cohort(fedper.Cohort):
         """The model, and an optimizer for each part of it that has parameters."""
         super().setup()
         del self.optimizer  # of the whole model
-        shared = base_of(self.model, self.settings.personal_layers)
+        shared = base_of(self.model, self.settings)
         live = dict(self.model.named_parameters())
         self.base_optimizer = self._optimizer("base_optimizer", {name: live[name] for name in live if name in shared})
         self.head_optimizer = self._optimizer("head_optimizer", {name: live[name] for name in live if name not in shared})

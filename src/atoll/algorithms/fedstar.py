@@ -9,7 +9,7 @@ The server sees the sum of the parties' structure encoders, weighted by their tr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,6 +33,7 @@ from atoll.graphs.minibatch import MiniBatch
 from atoll.graphs.structure import structure_embedding
 from atoll.models import optim
 from atoll.models.backbone import Chain, ModelShape
+from atoll.models.graph_level import padded, read_out
 from atoll.models.layers import Dense
 from atoll.models.parameters import Parameters, get_parameters, scale, set_parameters, weighted
 from atoll.models.registry import find_model
@@ -41,6 +42,7 @@ from atoll.random import SERVER, Draws
 from atoll.settings import BatchedTraining, setting
 
 SCENARIOS = ("horizontal", "overlapping")
+LEVELS = ("node", "graph")
 EVALUATIONS = ("personal",)
 
 
@@ -57,6 +59,12 @@ class Settings(BatchedTraining):
         "linear",
         "From the last representations to the classes: one linear layer, or the authors' three.",
         choices=("linear", "authors"),
+        since="0.2",
+    )
+    isolated: str = setting(
+        "none",
+        "Degree embedding of a node without neighbors: none, or that of degree one (the authors' code).",
+        choices=("none", "one"),
         since="0.2",
     )
 
@@ -84,24 +92,38 @@ class StructureEncoder(nn.Module):
 class FeatureEncoder(nn.Module):
     """h⁰ = x·W + b; h⁺ = relu(conv([h ‖ s])), conv a layer of the backbone; logits = [h^L ‖ s^L]·W + b: the personal part.
 
-    With `head=authors` the logits are relu((z·W_hp + b)·W_post + b)·W + b with z = [h^L ‖ s^L].
+    With `head=authors` the logits are relu((z·W_hp + b)·W_post + b)·W + b with z = [h^L ‖ s^L]. Of graphs, z is read out over the
+    nodes before W, and with `head=authors` between W_hp and W_post.
     """
 
-    def __init__(self, settings: Settings, schema: Schema, parties: int, draws: Draws | None) -> None:
+    def __init__(self, settings: Settings, schema: Schema, draws: Draws | None, graph: Graph) -> None:
         super().__init__()
+        parties, self.readout = graph.parties, settings.readout
         self.linear = settings.model == "sgc"  # one convolution and no activation
-        self.input = Dense(parties, schema.features, settings.hidden, draws)
+        self.input = padded(Dense(parties, schema.features, settings.hidden, draws), draws, graph.widths or (), 1)
         count = 1 if self.linear else settings.layers
         self.layers = nn.ModuleList(one_layer(settings, parties, draws) for _ in range(count))
         hidden, self.dropout, outputs = settings.hidden, settings.dropout, schema.outputs or schema.classes
         self.inner = nn.ModuleList()  # W_hp and W_post
         if settings.head == "authors":
             self.inner.extend(Dense(parties, width, hidden, draws) for width in (2 * hidden, hidden))
-        self.output = Dense(parties, hidden if self.inner else 2 * hidden, outputs, draws)
+        self.output = padded(Dense(parties, hidden if self.inner else 2 * hidden, outputs, draws), draws, graph.classes or (), 2)
 
     def forward(self, encoded: list[Tensor], graph: Graph, draws: Draws | None = None) -> Tensor:
-        """(N, C)."""
-        return self.head(self.embed(encoded, graph, draws), graph.hop(len(self.layers)), draws)
+        """(I, C)."""
+        x = self.embed(encoded, graph, draws)
+        if graph.graph_ptr is None:
+            return self.head(x, graph.hop(len(self.layers)), draws)
+        out: Tensor = self.output(self.drop(self.read_out(x, graph), graph.items.sizes, draws), graph.items)
+        return out
+
+    def read_out(self, x: Tensor, graph: Graph) -> Tensor:
+        """(N, 2·hidden) → (G, ·) what the last layer takes of each graph."""
+        if not self.inner:
+            return read_out(x, graph, self.readout)
+        pooled = read_out(self.inner[0](x, graph.blocks), graph, self.readout)
+        out: Tensor = self.inner[1](pooled, graph.items, relu=True)
+        return out
 
     def embed(self, encoded: list[Tensor], graph: Graph, draws: Draws | None = None) -> Tensor:
         """(N, 2·hidden) [h^L ‖ s^L]."""
@@ -120,10 +142,14 @@ class FeatureEncoder(nn.Module):
         """The logits of [h^L ‖ s^L]."""
         for layer in self.inner:
             x = layer(x, graph.blocks, relu=layer is self.inner[-1])
-        if self.inner and draws is not None and self.dropout:
-            x = x * draws.keep(1 - self.dropout, graph.sizes, x.shape[1])
-        out: Tensor = self.output(x, graph.blocks)
+        out: Tensor = self.output(self.drop(x, graph.sizes, draws), graph.blocks)
         return out
+
+    def drop(self, x: Tensor, sizes: Sequence[int], draws: Draws | None) -> Tensor:
+        """Dropout before the last layer, where the authors' layers are before it."""
+        if not self.inner or draws is None or not self.dropout:
+            return x
+        return x * draws.keep(1 - self.dropout, sizes, x.shape[1])
 
     def chain(self, index: int) -> Chain:
         """A convolution."""
@@ -163,16 +189,17 @@ class Cohort(LocalTraining):
     def setup(self) -> None:
         """The structure embeddings, both encoders, and one optimizer for both."""
         s, parties = self.settings, self.graph.parties
-        self.features = FeatureEncoder(s, self.schema, parties, self.first_draws("features"))
+        self.features = FeatureEncoder(s, self.schema, self.first_draws("features"), self.graph)
         self.structure = StructureEncoder(s, parties, len(self.features.layers), None)
         both = {"features": self.features, "structure": self.structure}
         self.optimizer = optim.of_settings(s, nn.ModuleDict(both))
         width = s.walk_steps + s.max_degree
-        self.embedding = (
-            torch.zeros(self.graph.num_nodes, width)
-            if self.blank
-            else structure_embedding(self.graph, s.walk_steps, s.max_degree)
-        )
+        self.embedding = torch.zeros(self.graph.num_nodes, width) if self.blank else self.structures()
+
+    def structures(self) -> Tensor:
+        """(N, k₁ + k₂) the structure embeddings of the parties' nodes."""
+        s = self.settings
+        return structure_embedding(self.graph, s.walk_steps, s.max_degree, least=int(s.isolated == "one"))
 
     @verb(takes={"structure": STRUCTURE}, gives={"structure": STRUCTURE, "n": WEIGHT}, averaged={"structure": "n"})
     def fit(self, structure: Fields) -> Fields:
@@ -189,7 +216,7 @@ class Cohort(LocalTraining):
     def transfer(self, memory: Mapping[str, Any]) -> None:
         """The encoders; structure embeddings follow from the graph."""
         super().transfer({name: value for name, value in memory.items() if name != "embedding"})
-        self.embedding = structure_embedding(self.graph, self.settings.walk_steps, self.settings.max_degree)
+        self.embedding = self.structures()
 
     def load(self, structure: Fields | None = None) -> None:
         """The server's structure encoder for every party."""
@@ -197,16 +224,19 @@ class Cohort(LocalTraining):
             set_parameters(self.structure, structure)
 
     def output(self, graph: Graph, draws: Draws | None = None) -> Tensor:
-        """(N, C)."""
+        """(I, C)."""
         out: Tensor = self.features(self.structure(self.embedding_of(graph.hop(0)), graph), graph, draws)
         return out
 
     def hidden(self, graph: Graph) -> Tensor:
-        """(N, 2·hidden) [h^L ‖ s^L]."""
-        return self.features.embed(self.structure(self.embedding_of(graph.hop(0)), graph), graph)
+        """(N, 2·hidden) [h^L ‖ s^L]; of graphs, what the last layer takes."""
+        x = self.features.embed(self.structure(self.embedding_of(graph.hop(0)), graph), graph)
+        return x if graph.graph_ptr is None else self.features.read_out(x, graph)
 
     def embedding_of(self, graph: Hop) -> Tensor:
         """The structure embeddings of the nodes that a hop reads."""
+        if isinstance(graph, Graph) and graph.origin is not None:
+            return self.embedding[graph.origin]
         return self.embedding[graph.index] if isinstance(graph, SampledHop | MiniBatch) else self.embedding
 
     @property

@@ -7,6 +7,7 @@ The server sees the sum of the parties' models, weighted by these nodes, and the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atoll.algorithms import fedavg
-from atoll.algorithms.fedavg import EVALUATIONS, SCENARIOS, evaluate, start, step
+from atoll.algorithms.fedavg import EVALUATIONS, LEVELS, SCENARIOS, evaluate, start, step
 from atoll.federation.cohort import MODEL, PARTY, Fields, backbone, verb
 from atoll.federation.declarations import WEIGHT
 from atoll.graphs.graph import Graph
@@ -23,11 +24,12 @@ from atoll.models.parameters import get_parameters, set_parameters, weighted, ze
 from atoll.random import Draws
 from atoll.settings import setting
 
-__all__ = ["EVALUATIONS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+Anchors = Callable[[Graph], tuple[Tensor, Tensor]]
+__all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 
 @dataclass(frozen=True)
-class Settings(fedavg.Averaging):
+class Settings(fedavg.Settings):
     """FedAvg's settings and the contrast's."""
 
     contrast_weight: float = setting(1.0, "Weight μ of the contrast of representations; 0 is FedAvg.", low=0)
@@ -48,7 +50,7 @@ class Cohort(fedavg.Cohort):
     def setup(self) -> None:
         """No earlier model, and a network that is not trained, for the representations of others."""
         super().setup()
-        self.previous = zeros_of(self.model)  # w_k of the party's last round
+        self.previous = zeros_of(self.shared())  # w_k of the party's last round
         self.trained_before = torch.zeros(self.graph.parties, dtype=torch.bool)
         self.frozen = backbone(self.settings, self.schema, self.graph.parties, None)
 
@@ -57,29 +59,36 @@ class Cohort(fedavg.Cohort):
         """Local training with the contrast (Algorithm 1, lines 14 to 24); the model is kept for the next round."""
         self.load(model)
         contrasting = bool(self.settings.contrast_weight) and bool(self.trained_before.any())
-        self.train(model=model, anchors=self.anchors(self.graph, model) if contrasting else None)
-        self.previous = get_parameters(self.model, copy=True)
+        self.train(model=model, anchors=self.anchors() if contrasting else None)
+        self.previous = {name: value.clone() for name, value in self.shared().items()}
         self.trained_before = torch.ones_like(self.trained_before)
-        return {"model": weighted(self.model, self.weights), "n": self.weights}
+        return {"model": weighted(self.previous, self.weights), "n": self.weights}
 
-    def objective(self, batch: Graph, draws: Draws, model: Fields, anchors: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    def objective(self, batch: Graph, draws: Draws, model: Fields, anchors: Anchors | None = None) -> Tensor:
         """ℓ_sup + μ·ℓ_con (Eq. 4); ℓ_sup alone in a party's first round."""
         if anchors is None:
             return self.task.loss(self.output(batch, draws), batch)
         own, out = self.model.embed_and_output(batch, draws)
-        shared, previous = anchors if batch is self.graph else self.anchors(batch, model)
-        return self.task.loss(out, batch) + self.settings.contrast_weight * self.contrast(own, shared, previous, batch)
+        return self.task.loss(out, batch) + self.settings.contrast_weight * self.contrast(own, *anchors(batch), batch)
 
-    @torch.no_grad()
-    def anchors(self, graph: Graph, model: Fields) -> tuple[Tensor, Tensor]:
-        """(N, h) representations of the server's model and of the party's last one, without dropout."""
-        set_parameters(self.frozen, model)
-        shared, _ = self.frozen.embed_and_output(graph)
-        set_parameters(self.frozen, self.previous)
-        return shared, self.frozen.embed_and_output(graph)[0]
+    def anchors(self) -> Anchors:
+        """What gives the representations (I, h) by the model as it was received and by the party's last one, without dropout."""
+        received = get_parameters(self.model, copy=True)
+
+        @torch.no_grad()
+        def represent(batch: Graph) -> tuple[Tensor, Tensor]:
+            set_parameters(self.frozen, received)
+            shared, _ = self.frozen.embed_and_output(batch)
+            set_parameters(self.frozen, received | self.previous)
+            return shared, self.frozen.embed_and_output(batch)[0]
+
+        if self.graph.graph_ptr is not None:
+            return represent
+        once = represent(self.graph)  # nodes are all in every step, graphs come in batches
+        return lambda _: once
 
     def contrast(self, own: Tensor, shared: Tensor, previous: Tensor, graph: Graph) -> Tensor:
         """Σ_k mean_i −log[e^{s/τ} / (e^{s/τ} + e^{s′/τ})]; s, s′: cosines with the shared and the last representation (Eq. 3)."""
         near, far = F.cosine_similarity(own, shared), F.cosine_similarity(own, previous)
         weights = node_weights(graph, "train" if self.settings.contrast_on == "train" else None)
-        return (F.softplus((far - near) / self.settings.temperature) * weights * self.trained_before[graph.party]).sum()
+        return (F.softplus((far - near) / self.settings.temperature) * weights * self.trained_before[graph.owner]).sum()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from atoll.algorithms import State, fedavg
-from atoll.algorithms.fedavg import EVALUATIONS, SCENARIOS, answered_share, evaluate
+from atoll.algorithms.fedavg import EVALUATIONS, LEVELS, SCENARIOS, answered_share, evaluate
 from atoll.errors import AtollError
 from atoll.federation.cohort import MODEL, PARTY, Fields, verb
 from atoll.federation.declarations import WEIGHT
@@ -24,7 +24,7 @@ from atoll.models.parameters import Parameters, choose, difference, inner_produc
 from atoll.random import Draws
 from atoll.settings import setting
 
-__all__ = ["EVALUATIONS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 STATE_AXES = {"model": SHARED, "control": FRESH}
 NO_NORM = "controls are gradients, and running statistics have none"
@@ -64,7 +64,7 @@ class Cohort(fedavg.Cohort):
     def setup(self) -> None:
         """c_k ← 0."""
         super().setup()
-        self.control = zeros_of(self.model)
+        self.control = zeros_of(self.shared())
 
     @verb(
         takes={"model": MODEL, "control": MODEL},
@@ -83,11 +83,11 @@ class Cohort(fedavg.Cohort):
             self.train(model=model, correction=correction)
         else:
             steps = self.train(model=model, correction=correction)  # (P,) K
-            moved = weighted(difference(self.model, model), (-1 / (steps.double().clamp(min=1) * self.settings.lr)).float())
+            moved = weighted(difference(self.shared(), model), (-1 / (steps.double().clamp(min=1) * self.settings.lr)).float())
             renewed = difference(moved, correction)  # option II: c_k − c + (θ − θ_k) / (K·η)
             self.control = choose(steps > 0, renewed, before)
         change = weighted(difference(self.control, before), self.weights)
-        return {"model": weighted(self.model, self.weights), "change": change, "n": self.weights}
+        return {"model": weighted(self.shared(), self.weights), "change": change, "n": self.weights}
 
     def objective(self, batch: Graph, draws: Draws, model: Fields, correction: Fields | None = None) -> Tensor:
         """F_k(w_k) + ⟨w_k, c − c_k⟩, whose gradient is g_k − c_k + c (line 10)."""
@@ -95,9 +95,10 @@ class Cohort(fedavg.Cohort):
         return loss if correction is None else loss + inner_product(self.model, correction)
 
     def gradient(self) -> Parameters:
-        """∇F_k at the model as it stands, over all training nodes, without dropout."""
-        computed = optim.gradients(self.optimizer, self.task.loss(self.output(self.graph), self.graph))
-        return dict(zip(self.control, computed, strict=True))
+        """∇F_k at the model as it stands, over all training items, without dropout."""
+        computed = optim.gradients(self.optimizer, self.task.loss(self.output(self.graph.trained), self.graph.trained))
+        by_name = dict(zip(self.optimizer.params, computed, strict=True))
+        return {name: by_name[name] for name in self.control}
 
 
 def start(federation: Federation, settings: Settings) -> State:

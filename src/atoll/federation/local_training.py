@@ -20,7 +20,7 @@ from atoll.models import optim
 from atoll.models.backbone import Backbone
 from atoll.models.batching import fan_outs
 from atoll.models.optim import Optimizer
-from atoll.models.parameters import get_parameters, set_parameters, weighted
+from atoll.models.parameters import Parameters, get_parameters, set_parameters, weighted
 from atoll.random import Draws
 from atoll.settings import BatchedTraining, Training
 
@@ -75,7 +75,7 @@ class LocalTraining(Cohort):
         """w_k ← w, then local training; n_k·w_k and n_k."""
         self.load(model)
         self.train(model=model)
-        return {"model": weighted(shared_part(self.model, self.settings), self.weights), "n": self.weights}
+        return {"model": weighted(self.shared(), self.weights), "n": self.weights}
 
     @verb(takes={"model": optional(MODEL)}, gives=COUNTS)
     def evaluate(self, model: Fields | None = None) -> Fields:
@@ -97,9 +97,12 @@ class LocalTraining(Cohort):
         """The steps of local training, and how many of them each party took (P,)."""
         steps = torch.zeros(self.graph.parties, dtype=torch.int64)
         for batch in self.batches(draws):
-            optim.descend(optimizers, self.objective(batch, draws, *args, **arguments), batch.active)
+            self.stepped(optim.descend(optimizers, self.objective(batch, draws, *args, **arguments), batch.active), batch)
             steps += 1 if batch.active is None else batch.active.long()
         return steps
+
+    def stepped(self, gradients: Sequence[Tensor], batch: Graph) -> None:
+        """Called after every step, with the gradients that it went down, in the order of the optimizers' parameters."""
 
     def batches(self, draws: Draws, epochs: int | None = None) -> Iterator[Graph]:
         """The graphs of this round's steps, in order; those of so many `epochs` where they are given."""
@@ -147,6 +150,10 @@ class LocalTraining(Cohort):
     def share(self) -> str:
         """Which parameters travel: all, those of some layers (see `shared_part`), or none."""
         return str(getattr(self.settings, "share", "all"))
+
+    def shared(self) -> Parameters:
+        """The parameters that travel, (P, …), as live views."""
+        return shared_part(self.model, self.settings)
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:

@@ -24,7 +24,7 @@ from atoll.graphs.joining import joined_fields
 from atoll.graphs.sparse import SparseMatrix
 from atoll.graphs.table import Table
 
-TRAIN_DEPENDENT = ("derived", "num_train", "merged", "_fitted")  # what `Graph.fitting` must not share
+TRAIN_DEPENDENT = ("derived", "num_train", "merged", "judged", "trained", "_fitted")  # what `Graph.fitting` must not share
 
 
 @dataclass(frozen=True, eq=False)

@@ -126,6 +126,22 @@ class Items:
             return graph
         return graph.take((graph.val | graph.test).nonzero()[:, 0])
 
+    @cached_property
+    def trained(self) -> Graph:
+        """What a step of all training items runs on: the graphs that train; all nodes where the items are nodes."""
+        graph = cast("Graph", self)
+        if graph.graph_ptr is None or bool(graph.train.all()):
+            return graph
+        return graph.take(graph.train.nonzero()[:, 0])
+
+    @property
+    def origin(self) -> Tensor | None:
+        """(N,) where the rows of a batch are in the graph that it was taken from; None for a graph that was not."""
+        cut: Cut | None = self.__dict__.get("_cut")
+        if cut is None or cut.graph.origin is None:
+            return None if cut is None else cut.rows
+        return cut.graph.origin[cut.rows]
+
     def take(self, graphs: Tensor) -> Graph:
         """Some of the small graphs, in party order, as a graph of the same parties; a party may have none of them."""
         whole = cast("Graph", self)

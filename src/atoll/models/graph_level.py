@@ -49,8 +49,12 @@ class GraphNetwork(Backbone):
 
     def forward(self, graph: Graph, draws: Draws | None = None) -> Tensor:
         """Logits (G, C)."""
-        out: Tensor = self.output(self.drop_items(self.embed(graph, draws), graph, draws), graph.items)
-        return out
+        return self.embed_and_output(graph, draws)[1]
+
+    def embed_and_output(self, graph: Graph, draws: Draws | None = None) -> tuple[Tensor, Tensor]:
+        """What the last layer takes, before dropout, and the logits."""
+        embedded = self.embed(graph, draws)
+        return embedded, self.output(self.drop_items(embedded, graph, draws), graph.items)
 
     def embed(self, graph: Graph, draws: Draws | None = None) -> Tensor:
         """(G, hidden) what the last layer takes."""

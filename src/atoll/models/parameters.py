@@ -87,8 +87,8 @@ def difference(one: nn.Module | Mapping[str, Tensor], other: Mapping[str, Tensor
 
 
 def inner_product(model: nn.Module, direction: Mapping[str, Tensor]) -> Tensor:
-    """Σ_k ⟨w_k, d_k⟩: a loss whose gradient at party k is d_k."""
-    return torch.stack([(p * direction[name]).sum() for name, p in model.named_parameters()]).sum()
+    """Σ_k ⟨w_k, d_k⟩: a loss whose gradient at party k is d_k; over what `direction` has."""
+    return torch.stack([(p * direction[name]).sum() for name, p in model.named_parameters() if name in direction]).sum()
 
 
 def squared_distance(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:

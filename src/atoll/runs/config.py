@@ -29,7 +29,7 @@ from atoll.privacy.masking import SECURE_STEPS
 from atoll.privacy.noise_settings import NoiseSettings
 from atoll.runs import protocol, training_checks
 from atoll.runs.argument_values import as_text, as_whole, plain
-from atoll.runs.data_task import require_items, task_of_data
+from atoll.runs.data_task import require_items, require_whole_graphs, task_of_data
 from atoll.runs.defaults import default_partition, defaults
 from atoll.runs.run_settings import RunSettings
 from atoll.runs.setting_names import ARGUMENTS, GROUPS, bare_names, by_group, with_present_names
@@ -212,6 +212,7 @@ def _check(algorithm: str, built: Mapping[str, Any]) -> None:
     run = built["run"]
     _check_damage(algorithm, built["noise"])
     TASKS.check(run.task)
+    require_whole_graphs(algorithm, run.task, built.get("settings"))
     if run.task not in (tasks := getattr(algorithms.find(algorithm), "TASKS", (run.task,))):
         raise AtollError(f"{algorithm} is for the task {' or '.join(tasks)}, not for {run.task}; choose another algorithm.")
     selecting_metric(TASKS.find(run.task), run.select_by)

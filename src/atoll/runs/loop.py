@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from atoll import algorithms
 from atoll.errors import AtollWarning
 from atoll.federation import class_counts
 from atoll.federation.federation import Federation
@@ -67,6 +68,7 @@ def rounds(
         metrics = {}
         if extension.is_evaluated(progress.round, run):
             metrics = _evaluate(experiment, state)
+            state = algorithms.after_evaluation(algorithm, state, metrics)
             progress.update(metrics, selection, partial=bool(federation.missing), count_missing=run.allow_partial_best)
             if progress.best_round == progress.round:
                 best.keep(experiment, state, progress.round)

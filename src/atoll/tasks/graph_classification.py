@@ -39,7 +39,7 @@ class GraphClassification(NodeClassification):
         longest = max(map(len, rows), default=0)
         if size <= 0 or size >= longest:
             if longest:
-                yield whole_batch(graph)
+                yield graph.trained
             return
         shuffled = [own[order] for own, order in zip(rows, draws.orders(graph.num_train.tolist()), strict=True)]
         for first in range(0, longest, size):
@@ -52,14 +52,6 @@ class GraphClassification(NodeClassification):
     def counts(self, out: Tensor, graph: Graph) -> dict[str, Tensor]:
         """Each party's counts on its validation and test graphs; see `NodeClassification.counts`."""
         return super().counts(only_own(out, graph), graph)
-
-
-def whole_batch(graph: Graph) -> Graph:
-    """All training graphs; made once."""
-    if "whole_batch" not in graph.__dict__:
-        graph.__dict__["whole_batch"] = graph.take(graph.train.nonzero()[:, 0])
-    batch: Graph = graph.__dict__["whole_batch"]
-    return batch
 
 
 TASK = GraphClassification()

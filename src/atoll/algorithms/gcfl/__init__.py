@@ -3,38 +3,47 @@
 With `use_sequences=true` it is GCFL+: clusters are cut by the sequences of the updates' norms instead of the updates' directions.
 
 Payload bytes per round and party, w shared parameters: down 4·w, up 4·w + 8 (the number of training nodes).
-With `share=convolutions` the network is the authors': dense layers around the convolutions, which stay with their party.
+With `share=convolutions` the network is the authors': dense layers around the convolutions, which stay with their party. In graph
+tasks it always is, and `share` is FedAvg's. With `sequence_of=gradients` another 4 bytes go up, a norm.
 The server sees *each party's* shared model after training, and so its update, and its number of training nodes: clustering needs
 them one by one, which is why the verb `fit` cannot be asked under secure aggregation. A party sees its cluster's model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from atoll.algorithms import State, fedavg
+from atoll.algorithms.gcfl.clusters import cut
+from atoll.errors import AtollError
 from atoll.federation import metrics
 from atoll.federation.cohort import Fields, Schema, backbone, verb
-from atoll.federation.declarations import COUNTS, WEIGHT
+from atoll.federation.declarations import COUNTS, WEIGHT, Case, Forms, real
 from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.federation import Federation, Replies
+from atoll.federation.first_model import require_alike, shared_part
 from atoll.federation.local_training import LocalTraining
 from atoll.federation.memory import PARTY
 from atoll.federation.memory import SHARED as SAME_FOR_ALL
+from atoll.graphs.graph import Graph
 from atoll.models import optim
 from atoll.models.backbone import Backbone, ModelShape
 from atoll.models.framed import Framed, FramedSettings
+from atoll.models.graph_level import GraphNetwork
 from atoll.models.parameters import Parameters, get_parameters, scale, set_parameters, weighted
 from atoll.random import SERVER, Draws
 from atoll.settings import setting
 
 SCENARIOS = ("horizontal", "overlapping")
+LEVELS = ("node", "graph")
 EVALUATIONS = ("personal",)
-PERSONAL = ("input", "post", "output")  # the layers that stay with their party with `share=convolutions`
-STATE_AXES = {"model": SAME_FOR_ALL, "cluster": PARTY, "update": PARTY, "n": PARTY, "norms": PARTY, "heard": PARTY}
+CACHED = ("cached", "accuracy")  # of a graph task's state: each party's best test accuracy before a cut, and its last one
+STATE_AXES = {"model": SAME_FOR_ALL, **dict.fromkeys(("cluster", "update", "n", "norms", "heard", *CACHED), PARTY)}
 NO_NORM = "clusters are cut by updates, of which running statistics would be a part"
 
 
@@ -61,8 +70,9 @@ class Settings(fedavg.Settings):
     )
     share: str = setting(
         "all",
-        "What is shared and clustered by: the whole backbone, or the convolutions alone, between dense layers of each party.",
-        choices=("all", "convolutions"),
+        "What is shared and clustered by: the whole backbone, or the convolutions alone, between dense layers of each party; of "
+        "graph tasks' networks all, the convolutions (layers), or these and the layer after the readout.",
+        choices=("all", "convolutions", *fedavg.SHARES[1:]),
         since="0.2",
     )
     mean_update: str = setting(
@@ -71,26 +81,52 @@ class Settings(fedavg.Settings):
         choices=("weighted", "plain"),
         since="0.2",
     )
+    sequence_of: str = setting(
+        "updates",
+        "GCFL+: whose norms make the sequences: the parties' updates, or the last step's gradients (the authors' code).",
+        choices=("updates", "gradients"),
+        since="0.2",
+    )
+    sequence_reset: str = setting(
+        "cluster",
+        "GCFL+: whose sequences a cut waits for and clears: those of its cluster, or all parties' (the authors' code).",
+        choices=("cluster", "all"),
+        since="0.2",
+    )
+    variant: str = setting(
+        "paper",
+        "The paper's method or the authors' code, which sets mean_update, sequence_of and sequence_reset.",
+        choices=("paper", "authors"),
+        since="0.2",
+    )
 
 
-def network(settings: Settings, schema: Schema, parties: int, draws: Draws | None) -> Backbone:
+def network(settings: Settings, schema: Schema, parties: int, draws: Draws | None, graph: Graph | None = None) -> Backbone:
     """The parties' network."""
-    if settings.share == "all":
-        return backbone(settings, schema, parties, draws)
+    if settings.share != "convolutions":
+        return backbone(settings, schema, parties, draws, graph)
+    if schema.level == "graph":
+        raise AtollError("share=convolutions is for networks of nodes; in graph tasks it is called share=layers.")
     sizes = (parties, schema.features, schema.outputs or schema.classes, settings.hidden, settings.layers)
     shape = ModelShape(*sizes, settings.dropout, settings.input_dropout, settings.bias)
     return Framed(shape, draws, FramedSettings(settings.model))
 
 
-def shared_of(model: Backbone) -> Parameters:
+def shared_of(model: Backbone, settings: Settings) -> Parameters:
     """The parameters that the server averages."""
     parameters = get_parameters(model)
     if not isinstance(model, Framed):
-        return parameters
+        return shared_part(model, settings)
     return {name: value for name, value in parameters.items() if name.startswith("convolutions.")}
 
 
-SHARED = ModelForm(lambda settings, schema: shared_of(network(settings, schema, 1, None)))
+def reply(case: Case) -> Forms:
+    """What a party sends."""
+    forms: Forms = {"model": SHARED, "nodes": WEIGHT}
+    return {**forms, "norm": real(low=0)} if case.settings.sequence_of == "gradients" else forms
+
+
+SHARED = ModelForm(lambda settings, schema: shared_of(network(settings, schema, 1, None), settings))
 
 
 class Cohort(LocalTraining):
@@ -102,10 +138,13 @@ class Cohort(LocalTraining):
     def setup(self) -> None:
         """The network, the layers of it that stay here, and an optimizer for all of it."""
         s = self.settings
-        self.model = network(s, self.schema, self.graph.parties, self.first_draws("model"))
+        require_alike(self.schema, s.share)
+        self.model = network(s, self.schema, self.graph.parties, self.first_draws("model"), self.graph)
         self.optimizer = optim.of_settings(s, self.model)
-        framed = isinstance(self.model, Framed)
-        self.personal = nn.ModuleDict({name: getattr(self.model, name) for name in PERSONAL} if framed else {})
+        children = dict(self.model.named_children()) if isinstance(self.model, Framed | GraphNetwork) else {}
+        shared = {name.partition(".")[0] for name in self.shared()}
+        self.personal = nn.ModuleDict({name: child for name, child in children.items() if name not in shared})
+        self.norm = torch.zeros(self.graph.parties)  # of the shared parameters' gradients in each party's last step
 
     def load(self, model: Fields | None = None) -> None:
         """What is shared ← the model of the party's cluster."""
@@ -118,19 +157,32 @@ class Cohort(LocalTraining):
         """Counts of the model of each party's cluster, with the party's own layers."""
         return self.task.counts(self.predict(model), self.graph)
 
-    @verb(takes={"model": SHARED}, gives={"model": SHARED, "nodes": WEIGHT})
+    def shared(self) -> Parameters:
+        """The parameters that the server averages, (P, …), as live views."""
+        return shared_of(self.model, self.settings)
+
+    @verb(takes={"model": SHARED}, gives=reply)
     def fit(self, model: Fields) -> Fields:
         """θ_i ← θ of the party's cluster, then E epochs on its own training nodes."""
         self.load(model)
         self.train(model=model)
-        shared = {name: value.clone() for name, value in shared_of(self.model).items()}
-        return {"model": shared, "nodes": self.weights}
+        fields: Fields = {"model": {name: value.clone() for name, value in self.shared().items()}, "nodes": self.weights}
+        return {**fields, "norm": self.norm} if self.settings.sequence_of == "gradients" else fields
+
+    def stepped(self, gradients: Sequence[Tensor], batch: Graph) -> None:
+        """Note the norm of the gradients of what is shared, of the parties that took the step."""
+        if self.settings.sequence_of == "updates":
+            return
+        by_name, shared = dict(zip(self.optimizer.params, gradients, strict=True)), self.shared()
+        norm = torch.cat([by_name[name].flatten(1) for name in shared], 1).norm(dim=1)
+        self.norm = norm if batch.active is None else torch.where(batch.active, norm, self.norm)
 
 
 def start(federation: Federation, settings: Settings) -> State:
     """One cluster with everybody; nothing heard of anybody."""
     parties = len(federation.parties)
-    model = shared_of(network(settings, federation.schema, 1, Draws(federation.seed, [SERVER], "model")))
+    model = shared_of(network(settings, federation.schema, 1, Draws(federation.seed, [SERVER], "model")), settings)
+    graphs = federation.schema.level == "graph"
     return {
         "model": model,  # (C, …) a cluster
         "cluster": torch.zeros(parties, dtype=torch.int64),  # (P,)
@@ -139,6 +191,7 @@ def start(federation: Federation, settings: Settings) -> State:
         "norms": torch.zeros(parties, settings.sequence_length),  # (P, d) the last ‖Δθ_i‖, newest last
         "unit": torch.zeros(()) if settings.relative_thresholds else torch.ones(()),  # what ε₁ and ε₂ are measured in
         "heard": torch.zeros(parties, dtype=torch.int64),  # (P,) how many norms since its cluster was cut
+        **({name: torch.full((parties,), torch.nan) for name in CACHED} if graphs else {}),
     }
 
 
@@ -153,8 +206,26 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
 
 
 def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, object]:
-    """Of each party's cluster's model, pooled over the parties' nodes."""
-    return metrics.evaluate(federation, each={"model": models_of_parties(state)})
+    """Of each party's cluster's model, pooled over the parties' nodes.
+
+    Of graphs also what the authors report: each party's highest test accuracy of those before its cluster was cut and now, as
+    a mean over the parties (`max_cached_accuracy`). It chooses by test accuracy, so nothing is ever selected by it.
+    """
+    found = metrics.evaluate(federation, each={"model": models_of_parties(state)})
+    if "cached" in state and "party_accuracy" in found:
+        highest = torch.fmax(state["cached"], accuracies(found))
+        found["max_cached_accuracy"] = float(highest.nanmean())
+    return found
+
+
+def after_evaluation(state: State, found: Mapping[str, Any]) -> State:
+    """Remember the parties' test accuracies, which the authors keep where a cluster is cut in the next round."""
+    return state | {"accuracy": accuracies(found)} if "cached" in state and "party_accuracy" in found else state
+
+
+def accuracies(found: Mapping[str, Any]) -> Tensor:
+    """(P,) each party's test accuracy; NaN where it is not known."""
+    return torch.tensor([torch.nan if value is None else value for value in found["party_accuracy"]])
 
 
 def models_of_parties(state: State) -> Parameters:
@@ -170,39 +241,12 @@ def observe(state: State, replies: Replies) -> State:
     differences = [(value - sent[name][parties]).flatten(1) for name, value in replies.stack("model").items()]
     update[parties] = torch.cat(differences, 1)  # Δθ_i
     n[parties] = replies.stack("nodes")
-    norms[parties] = torch.cat([norms[parties, 1:], update[parties].norm(dim=1, keepdim=True)], 1)
+    lengths = update[parties].norm(dim=1, keepdim=True)  # ‖Δθ_i‖
+    newest = replies.stack("norm")[:, None] if "norm" in replies.fields else lengths
+    norms[parties] = torch.cat([norms[parties, 1:], newest], 1)
     heard[parties] += 1
-    unit = state["unit"] if state["unit"] else norms.max()
+    unit = state["unit"] if state["unit"] else lengths.max()
     return state | {"update": update, "n": n, "norms": norms, "heard": heard, "unit": unit}
-
-
-def cut(state: State, cluster: int, settings: Settings) -> State:
-    """Part a cluster in two where its members are stationary together but not alone; the second half gets a new number."""
-    members = (state["cluster"] == cluster).nonzero().squeeze(1)
-    updates, n = state["update"][members], state["n"][members]
-    if len(members) <= 2 or not bool((n > 0).all()):
-        return state
-    weights = n / n.sum() if settings.mean_update == "weighted" else torch.full((len(members),), 1 / len(members))
-    together = (updates * weights[:, None]).sum(0).norm()  # δ_mean = ‖Σ_i |G_i| / |G| · Δθ_i‖
-    alone = updates.norm(dim=1).max()  # δ_max
-    if not (
-        together < settings.mean_update_threshold * state["unit"] and alone > settings.longest_update_threshold * state["unit"]
-    ):
-        return state
-    if settings.use_sequences:
-        if int(state["heard"][members].min()) < settings.sequence_length:
-            return state
-        distance = time_warping(state["norms"][members], settings.standardize_sequences)
-        ties = distance.max() - distance
-    else:
-        directions = updates / updates.norm(dim=1, keepdim=True).clamp(min=1e-12)
-        ties = directions @ directions.t() + 1  # cosine similarity, from 0 to 2
-    leaving = members[min_cut(ties)]
-    assigned, heard = state["cluster"].clone(), state["heard"].clone()
-    assigned[leaving] = len(next(iter(state["model"].values())))
-    heard[members] = 0
-    models = {name: torch.cat([value, value[cluster : cluster + 1]]) for name, value in state["model"].items()}
-    return state | {"cluster": assigned, "heard": heard, "model": models}
 
 
 def aggregate(state: State, replies: Replies) -> Parameters:
@@ -216,31 +260,3 @@ def aggregate(state: State, replies: Replies) -> Parameters:
         for name, value in mean.items():
             models[name][c] = value
     return models
-
-
-def min_cut(ties: Tensor) -> Tensor:
-    """(m,) bool: the part without the first member, of the two with the weakest ties between them (Stoer & Wagner)."""
-    import igraph  # slow to import
-
-    graph = igraph.Graph.Full(len(ties))
-    sources, targets = zip(*graph.get_edgelist(), strict=True)
-    first, second = graph.mincut(capacity=ties[list(sources), list(targets)].clamp(min=0).tolist()).partition
-    leaving = torch.zeros(len(ties), dtype=torch.bool)
-    leaving[second if 0 in first else first] = True
-    return leaving
-
-
-def time_warping(sequences: Tensor, standardize: bool) -> Tensor:
-    """(m, d) → (m, m): dynamic time warping distances, all pairs at once: the root of the least sum of squared differences."""
-    if standardize:
-        sequences = sequences / sequences.std(dim=1, correction=0, keepdim=True).clamp(min=1e-12)
-    count, length = sequences.shape
-    blocked = torch.full((count, count), torch.inf)
-    above = [torch.zeros(count, count)] + [blocked] * length  # the row before: costs of warping the first i − 1 onto the first j
-    for i in range(length):
-        row = [blocked]
-        for j in range(length):
-            step_cost = (sequences[:, None, i] - sequences[None, :, j]).square()
-            row.append(step_cost + torch.minimum(torch.minimum(above[j], above[j + 1]), row[j]))
-        above = row
-    return above[length].sqrt()
