@@ -104,6 +104,12 @@ def descend(weights: Weights, loss: Tensor, lr: float) -> None:
             value -= lr * gradient
 
 
+def descend_both(one: Weights, other: Weights, loss: Tensor, lr: float) -> None:
+    """One step of plain gradient descent by two sets of weights that may have names in common."""
+    together = {("one", name): value for name, value in one.items()} | {("other", name): value for name, value in other.items()}
+    descend({" ".join(key): value for key, value in together.items()}, loss, lr)
+
+
 def average(models: list[Weights], counts: list[int]) -> Weights:
     """Σ_k (n_k / n)·w_k."""
     total = sum(counts)

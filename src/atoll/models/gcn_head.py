@@ -41,6 +41,15 @@ class GCNHead(Backbone):
         """There is a hidden representation below the linear layer, with one convolution, too."""
         return shape.hidden
 
+    def last_convolution(self, graph: Graph) -> Tensor:
+        """(N, hidden) what the last convolution gives before its ReLU, without dropout."""
+        x: Features | Tensor = graph.hop(0).features
+        for index in range(len(self.layers) - 1):
+            x = self.convolve(index, x, graph.hop(index))
+        top = graph.hop(len(self.layers) - 1)
+        out: Tensor = self.layers[-1](x, top.blocks, top.normalized_adjacency)
+        return normalized(self.layers[-1], out, top, None)
+
     def embed(self, graph: Graph, draws: Draws | None = None) -> Tensor:
         """H after the last convolution."""
         x = self.convolve(0, self.inputs(graph, draws), graph.hop(0), draws)
