@@ -45,6 +45,14 @@ def test_without_keeps_the_order_and_itself_where_nobody_goes() -> None:
     assert parties.without({7}) is parties
 
 
+def test_among_keeps_the_order_and_itself_where_all_are_there() -> None:
+    """As one would ask for each party by itself."""
+    parties, others = Parties([3, 1, 2]), Parties([2, 5, 3])
+    assert parties.among(others) == [party for party in parties if party in others] == [3, 2]
+    assert parties.among(Parties([3, 1, 2])) is parties
+    assert parties.among(Parties([7])) == ()
+
+
 def test_an_array_of_parties_is_a_copy_where_one_is_asked_for() -> None:
     """The numbers cannot be changed from outside."""
     parties = Parties(range(3))

@@ -93,3 +93,9 @@ class Parties(Sequence[int]):
             return self
         rest = self.numbers[~np.isin(self.numbers, np.fromiter(excluded, np.int64, len(excluded)))]
         return self if len(rest) == len(self) else Parties(rest)
+
+    def among(self, others: Parties) -> Parties:
+        """Those of these parties that are among the others, too."""
+        if self == others:
+            return self
+        return Parties(self.numbers[np.isin(self.numbers, others.numbers)])

@@ -124,13 +124,17 @@ class Federation:
         """All parties there are."""
         return Parties(range(self.schema.parties))
 
-    @cached_property
+    @property
     def topology(self) -> Graph:
         """Node scenario: what the server knows, as a graph without features; only training nodes have labels."""
-        y = self.public["y_train"]
-        none = torch.zeros(len(y), dtype=torch.bool)
-        ids, ptr = torch.arange(len(y)), torch.tensor([0, len(y)])
-        return Graph(torch.empty(len(y), 0), self.public["edge_index"], y, y >= 0, none, none, self.schema.classes, ids, ptr)
+        if "topology" not in self.derived:
+            y = self.public["y_train"]
+            none = torch.zeros(len(y), dtype=torch.bool)
+            ids, ptr = torch.arange(len(y)), torch.tensor([0, len(y)])
+            known = (torch.empty(len(y), 0), self.public["edge_index"], y, y >= 0, none, none)
+            self.derived["topology"] = Graph(*known, self.schema.classes, ids, ptr)
+        graph: Graph = self.derived["topology"]
+        return graph
 
     def name_of(self, party: int) -> str:
         """A party's name, or its number where it has none."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -21,6 +22,7 @@ from atoll.tasks.decisions import confusion_at, decide
 MAX_EXACT = 20_000_000  # probabilities that are sorted for AUC and average precision; of more, histograms are made
 MAX_LISTED = 100  # parties with metrics of their own
 EXACT, HISTOGRAM = "exact", "histogram"
+Ranked = tuple[float | None, float | None]  # AUC and average precision of one class against the rest
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,17 +177,14 @@ def from_counts(
 
 def _measured(
     y: Tensor, logits: Tensor, shares: Tensor, decided: Tensor, exact: bool
-) -> tuple[dict[str, float | None], Tensor, Tensor, list[tuple[Any, Any]]]:
+) -> tuple[dict[str, float | None], Tensor, Tensor, list[Ranked]]:
     """Metrics, confusion matrix, calibration bins, and AUC and average precision of each class."""
     classes, nobody = shares.shape[1], torch.zeros_like(y)
     matrix = torch.bincount(y * classes + decided, minlength=classes**2).view(classes, classes)
     counts: Any = details.count(["brier", "calibration"], logits, y, nobody, nobody, 1)
     counts = {name: value[0] for name, value in counts.items()}
     found = details.metrics_of(counts, float(len(y)), classes)
-    ranked = []
-    for index in range(classes):
-        pair = _pair(shares[:, index], y == index, exact)
-        ranked.append((ranking.auc(*pair), ranking.average_precision(*pair)))
+    ranked = [(_ranked_exactly if exact else _ranked_by_bins)(shares[:, index], y == index) for index in range(classes)]
     overall = {
         **_of_matrix(matrix),
         **_ranked(ranked),
@@ -196,9 +195,7 @@ def _measured(
     return overall, matrix, counts["calibration"], ranked
 
 
-def _summed(
-    sums: Mapping[str, Any], threshold: Mapping[str, Any] | None
-) -> tuple[dict[str, float | None], Tensor, list[tuple[Any, Any]]]:
+def _summed(sums: Mapping[str, Any], threshold: Mapping[str, Any] | None) -> tuple[dict[str, float | None], Tensor, list[Ranked]]:
     """Metrics, confusion matrix, and AUC and average precision of each class, from sums."""
     matrix = (sums["confusion"] if threshold is None else _decided(sums, threshold)).clamp(min=0)
     items, _, loss = map(float, sums["test"][:3])
@@ -224,32 +221,48 @@ def _of_matrix(matrix: Tensor) -> dict[str, float | None]:
     }
 
 
-def _ranked(ranked: Sequence[tuple[Any, Any]]) -> dict[str, float | None]:
+def _ranked(ranked: Sequence[Ranked]) -> dict[str, float | None]:
     """The mean over classes, one against the rest; of two classes the second alone. A class that cannot be ranked is left out."""
     judged = ranked[1:] if len(ranked) == 2 else ranked
     means: dict[str, float | None] = {}
     for name, column in (("auc", 0), ("average_precision", 1)):
-        values = [one[column].value for one in judged if one[column] is not None]
+        values = [value for one in judged if (value := one[column]) is not None]
         means[name] = sum(values) / len(values) if values else None
     return means
 
 
-def _by_class(classes: Sequence[str], matrix: Tensor, ranked: Sequence[tuple[Any, Any]]) -> dict[str, dict[str, float | None]]:
+def _by_class(classes: Sequence[str], matrix: Tensor, ranked: Sequence[Ranked]) -> dict[str, dict[str, float | None]]:
     rows = matrices.by_class(matrix)
     for row, pair in zip(rows, ranked or [(None, None)] * len(rows), strict=True):
         row["items"] = round(row["items"])
-        for name, estimate in zip(("auc", "average_precision"), pair, strict=True):
-            row[name] = None if estimate is None else estimate.value
+        row |= dict(zip(("auc", "average_precision"), pair, strict=True))
     return dict(zip(classes, rows, strict=True))
 
 
-def _pair(scores: Tensor, positive: Tensor, exact: bool) -> tuple[Tensor, Tensor]:
-    """Negatives and positives by score or, of too many to sort, by bin."""
-    if exact:
-        return ranking.exact_bins(scores, positive)
+def _ranked_exactly(scores: Tensor, positive: Tensor) -> Ranked:
+    """AUC and average precision of distinct scores, from the highest to the lowest, ties together."""
+    order = np.argsort(-scores.numpy(), kind="stable")
+    ordered = scores.numpy()[order]
+    ends = np.ones(len(order), bool)  # of each distinct score
+    np.not_equal(ordered[1:], ordered[:-1], out=ends[:-1])
+    last = ends.nonzero()[0]
+    hits = positive.numpy()[order].cumsum()[last].astype(np.float64)  # positives at or above it
+    misses = last + 1 - hits
+    total, pairs = float(hits[-1]), float(hits[-1] * misses[-1])
+    if not pairs > 0:
+        return None, None
+    p, n = hits.copy(), misses.copy()  # positives and negatives of each distinct score
+    p[1:] -= hits[:-1]
+    n[1:] -= misses[:-1]
+    auc = float((n * (hits - p)).sum()) / pairs + float((n * p).sum()) / pairs / 2
+    return auc, float(torch.from_numpy(p * hits / (hits + misses)).sum()) / total
+
+
+def _ranked_by_bins(scores: Tensor, positive: Tensor) -> Ranked:
+    """The same of too many scores to sort, from histograms."""
     bins = ranking.bins_of(scores.contiguous(), ranking.bin_edges())
     negatives, positives = (torch.bincount(bins[positive == kind], minlength=ranking.BINS) for kind in (False, True))
-    return negatives, positives
+    return ranking.auc(negatives, positives), ranking.average_precision(negatives, positives)
 
 
 def _name(names: Sequence[str], index: int) -> str:

@@ -68,7 +68,7 @@ class _Observer:
     def deliver(self, message: Message) -> list[Answer | Failure]:
         """Observe, then deliver."""
         for cohort in getattr(self.engine, "cohorts", []) if message.verb == EVALUATE else []:
-            if here := [party for party in message.parties if party in cohort.parties]:
+            if here := message.parties.among(cohort.parties):
                 self.seen.append(cohort.observe(message.select(here), hidden=self.hidden))
         return self.engine.deliver(message)
 

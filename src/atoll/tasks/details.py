@@ -97,7 +97,7 @@ def metrics_of(fields: Mapping[str, Any], items: float, classes: int) -> dict[st
     if "histogram" in fields:
         for name, measure in (("auc", ranking.auc), ("average_precision", ranking.average_precision)):
             values = [measure(*pair.unbind(0)) for pair in _judged_classes(fields["histogram"])]
-            defined = [value.value for value in values if value is not None]
+            defined = [value for value in values if value is not None]
             found[name] = sum(defined) / len(defined) if defined else None
     if "brier" in fields and items > 0:
         found["brier"] = max(float(fields["brier"]), 0.0) / items / (2 if classes == 2 else 1)
@@ -111,8 +111,8 @@ def metrics_of(fields: Mapping[str, Any], items: float, classes: int) -> dict[st
 def class_value(kind: str, index: int, sums: Mapping[str, Any]) -> float | None:
     """A metric of one class."""
     if kind in ("auc", "average_precision"):
-        estimate = getattr(ranking, kind)(*sums["histogram"][index].unbind(0))
-        return None if estimate is None else float(estimate.value)
+        ranked: float | None = getattr(ranking, kind)(*sums["histogram"][index].unbind(0))
+        return ranked
     value: float | None = matrices.by_class(sums["confusion"])[index][kind]
     return value
 

@@ -5,7 +5,11 @@ With a⁰ = x, aˡ = relu(aˡ⁻¹·W̄ˡ) and Bˡ (C, width of layer l) what th
 Gˡ_kc = Σ_{j≠k} Ã_kj·mean_s aˡ⁻¹_js·Bˡ_js,c. What carries over from two layers is the first, the one that is as large as the
 features: its weight is W̄¹ minus Σ_c F_kc·G¹_kc minus mixtures of the party's own vectors, and the steps only ask for
 x_ks·G¹_kc = Σ_js (Ã_kj/n_j)·(x_ks·x_js)·B¹_js,c, a product with the same coupling. Hidden layers are small: their Gˡ_k
-(C, h, h) are written out for the parties that train. With two layers B¹ has the factors that `compensation` uses.
+(C, h, h) are written out for the parties that train.
+
+Two layers have a module of their own (`local_steps`), though this one could do them: there B¹_c is a mask times a column of W̄²,
+so x·M_k (K, n, h) stands for all C of x·G¹_k (K, n, C, h), and R_k (K, h) for G²_k. On Cora a round takes 15 ms with it and
+103 ms with this module, on CiteSeer 18 and 93, and the numbers differ in their last digits.
 """
 
 from __future__ import annotations
