@@ -70,6 +70,12 @@ class Draws:
         threshold = max(1, round(probability * 2**16))
         return (_below(bits, size, threshold) for size, bits in zip(sizes, self.bits, strict=True)), 2**16 / threshold
 
+    def kept_pieces(self, probability: float, size: int, piece: int) -> tuple[Iterator[Tensor], float]:
+        """The same of one party, as masks of about `piece` values each; `piece` is a multiple of 4."""
+        threshold, (bits,) = max(1, round(probability * 2**16)), self.bits
+        parts = (min(piece, size - start) for start in range(0, size, piece))
+        return (torch.from_numpy(_below(bits, part, threshold)) for part in parts), 2**16 / threshold
+
     def keep(self, probability: float, sizes: Sequence[int], width: int) -> Tensor:
         """(N, width) dropout masks, kept entries scaled by 1 / probability; the rows of party p are drawn by party p."""
         kept, scale = self.kept_values(probability, [size * width for size in sizes])

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import mmap
 import os
 import secrets
 import socket
@@ -20,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from atoll import wire
+from atoll import spilled, wire
 from atoll.errors import AtollError, AtollWarning
 
 Bytes = bytes | memoryview
@@ -129,14 +130,14 @@ def sweep(folder: Path) -> None:
 
 def write_document(path: Path, payload: wire.Payload, *, compact: bool = False, previous: Path | None = None) -> None:
     """Write a payload as one safetensors file whose header holds a SHA-256 of everything else in the file."""
-    data = memoryview(wire.encode(payload, compact=compact))
-    (length,) = struct.unpack("<Q", data[:8])
+    header, *tensors = wire.pieces(payload, compact=compact)
+    (length,) = struct.unpack("<Q", header[:8])
     start = 8 + len(_OPENING)
-    if bytes(data[8 : 8 + len(_PLAIN)]) != _PLAIN:
+    if bytes(header[8 : 8 + len(_PLAIN)]) != _PLAIN:
         raise ValueError("the header of a document does not begin as expected")
     entry = len(_CHECKED) - len(_OPENING) + _DIGITS + len(_CLOSING)
-    before, after = struct.pack("<Q", length + entry) + _CHECKED, data[start:]
-    write_whole(path, before, _digest(before, after), _CLOSING, after, previous=previous)
+    before, after = struct.pack("<Q", length + entry) + _CHECKED, [header[start:], *tensors]
+    write_whole(path, before, _digest(before, *after), _CLOSING, *after, previous=previous)
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -144,8 +145,11 @@ def read_document(path: Path) -> dict[str, Any]:
 
     A file without a checksum, from an earlier version, is read with a warning.
     """
+    large = False
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            large = os.fstat(file.fileno()).st_size >= spilled.LARGE
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if large else file.read()
     except OSError as error:
         raise DamagedError(f"{path} cannot be read ({error.strerror}).") from error
     start = 8 + len(_CHECKED)
@@ -161,7 +165,7 @@ def read_document(path: Path) -> dict[str, Any]:
     else:
         raise DamagedError(f"{path} is damaged: it is not a document that atoll wrote.")
     try:
-        return wire.decode(data)
+        return wire.open_document(path) if large else wire.decode(data)  # type: ignore[arg-type]
     except AtollError as error:
         raise DamagedError(f"{path} is damaged: {error}") from error
 

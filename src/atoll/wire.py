@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
@@ -81,13 +83,18 @@ def _lists(value: Any) -> Any:
 
 def encode(payload: Payload, *, compact: bool = False) -> bytes:
     """The payload as one safetensors document; `compact` writes rows that share memory once, as checkpoints do."""
+    return b"".join(pieces(payload, compact=compact))
+
+
+def pieces(payload: Payload, *, compact: bool = False) -> list[bytes | memoryview]:
+    """The same in pieces: the header, then each tensor's own memory, where it is contiguous."""
     tensors, scalars = _split(payload)
     repeated = {name: len(tensor) for name, tensor in tensors.items() if compact and rows_are_shared(tensor)}
     tensors |= {name: tensors[name][:1] for name in repeated}
     entries = _entries({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()})
     order = sorted(entries, key=lambda name: entries[name]["data_offsets"])
     parts = [tensors[name].detach().contiguous().view(-1).view(torch.uint8).numpy().data for name in order]
-    return b"".join([_header(entries, scalars, repeated), *parts])
+    return [_header(entries, scalars, repeated), *parts]
 
 
 def rows_are_shared(value: Any) -> bool:
@@ -100,15 +107,30 @@ def decode(data: bytes) -> dict[str, Any]:
     try:
         tensors = safetensors.torch.load(data)
         (length,) = struct.unpack("<Q", data[:8])
-        header = json.loads(data[8 : 8 + length])
-        metadata = header.pop("__metadata__")
-        for name, count in json.loads(metadata.get("repeated", "{}")).items():
-            tensors[name] = tensors[name].expand(count, *tensors[name].shape[1:])
-        return nest({name: tensors[name] for name in header} | json.loads(metadata["scalars"]))
+        return _payload(json.loads(data[8 : 8 + length]), tensors.__getitem__)
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, struct.error) as error:
         raise AtollError(
             f"A message could not be read: {short(error, 200)}; it is damaged or was not written by atoll."
         ) from error
+
+
+def open_document(path: Path) -> dict[str, Any]:
+    """As `decode` of a whole file that nobody changes, but its tensors are read when they are used, and may then be changed."""
+    try:
+        with path.open("rb") as file, safetensors.safe_open(path, "pt") as document:
+            (length,) = struct.unpack("<Q", file.read(8))
+            return _payload(json.loads(file.read(length)), document.get_tensor)
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, struct.error) as error:
+        raise AtollError(f"{path} could not be read: {short(error, 200)}; it is damaged or was not written by atoll.") from error
+
+
+def _payload(header: dict[str, Any], tensor_of: Callable[[str], Tensor]) -> dict[str, Any]:
+    """What a document's header, with its tensors, describes."""
+    metadata = header.pop("__metadata__")
+    tensors = {name: tensor_of(name) for name in header}
+    for name, count in json.loads(metadata.get("repeated", "{}")).items():
+        tensors[name] = tensors[name].expand(count, *tensors[name].shape[1:])
+    return nest(tensors | json.loads(metadata["scalars"]))
 
 
 def decode_message(data: bytes) -> dict[str, Any]:

@@ -48,6 +48,26 @@ def test_many_parties_have_the_same_sums(monkeypatch: pytest.MonkeyPatch) -> Non
     assert np.array_equal(summed.by_party, detailed.by_party)
 
 
+def test_parties_that_are_alike_are_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a checkpoint, until one of them differs."""
+    detailed = Ledger(4)
+    monkeypatch.setattr(ledger, "MAX_DETAILED", 3)
+    book = Ledger(4)
+    for one in (detailed, book):
+        one.record(1, "fit", True, range(4), up=10, down=2, messages=1)
+    saved = book.state()["by_party"]
+    assert wire.rows_are_shared(saved)
+    restored = Ledger(4)
+    restored.restore(wire.decode(wire.encode({"ledger": book.state()}, compact=True))["ledger"])
+    assert wire.rows_are_shared(restored.state()["by_party"])
+    for one in (detailed, book, restored):
+        one.record(2, "fit", True, [2], up=1)
+        one.record(2, "fit", True, range(4), up=np.arange(4))
+        one.record(3, "fit", True, range(4), up=1)
+        assert np.array_equal(one.by_party, detailed.by_party)
+    assert detailed.by_party[:, 0].tolist() == [11, 12, 14, 14]
+
+
 @pytest.mark.parametrize("book", [filled(), Ledger(4)], ids=["filled", "empty"])
 def test_state_and_restore(book: Ledger) -> None:
     """Through bytes, as a checkpoint writes it; the restored ledger goes on independently."""

@@ -16,6 +16,7 @@ from users import some_users
 
 from atoll.data.partition import partition
 from atoll.data.partition_settings import PartitionSettings
+from atoll.graphs import user_rows
 from atoll.graphs.features import nonzero_values
 from atoll.graphs.user_rows import Entries, Weights
 from atoll.models import optim
@@ -39,8 +40,25 @@ def test_products_are_those_of_whole_weights() -> None:
     torch.testing.assert_close(kept.product(rows), dense.detach())
     gradient = torch.randn(24, 6, generator=torch.Generator().manual_seed(2))
     of_whole = torch.autograd.grad(dense, whole, gradient)[0]
-    torch.testing.assert_close(kept.outer(gradient, torch.empty(len(kept.value), 6)), of_whole[kept.user, kept.feature])
+    ours = kept.outer(gradient, torch.empty(len(kept.value), 6), slice(0, len(kept.value)))
+    torch.testing.assert_close(ours, of_whole[kept.user, kept.feature])
     assert not of_whole[x == 0].any()
+
+
+@pytest.mark.parametrize("together", [1, 5, 1000])
+def test_some_entries_at_a_time_are_all_of_them(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products and users by pieces, in any order, are those of all entries; user 5 has none."""
+    whole = entries()
+    owners = torch.repeat_interleave(torch.arange(24, dtype=torch.int32), whole.starts.diff())
+    rows = torch.randn(len(whole.value), 6, generator=torch.Generator().manual_seed(1))
+    product = whole.product(rows)
+    monkeypatch.setattr(user_rows, "MAX_TOGETHER", together)
+    kept = entries()
+    assert (len(kept.pieces) > 1) == (together < 1000)
+    assert torch.equal(kept.product(rows), product)
+    assert torch.equal(kept.user, owners)
+    for start, stop in ((0, 1), (3, 9), (len(owners) - 2, len(owners)), (1, 4), (0, len(owners))):
+        assert torch.equal(kept.users_of(slice(start, stop)), owners[start:stop])
 
 
 def test_users_draw_the_rows_of_their_whole_weights() -> None:

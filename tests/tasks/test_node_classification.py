@@ -13,6 +13,7 @@ from torch import Tensor
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph, majority_class
 from atoll.runs import runner
+from atoll.tasks import counting, tallies
 from atoll.tasks.counting import evaluated_rows, training_counts
 from atoll.tasks.node_classification import TASK
 from labeled import blocks, labeled_graph, random_logits
@@ -131,6 +132,26 @@ def test_counts_add_up_to_the_definitions(parts: Graph) -> None:
     for party in range(3):
         mine = parts.test & (parts.party == party)
         assert parties["party_accuracy"][party] == pytest.approx(accuracy_score(parts.y[mine], guesses[mine]))
+
+
+def test_sums_of_many_parties_are_not_written_out(parts: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They add up to the same, are the same where they are written out after all, and for some of the parties."""
+    logits, task = torch.randn(parts.num_nodes, parts.num_classes, generator=torch.Generator().manual_seed(1)), TASK
+    task = replace(task, training=True)
+    written = task.counts(logits, parts)
+    monkeypatch.setattr(counting, "MAX_SUMS", 1)
+    monkeypatch.setattr(tallies, "PIECE", 3)
+    for name, value in task.counts(logits, parts).items():
+        if name == "confusion":
+            continue
+        assert isinstance(value, tallies.Sums)
+        assert (value.shape, value.dtype) == (tuple(written[name].shape), written[name].dtype)
+        assert torch.equal(value.dense(), written[name])
+        torch.testing.assert_close(value.total(), written[name].sum(0))
+        some = value.take(torch.tensor([2, 0]))
+        assert torch.equal(some.dense(), written[name][[2, 0]])
+        torch.testing.assert_close(some.take(torch.tensor([1])).total(), written[name][0])
+        assert bool(torch.isfinite(value.probe()))
 
 
 def test_the_union_keeps_every_nodes_own_minority() -> None:

@@ -23,6 +23,7 @@ Masks = tuple[Bools, Bools, Bools]
 
 MAX_CLASSES = 10_000  # a larger label is not a class but something else, for instance an id
 MAX_FEATURE = float(np.finfo(np.float32).max)
+NARROWED = 1 << 24  # stored values from which on indices get 32 bits; of fewer they keep their type, which a graph's digest sees
 SPARSE_BELOW = 0.25  # features with a smaller share of non-zeros are kept as CSR
 
 
@@ -51,6 +52,11 @@ def compact(x: Features) -> sp.csr_array | Tensor:
         matrix = sp.csr_array(x, dtype=np.float32, copy=True)
         matrix.sum_duplicates()
         matrix.eliminate_zeros()
+        if NARROWED <= matrix.nnz < 2**31 and matrix.shape[1] < 2**31:
+            matrix.indices, matrix.indptr = (
+                matrix.indices.astype(np.int32, copy=False),
+                matrix.indptr.astype(np.int32, copy=False),
+            )
         if matrix.nnz < SPARSE_BELOW * max(np.prod(matrix.shape), 1):
             return matrix
         return torch.from_numpy(matrix.toarray())

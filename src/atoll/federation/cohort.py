@@ -122,7 +122,7 @@ class Cohort:
         self.secrets = secrets
         self.blank, self.evaluation = blank, evaluation
         self.message: Message | None = None
-        self.subgraphs: dict[bytes, Graph] = {}
+        self.subgraphs: dict[bytes, tuple[Graph, Graph | None]] = {}  # and the clean ones
         self.phase = torch.full((len(self.parties),), -1)  # 2·round + training that the round memory of each party belongs to
         class_counts.declare(self)
         self.setup()
@@ -230,16 +230,18 @@ class Cohort:
         if key not in self.subgraphs:
             while len(self.subgraphs) >= MAX_SUBGRAPHS:
                 self.subgraphs.pop(next(iter(self.subgraphs)))
-            self.subgraphs[key] = self.graph.select(index)
+            clean = None if self.clean_graph is None else self.clean_graph.slice(index)
+            self.subgraphs[key] = self.graph.slice(index), clean
+        graph, clean = self.subgraphs[key]
         part = type(self)(
-            *(self.subgraphs[key], self.settings, self.schema, self.seed, parties, self.guards),
+            *(graph, self.settings, self.schema, self.seed, parties, self.guards),
             secrets=self.secrets,
             blank=True,
             task=self.task,
             evaluation=self.evaluation,
         )
         part.limits = self.limits
-        part.clean_graph = None if self.clean_graph is None else self.clean_graph.select(index)
+        part.clean_graph = clean
         whole = self.state()
         axes = {PHASE: PARTY, **self.round_memory, **self.memory}
         rows = {name: rows_of(index, axes[name], self.graph) for name in whole}

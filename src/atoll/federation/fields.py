@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from atoll import spilled
 from atoll.deferred import Deferred
 from atoll.wire import rows_are_shared
 
@@ -51,20 +52,24 @@ def put(value: Any, index: Tensor, new: Any) -> Any:
     return value
 
 
-def copied(value: Any, into: Any = None) -> Any:
-    """A copy that later changes in place do not reach; in the memory of an earlier copy `into` where its shapes fit."""
+def copied(value: Any, into: Any = None, *, large: int = 0) -> Any:
+    """A copy that later changes in place do not reach; in the memory of an earlier copy `into` where its shapes fit.
+
+    That of a tensor of `large` bytes or more (`spilled.LARGE`, where 0 is given) is on the disk.
+    """
     if isinstance(value, Mapping):
         kept = into if isinstance(into, Mapping) else {}
-        return {name: copied(item, kept.get(name)) for name, item in value.items()}
+        return {name: copied(item, kept.get(name), large=large) for name, item in value.items()}
     if isinstance(value, list):
-        return [copied(item) for item in value]
+        return [copied(item, large=large) for item in value]
     if not isinstance(value, Tensor):
         return value
     if rows_are_shared(value):
         return value[:1].detach().clone().expand_as(value)
-    if isinstance(into, Tensor) and (into.shape, into.dtype) == (value.shape, value.dtype) and not rows_are_shared(into):
+    fits = value.nbytes < (large or spilled.LARGE)
+    if fits and isinstance(into, Tensor) and (into.shape, into.dtype) == (value.shape, value.dtype) and not rows_are_shared(into):
         return into.copy_(value.detach())
-    return value.detach().clone(memory_format=torch.contiguous_format)
+    return value.detach().clone(memory_format=torch.contiguous_format) if fits else spilled.spilled(value)
 
 
 def row(value: Any, index: int) -> Any:

@@ -24,9 +24,15 @@ class Ledger:
 
     def __init__(self, parties: int) -> None:
         self.parties = parties
-        self.by_party = np.zeros((parties, len(COLUMNS)), dtype=np.int64)  # training only, all rounds
+        self._alike = np.zeros(len(COLUMNS), np.int64)  # of many parties: what every one of them has
+        self._apart = np.zeros((parties, len(COLUMNS)), np.int64) if parties <= MAX_DETAILED else None  # what each has
         self.rounds: dict[int, dict[tuple[str, bool], np.ndarray]] = {}  # round → (verb, training) → (P or 1, columns)
         self.seconds: dict[int, float] = {}  # round → what its training messages would take, where there is a network model
+
+    @property
+    def by_party(self) -> np.ndarray:
+        """(P, columns) of training, all rounds together."""
+        return np.broadcast_to(self._alike, (self.parties, len(COLUMNS))) if self._apart is None else self._apart
 
     def record(self, round: int, verb: str, training: bool, parties: Sequence[int], **bytes: int | np.ndarray) -> None:
         """Add what some parties sent or received; a number stands for each of them, an array for one after the other."""
@@ -38,11 +44,19 @@ class Ledger:
         for name, count in bytes.items():
             column = COLUMNS.index(name)
             if training:
-                self.by_party[rows, column] += count
+                self._add(rows, column, count)
             if detailed:
                 table[rows, column] += count
             else:
                 table[0, column] += int(np.sum(count)) if np.ndim(count) else len(parties) * int(count)
+
+    def _add(self, rows: Any, column: int, count: int | np.ndarray) -> None:
+        if self._apart is None and isinstance(rows, slice) and not np.ndim(count):
+            self._alike[column] += count
+            return
+        if self._apart is None:
+            self._apart = self.by_party.copy()
+        self._apart[rows, column] += count
 
     def wait(self, round: int, seconds: float) -> None:
         """Add what an exchange would take on the modeled network."""
@@ -72,15 +86,23 @@ class Ledger:
         rows = [row for rows in self.rounds.values() for row in rows.values()]
         stacked = np.stack(rows) if rows else np.zeros((0, 1, len(COLUMNS)), np.int64)
         return {
-            "by_party": torch.from_numpy(self.by_party.copy()),
+            "by_party": self._kept(),
             "keys": keys,
             "rows": torch.from_numpy(stacked),
             "seconds": [[at, seconds] for at, seconds in self.seconds.items()],
         }
 
+    def _kept(self) -> torch.Tensor:
+        """`by_party` as a tensor; where all parties have the same, one row for all."""
+        if self._apart is None:
+            return torch.from_numpy(self._alike.copy()).expand(self.parties, -1)
+        return torch.from_numpy(self._apart.copy())
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what `state` gave."""
-        self.by_party = state["by_party"].numpy().copy()
+        by_party = state["by_party"]
+        alike = self.parties > MAX_DETAILED and wire.rows_are_shared(by_party)
+        self._alike, self._apart = by_party[0].numpy().copy(), None if alike else by_party.numpy().copy()
         self.rounds = {}
         for (at, verb, training), row in zip(state["keys"], state["rows"].numpy(), strict=True):
             self.rounds.setdefault(at, {})[verb, training] = row.copy()

@@ -11,22 +11,29 @@ from atoll.graphs.neighbors import Ints
 
 
 def clusters(graph: Graph, counts: Sequence[int]) -> list[list[Ints]]:
-    """Per party, the rows of each of `counts[p]` clusters, ascending; found once for each graph and count."""
+    """Per party, the rows of each of `counts[p]` clusters, ascending; found once for each party and count.
+
+    The graph of some parties remembers them with that of all, so that who takes part in a round does not matter.
+    """
     starts, ends = graph.ptr[:-1].tolist(), graph.ptr[1:].tolist()
-    found = graph.__dict__.setdefault("_clusters", {})
-    key = tuple(counts)
-    if key not in found:
-        found[key] = [_cut(graph, start, end, count) for start, end, count in zip(starts, ends, counts, strict=True)]
-    result: list[list[Ints]] = found[key]
-    return result
+    parties = graph.__dict__.get("_parties")
+    numbers = range(graph.parties) if parties is None else parties.tolist()
+    origin = graph if parties is None else graph.__dict__["_cut"].graph
+    found: dict[tuple[int, int], list[Ints]] = origin.__dict__.setdefault("_clusters", {})
+    cut = []
+    for number, start, end, count in zip(numbers, starts, ends, counts, strict=True):
+        if (number, count) not in found:
+            found[number, count] = _cut(graph, start, end, count)
+        cut.append([cell + start for cell in found[number, count]])
+    return cut
 
 
 def _cut(graph: Graph, start: int, end: int, count: int) -> list[Ints]:
-    """The clusters of one party: a function of its own graph alone."""
+    """The clusters of one party, whose rows are numbered from 0: a function of its own graph alone."""
     if count >= end - start:
-        return [np.array([row]) for row in range(start, end)]
+        return [np.array([row]) for row in range(end - start)]
     if count == 1:
-        return [np.arange(start, end)]
+        return [np.arange(end - start)]
     import pymetis
 
     lists = graph.neighbors
@@ -38,6 +45,6 @@ def _cut(graph: Graph, start: int, end: int, count: int) -> list[Ints]:
     adjacency = pymetis.CSRAdjacency(indptr, pairs % (end - start))
     _, part = pymetis.part_graph(count, adjacency, options=pymetis.Options(seed=0))
     owner = np.asarray(part, np.int64)
-    order = owner.argsort(kind="stable") + start
+    order = owner.argsort(kind="stable")
     cells = np.split(order, np.bincount(owner, minlength=count).cumsum()[:-1])
     return [cell for cell in cells if len(cell)]

@@ -21,6 +21,7 @@ from atoll.graphs.features import Features, nonzero_values
 from atoll.graphs.hops import AllNodes
 from atoll.graphs.items import Items, operator
 from atoll.graphs.joining import joined_fields
+from atoll.graphs.selection import Slices
 from atoll.graphs.sparse import SparseMatrix
 from atoll.graphs.table import Table
 
@@ -28,7 +29,7 @@ TRAIN_DEPENDENT = ("derived", "num_train", "merged", "judged", "trained", "_fitt
 
 
 @dataclass(frozen=True, eq=False)
-class Graph(Items, AllNodes):
+class Graph(Items, Slices, AllNodes):
     """Nodes with features, edges, labels and splits: the blocks of P ≥ 1 parties, one after the other.
 
     Party p owns the rows `ptr[p]:ptr[p + 1]`; no edge joins two parties. A whole graph is the case P = 1.
@@ -100,7 +101,7 @@ class Graph(Items, AllNodes):
     @cached_property
     def features(self) -> Features:
         """`graph.features @ weight` with weight (P, d, h): each party's features times its own weight."""
-        return Features.of(self.x, self.blocks)
+        return Features.of(self.x, self.blocks) if self.shifted is None else Features(self.shifted, self.blocks)
 
     def dense_features(self, rows: Tensor) -> Tensor:
         """(T, d) some rows of the features."""
@@ -137,6 +138,8 @@ class Graph(Items, AllNodes):
     @cached_property
     def symmetric(self) -> bool:
         """Whether every edge has its reverse, of the same weight."""
+        if self.looped is not None:
+            return True
         adjacency = self.weighted_adjacency
         return bool((adjacency != adjacency.T).nnz == 0)
 
@@ -148,6 +151,8 @@ class Graph(Items, AllNodes):
     @operator
     def normalized_adjacency(self) -> SparseMatrix:
         """The normalized adjacency as an operator."""
+        if self.looped is not None:
+            return self.looped.normalized()
         return SparseMatrix(self.normalized, symmetric=self.symmetric)
 
     @operator
@@ -163,6 +168,8 @@ class Graph(Items, AllNodes):
     @cached_property
     def laplacian(self) -> SparseMatrix:
         """L with Σ_i xᵢᵀ(L·x)ᵢ = Σ ‖x_i − x_j‖² over all edges (i, j): D_in + D_out − A − Aᵀ."""
+        if self.looped is not None:
+            return self.looped.laplacian()
         return SparseMatrix(matrices.laplacian_matrix(self.weighted_adjacency, symmetric=self.symmetric), symmetric=True)
 
     @operator

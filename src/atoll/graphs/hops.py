@@ -11,7 +11,7 @@ and likewise for D⁻¹·A (so it is the mean over the sampled neighbors) and A 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Protocol, overload
+from typing import Any, Protocol, overload
 
 import numpy as np
 import scipy.sparse as sp
@@ -22,6 +22,7 @@ from torch import Tensor
 from atoll.graphs.attention import Attention
 from atoll.graphs.blocks import Blocks
 from atoll.graphs.features import Features
+from atoll.graphs.looped import Looped
 from atoll.graphs.neighbors import Floats, Ints, NeighborLists
 from atoll.graphs.sparse import SparseMatrix
 
@@ -88,12 +89,21 @@ class AllNodes:
     edge_index: Tensor
     edge_weight: Tensor | None
     y: Tensor
+    ids: Tensor
     active: Tensor | None = None  # (P,) which parties take the step that a graph is for; None for all
 
     @cached_property
     def neighbors(self) -> NeighborLists:
         """Each node's neighbors, in less memory than a matrix takes."""
+        if "_parties" in self.__dict__:
+            cut: Any = self.__dict__["_cut"]
+            return cut.graph.neighbors.cut(cut.starts.numpy(), cut.ends.numpy())  # type: ignore[no-any-return]
         return NeighborLists(self.edge_index, self.edge_weight, len(self.y))
+
+    @cached_property
+    def looped(self) -> Looped | None:
+        """The pattern of A + I, where it can be had of the edges alone: they are sorted, go both ways and have no weights."""
+        return Looped.of(self.edge_index, len(self.ids)) if self.edge_weight is None else None
 
     @property
     def out_blocks(self) -> Blocks:

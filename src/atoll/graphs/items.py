@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 class Cut:
     """Some of the small graphs of a block-diagonal graph: where their rows are there, and where they are here."""
 
-    def __init__(self, graph: Graph, graphs: Tensor) -> None:
-        assert graph.graph_ptr is not None
-        self.graph, self.starts, self.ends = graph, graph.graph_ptr[graphs], graph.graph_ptr[graphs + 1]
+    def __init__(self, graph: Graph, graphs: Tensor, ptr: Tensor | None = None) -> None:
+        """`ptr`: where the blocks begin, of other blocks than small graphs."""
+        ptr = graph.graph_ptr if ptr is None else ptr
+        assert ptr is not None
+        self.graph, self.starts, self.ends = graph, ptr[graphs], ptr[graphs + 1]
         self.graph_ptr = pad((self.ends - self.starts).cumsum(0), (1, 0))
         self.rows = spans(self.starts, self.ends)
 
@@ -38,14 +40,17 @@ class Cut:
 
     def csr(self, whole: Tensor) -> Tensor:
         """The same of a CSR tensor."""
-        indptr = whole.crow_indices()
-        first, last = indptr[self.starts].long(), indptr[self.ends].long()
-        stored = spans(first, last)
-        columns = whole.col_indices()[stored] - torch.repeat_interleave(self.shift, last - first).int()
-        lengths = indptr.diff()[self.rows]
-        size = (len(self.rows), len(self.rows))
-        pointer = pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-        return torch.sparse_csr_tensor(pointer, columns, whole.values()[stored], size=size, check_invariants=False)
+        return cut_rows(whole, self.starts, self.ends, self.shift, (len(self.rows), len(self.rows)))
+
+
+def cut_rows(whole: Tensor, starts: Tensor, ends: Tensor, shift: Tensor, size: tuple[int, int]) -> Tensor:
+    """Spans of rows of a CSR tensor, from `starts` to `ends`, with their columns moved down by the `shift` of each span."""
+    indptr = whole.crow_indices()
+    first, last = indptr[starts].long(), indptr[ends].long()
+    stored = spans(first, last)
+    columns = whole.col_indices()[stored] - torch.repeat_interleave(shift, last - first).int()
+    pointer = pad(indptr.diff()[spans(starts, ends)].cumsum(0, dtype=torch.int32), (1, 0))
+    return torch.sparse_csr_tensor(pointer, columns, whole.values()[stored], size=size, check_invariants=False)
 
 
 class _CutMatrix(SparseMatrix):

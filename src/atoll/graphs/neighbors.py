@@ -35,6 +35,16 @@ class NeighborLists:
         self.indices: NDArray[np.int32] = matrix.indices
         self.weight: NDArray[np.float32] | None = None if edge_weight is None else matrix.data
 
+    def cut(self, starts: Ints, ends: Ints) -> NeighborLists:
+        """Those of some spans of rows, each of which has its neighbors in the span itself."""
+        part = object.__new__(NeighborLists)
+        sizes, first, counts = ends - starts, self.indptr[starts], self.indptr[ends] - self.indptr[starts]
+        rows, entries = ranges(starts, sizes), ranges(first, counts)
+        part.indptr = np.concatenate([[0], self.degree[rows].cumsum()])
+        part.indices = self.indices[entries] - np.repeat((starts - sizes.cumsum() + sizes).astype(np.int32), counts)
+        part.weight = None if self.weight is None else self.weight[entries]
+        return part
+
     @cached_property
     def degree(self) -> Ints:
         """(N,) neighbors of each node."""

@@ -6,9 +6,9 @@ A row of W_i whose feature is zero at user i never touches x_i·W_i and gets no 
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
@@ -16,9 +16,10 @@ from atoll.deferred import Deferred
 from atoll.errors import AtollError
 from atoll.graphs.blocks import spans
 from atoll.graphs.graph import Graph
-from atoll.graphs.sparse import csr, multiply
+from atoll.graphs.sparse import multiply
 from atoll.random import Streams
 
+MAX_TOGETHER = 1 << 20  # entries whose users and columns are held: of more, those of some at a time are made when needed
 MAX_DOUBLES = 1 << 17  # numbers converted to float64 at once, so that they stay in the cache
 
 
@@ -37,17 +38,48 @@ class Entries:
         self.starts = torch.from_numpy(stored.indptr.astype(np.int64))
         self.feature = torch.from_numpy(stored.indices)
         self.value = torch.from_numpy(stored.data)
+        self._users = 0, torch.empty(0, dtype=torch.int32)
 
     @cached_property
-    def matrix(self) -> Tensor:
-        """(N, E) CSR: the users' values, each in a column of its own."""
-        entries = np.arange(len(self.value), dtype=np.int32)
-        return csr(sp.csr_array((self.value.numpy(), entries, self.starts.numpy()), shape=(self.users, len(entries))))
+    def columns(self) -> Tensor:
+        """0, 1, …: the columns of `matrix`."""
+        return torch.arange(min(len(self.value), MAX_TOGETHER + self.most), dtype=torch.int32)
 
     @cached_property
+    def most(self) -> int:
+        """The most entries of a user."""
+        return int(self.starts.diff().max()) if self.users else 0
+
+    def matrix(self, users: slice) -> Tensor:
+        """(n, e) CSR: the values of some users in a row, each in a column of its own."""
+        starts = self.starts[users.start : users.stop + 1]
+        first, count = int(starts[0]), int(starts[-1] - starts[0])
+        arrays = (starts - first).int(), self.columns[:count], self.value[first : first + count]
+        return torch.sparse_csr_tensor(*arrays, size=(len(starts) - 1, count), check_invariants=False)
+
+    @cached_property
+    def pieces(self) -> list[slice]:
+        """The users, so many at a time that they have about `MAX_TOGETHER` entries."""
+        marks = torch.arange(0, len(self.value), MAX_TOGETHER)
+        cuts = torch.searchsorted(self.starts, marks).unique().tolist() if len(marks) > 1 else [0]  # type: ignore[no-untyped-call]
+        return [slice(first, last) for first, last in pairwise([*cuts, self.users])]
+
+    @property
     def user(self) -> Tensor:
         """(E,) whose feature an entry is."""
-        return torch.repeat_interleave(torch.arange(self.users, dtype=torch.int32), self.starts.diff())
+        return self.users_of(slice(0, len(self.value)))
+
+    def users_of(self, entries: slice) -> Tensor:
+        """(e,) whose features some entries in a row are; those after them are kept for the next call."""
+        first, kept = self._users
+        if not (first <= entries.start and entries.stop <= first + len(kept)):
+            first, last = entries.start, min(max(entries.stop, entries.start + MAX_TOGETHER), len(self.value))
+            start = max(int(torch.searchsorted(self.starts, first, right=True)) - 1, 0)
+            end = int(torch.searchsorted(self.starts, last))
+            counts = self.starts[start : end + 1].clamp(first, last).diff()
+            kept = torch.repeat_interleave(torch.arange(start, start + len(counts), dtype=torch.int32), counts)
+            self._users = first, kept
+        return kept[entries.start - first : entries.stop - first]
 
     def of(self, users: Tensor) -> Tensor:
         """The entries of some users."""
@@ -60,15 +92,21 @@ class Entries:
         part.users, part.features = len(users), self.features
         part.starts = nn.functional.pad(self.starts.diff()[users].cumsum(0), (1, 0))
         part.feature, part.value = self.feature[chosen], self.value[chosen]
+        part._users = 0, torch.empty(0, dtype=torch.int32)
         return part
 
     def product(self, rows: Tensor) -> Tensor:
         """(E, h) → (N, h): x_i·W_i = Σ_f x_if·W_if of every user."""
-        return multiply(self.matrix, rows)
+        if len(self.pieces) == 1:
+            return multiply(self.matrix(slice(0, self.users)), rows)
+        result = rows.new_empty(self.users, rows.shape[1])
+        for users in self.pieces:
+            result[users] = multiply(self.matrix(users), rows[int(self.starts[users.start]) : int(self.starts[users.stop])])
+        return result
 
-    def outer(self, gradient: Tensor, out: Tensor, entries: slice = slice(None)) -> Tensor:
-        """(N, h) → (E, h): the gradient x_if·g_i of some kept rows, in `out`: fresh memory would cost more than the product."""
-        return torch.index_select(gradient, 0, self.user[entries], out=out).mul_(self.value[entries, None])
+    def outer(self, gradient: Tensor, out: Tensor, entries: slice) -> Tensor:
+        """(N, h) → (e, h): the gradient x_if·g_i of some kept rows, in `out`: fresh memory would cost more than the product."""
+        return torch.index_select(gradient, 0, self.users_of(entries), out=out).mul_(self.value[entries, None])
 
 
 class Weights(nn.Module):

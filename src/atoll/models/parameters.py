@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import AtollError
+from atoll.models.party_tensors import is_same
 
 Parameters = dict[str, Tensor]
 
@@ -52,7 +53,8 @@ def set_parameters(model: nn.Module, params: Mapping[str, Tensor]) -> None:
             shapes = f"{tuple(params[name].shape)}; the model has {tuple(p.shape)}, party first"
             raise AtollError(f"parameter {name!r} has shape {shapes}")
     for name, p in live.items():
-        p.copy_(params[name])
+        if not is_same(p, params[name]):
+            p.copy_(params[name])
 
 
 def scale(parameters: Mapping[str, Tensor], factor: float | Tensor) -> Parameters:

@@ -58,8 +58,15 @@ def restore_tensors(live: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> 
     for name, tensor in live.items():
         if tensor.shape != state[name].shape:
             raise AtollError(f"optimizer state {name!r} has shape {tuple(state[name].shape)}, not {tuple(tensor.shape)}")
-        with torch.no_grad():
-            tensor.copy_(state[name])
+        if not is_same(tensor, state[name]):
+            with torch.no_grad():
+                tensor.copy_(state[name])
+
+
+def is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same memory, so that there is nothing to copy."""
+    here, there = ((each.data_ptr(), each.shape, each.stride()) for each in (one, other))
+    return here == there
 
 
 def rows_of(values: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:

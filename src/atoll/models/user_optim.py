@@ -57,10 +57,11 @@ class RankOneAdam(Adam):
         if not len(self.rows):
             return
         for some in row_pieces(slice(0, len(self.rows)), MAX_NUMBERS // self.rows.shape[1], MAX_PIECES):
-            users = slice(int(entries.user[some.start]), int(entries.user[some.stop - 1]) + 1)
+            user = entries.users_of(some)
+            users = slice(int(user[0]), int(user[-1]) + 1)
             lead = self.steps[users, None].double()
             direction = first[users] * (self.lr / (1 - self.betas[0] ** lead)).float()  # η·M̂
             size = second[users].sqrt() * (1 - self.betas[1] ** lead).rsqrt().float()  # √V̂
-            index, value = entries.user[some] - users.start, entries.value[some, None]
+            index, value = user - users.start, entries.value[some, None]
             above, below = direction.index_select(0, index).mul_(value), size.index_select(0, index).mul_(value.abs())
             self.rows[some].mul_(1 - self.lr * self.weight_decay).sub_(above.div_(below.add_(self.eps)))

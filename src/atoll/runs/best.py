@@ -5,8 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
+from atoll import spilled
+from atoll.engines.inprocess import InProcessEngine
 from atoll.federation.fields import copied
 from atoll.runs.experiment import Experiment
+from atoll.runs.run_settings import RunSettings
+from atoll.tasks import LAST
+from atoll.wire import leaves
 
 
 @dataclass
@@ -19,11 +26,16 @@ class BestRound:
     counts: dict[str, Any] = field(default_factory=dict)  # of its evaluation, as the server got them
 
     def keep(self, experiment: Experiment, state: dict[str, Any], round: int) -> None:
-        """Copy this round, over the one before."""
-        self.round = round
-        self.state = copied(state, self.state)
-        self.counts = experiment.federation.counted
-        snapshot = getattr(experiment.engine, "snapshot", None)  # another package's engine may have none
+        """Copy this round, over the one before; hold it as it is where it is huge and the next round replaces it for certain."""
+        self.round, self.counts, engine = round, experiment.federation.counted, experiment.engine
+        live = engine.trained() if isinstance(engine, InProcessEngine) else {}
+        if (large := _is_large(live)) and _replaced(experiment.config.run):
+            self.state, self.memory = state, live
+            return
+        if large:  # its copy is on the disk, where there may be no room for two
+            self.state, self.memory = {}, {}
+        self.state = copied(state, self.state, large=spilled.LARGE // 16 if large else 0)
+        snapshot = getattr(engine, "snapshot", None)  # another package's engine may have none
         self.memory = snapshot(self.memory) if snapshot is not None else {}
 
     def document(self, round: int) -> dict[str, Any]:
@@ -41,3 +53,13 @@ class BestRound:
         elif kept.get("round") == progress["best_round"] > 0:
             best = cls(progress["best_round"], kept.get("state", {}), kept.get("memory", {}), kept.get("counts", {}))
         return best
+
+
+def _replaced(run: RunSettings) -> bool:
+    """Whether every round is kept over the one before: the last is the best, all are evaluated, and none is partial."""
+    always = run.allow_partial_best or run.on_missing == "stop"
+    return run.select_by == LAST and run.evaluate_every == 1 and always
+
+
+def _is_large(memory: dict[str, Any]) -> bool:
+    return any(isinstance(value, Tensor) and value.nbytes >= spilled.LARGE for _, value in leaves(memory))

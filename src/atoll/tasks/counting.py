@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from atoll.deferred import Deferred
 from atoll.graphs.graph import Graph, majority_class
+from atoll.tasks.tallies import MAX_SUMS, Sums
 
 
 class CountingPlan(NamedTuple):
@@ -49,6 +52,22 @@ def counting_plan(graph: Graph, *, training: bool) -> CountingPlan:
             cells=graph.y[parts[1]] * graph.num_classes,
         )
     return graph.derived[name]  # type: ignore[return-value]
+
+
+def split_sums(plan: CountingPlan, columns: Tensor, parties: int) -> list[Tensor | Deferred]:
+    """Each party's sums over validation nodes (P, 3), test nodes (P, 5) and, where they are counted, training nodes (P, 2).
+
+    `columns` (n, 5): one, correct, loss, minority, correct minority. Of too many parties to write sums out, by their items.
+    """
+    kept = slice(0, 3), slice(0, 5), slice(0, 3, 2)  # columns
+    if 5 * plan.groups <= MAX_SUMS:
+        sums = torch.zeros(plan.groups, 5, dtype=torch.float64).index_add_(0, plan.group, columns.double())
+        return [sums[split * parties : (split + 1) * parties, kept[split]] for split in range(plan.groups // parties)]
+    ends = [0, plan.validated, plan.evaluated, len(plan.rows)]
+    return [
+        Sums(plan.group[first:last], columns[first:last, kept[split]], split * parties, parties)
+        for split, (first, last) in enumerate(pairwise(ends[: plan.groups // parties + 1]))
+    ]
 
 
 def training_counts(out: Tensor, graph: Graph) -> Tensor:

@@ -19,7 +19,7 @@ from atoll.graphs.softmax import softmax_loss
 from atoll.random import Draws
 from atoll.tasks import class_weights, decisions, details
 from atoll.tasks.confusion import macro_f1 as macro_f1
-from atoll.tasks.counting import counting_plan, training_counts
+from atoll.tasks.counting import counting_plan, split_sums, training_counts
 from atoll.tasks.options import CLASS_METRICS, TaskOptions, class_index, selecting_metric, split_class_metric
 from atoll.tasks.tallies import tally
 from atoll.tasks.task import CountField, Metric
@@ -154,19 +154,19 @@ class NodeClassification:
         predicted = logits.argmax(1)
         correct = predicted == plan.y
         columns = torch.stack([plan.ones, correct, losses, plan.minority, plan.minority * correct], 1)
-        sums = torch.zeros(plan.groups, 5, dtype=torch.float64).index_add_(0, plan.group, columns.double())
+        validation, test, *training = split_sums(plan, columns, parties)
         tested = slice(plan.validated, plan.evaluated)
         usual: dict[str, Any] = {
-            "validation": sums[:parties, :3],
-            "test": sums[parties : 2 * parties],
+            "validation": validation,
+            "test": test,
             "confusion": tally(plan.tested, (plan.cells + predicted[tested])[:, None], parties, (classes, classes)),
         }
         if self._extra or self._decided:
             usual |= self._extra_counts(logits[: plan.evaluated], plan.y[: plan.evaluated], graph)
         if not self.training:
             return usual
-        trained = sums[2 * parties :, 0:3:2]  # nodes and their losses
-        return usual | {"training": training_counts(out, graph) if bool(trained.isnan().any()) else trained}
+        unknown = bool(losses[plan.evaluated :].isnan().any())
+        return usual | {"training": training_counts(out, graph) if unknown else training[0]}
 
     def _extra_counts(self, logits: Tensor, y: Tensor, graph: Graph) -> dict[str, Any]:
         """The fields beside the usual ones, of validation nodes and of test nodes."""

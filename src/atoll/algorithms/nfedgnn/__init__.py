@@ -163,7 +163,8 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
     """One round of Algorithm 1. A user that does not take part is represented by the latent vector it sent last."""
     replies = federation.ask("embed", to=present(federation, state, settings))  # lines 4 to 7
     state, gradient = descend(federation, with_latent(state, replies), settings, laplacian(settings))  # lines 8 and 9
-    federation.tell("update", to=replies.parties, each={"gradient": gradient[replies.index]})  # lines 10 to 13
+    own = gradient if len(replies.parties) == len(gradient) else gradient[replies.index]
+    federation.tell("update", to=replies.parties, each={"gradient": own})  # lines 10 to 13
     return state
 
 

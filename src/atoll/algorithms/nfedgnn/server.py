@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from atoll.algorithms.nfedgnn.settings import Split
 from atoll.graphs.attention import elu
+from atoll.graphs.dropout import relu_dropout
 from atoll.graphs.graph import Graph
 from atoll.models.layers import AttentionLayer, Dense, SAGELayer
 from atoll.random import Draws
@@ -55,9 +56,9 @@ class Server(nn.Module):
 
     def forward(self, latent: Tensor, graph: Graph, draws: Draws | None = None) -> Tensor:
         """Logits (N, C): Â·relu(Â·X̄)·W⁽¹⁾ (Eq. 5), two layers of attention (Eq. 9), or as above; `draws` in training."""
-        hidden = self._drop(self._activated(self._received(latent, graph, draws)), draws)
+        hidden = self._activated(self._received(latent, graph, draws), draws)
         for layer in self.middle:
-            hidden = self._drop(self._activated(self._later(layer, hidden, graph, draws)), draws)
+            hidden = self._activated(self._later(layer, hidden, graph, draws), draws)
         return self._later(self.second, hidden, graph, draws)
 
     def _received(self, latent: Tensor, graph: Graph, draws: Draws | None) -> Tensor:
@@ -79,10 +80,11 @@ class Server(nn.Module):
             out = layer(hidden, graph)
         return out
 
-    def _activated(self, hidden: Tensor) -> Tensor:
-        return elu(hidden) if self.settings.model == "gat" else hidden.relu_()
-
-    def _drop(self, hidden: Tensor, draws: Draws | None) -> Tensor:
+    def _activated(self, hidden: Tensor, draws: Draws | None) -> Tensor:
+        """After the activation and, in training, dropout."""
+        if self.settings.model != "gat":
+            return relu_dropout(hidden, self.settings.dropout, draws)
+        hidden = elu(hidden)
         if draws is None or not self.settings.dropout:
             return hidden
         return hidden * draws.keep(1 - self.settings.dropout, [len(hidden)], hidden.shape[1])
