@@ -49,7 +49,7 @@ def model_of(name: str, layers: int, parties: int = 3) -> Backbone:
     return make_model(name, list(range(parties)), layers)
 
 
-ALL = [*CASES, ("framed", 2), ("user", 2)]
+ALL = [*CASES, ("gamlp", 2), ("gamlp", 3), ("framed", 2), ("user", 2)]
 
 
 @pytest.mark.parametrize("kind", ["sparse", "dense", "weighted"])

@@ -26,7 +26,21 @@ from small import ALGORITHMS, SAMPLES, small
 
 PARTY = 1
 EXPORTED = [name for name in ALGORITHMS if not algorithms.find(name).Cohort.no_backbone]
-PERSONAL = ("apfl", "ditto", "fedala", "fedbn", "fedper", "fedproto", "fedpub", "fedrep", "fedspray", "gcfl", "local", "mlps")
+PERSONAL = (
+    "apfl",
+    "ditto",
+    "fedala",
+    "fedbn",
+    "fedgta",
+    "fedper",
+    "fedproto",
+    "fedpub",
+    "fedrep",
+    "fedspray",
+    "gcfl",
+    "local",
+    "mlps",
+)
 MODELS = ("gcn", "gcn_head", "sgc", "sage", "gat", "gcnii", "appnp", "mlp")
 FORMATS = dict(zip(MODELS, ("pyg", "pt2", "safetensors", "torchscript", "pt2", "pyg", "safetensors", "torchscript"), strict=True))
 OWN = """

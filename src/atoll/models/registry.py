@@ -18,6 +18,7 @@ MODELS: Registry[type[Backbone]] = Registry(
     "model",
     {
         "appnp": "atoll.models.appnp:APPNP",
+        "gamlp": "atoll.models.gamlp:GAMLP",
         "gat": "atoll.models.gat:GAT",
         "gcn": "atoll.models.gcn:GCN",
         "gcn_head": "atoll.models.gcn_head:GCNHead",

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from atoll.errors import AtollError
 from atoll.models.appnp import APPNP
 from atoll.models.backbone import Backbone
+from atoll.models.gamlp import GAMLP
 from atoll.models.gat import GAT
 from atoll.models.gcn import GCN
 from atoll.models.gcn_head import GCNHead
@@ -32,7 +33,7 @@ from atoll.models.user import digest, file_of
 
 FLAVORS = {"torch": "atoll.models.standalone.torch_modules", "pyg": "atoll.models.standalone.pyg_modules"}
 PREFIX = {"torch": "Torch", "pyg": "PyG"}  # of the classes' names
-STANDALONE: tuple[type[Backbone], ...] = (APPNP, GAT, GCN, GCNHead, GCNII, GIN, GraphSAGE, MLP, SGC)
+STANDALONE: tuple[type[Backbone], ...] = (APPNP, GAMLP, GAT, GCN, GCNHead, GCNII, GIN, GraphSAGE, MLP, SGC)
 ABOUT = "A network trained with atoll, which it does not need: `Model(...)(x, edge_index)` gives logits (N, C)."
 
 
@@ -157,6 +158,11 @@ def _gat(key: str, flavor: str) -> tuple[str, bool]:
     return f"{head}.{names.get(last, last)}", last == "weight"
 
 
+def _gamlp(key: str, flavor: str) -> tuple[str, bool]:
+    name = key.removeprefix("attention.")
+    return ("offset", False) if key == "attention.bias" else (name, key.startswith("layers") and key.endswith("weight"))
+
+
 def _gcnii(key: str, flavor: str) -> tuple[str, bool]:
     if flavor == "pyg" and key.startswith("layers"):
         return key.replace("weight", "weight1"), False  # PyG keeps this one as (in, out)
@@ -165,6 +171,7 @@ def _gcnii(key: str, flavor: str) -> tuple[str, bool]:
 
 RENAMED: dict[type[Backbone], Callable[[str, str], tuple[str, bool]]] = {  # our name → the module's, and whether it is transposed
     APPNP: _linear,
+    GAMLP: _gamlp,
     GAT: _gat,
     GCN: _gcn,
     GCNHead: _gcn_head,

@@ -183,3 +183,33 @@ class PyGAPPNP(nn.Module):
             x = layer(x if index == 0 else x.relu())
         logits: Tensor = self.propagation(x, edge_index)
         return logits
+
+
+class PyGGAMLP(nn.Module):
+    """Zhang et al., KDD 2022, with "JK" attention: an MLP of Σ_k a_k·Âᵏ·x, a = softmax(σ(scores of a node's hops)), PReLU."""
+
+    def __init__(
+        self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, bias: bool = True, steps: int = 3
+    ) -> None:
+        super().__init__()
+        widths = [in_channels] + [hidden_channels] * (num_layers - 1) + [out_channels]
+        self.layers = nn.ModuleList(nn.Linear(widths[i], widths[i + 1], bias=bias) for i in range(num_layers))
+        self.reference = nn.Parameter(torch.zeros(in_channels, steps + 1))  # r_0 … r_K
+        self.own = nn.Parameter(torch.zeros(in_channels, 1))
+        self.offset = nn.Parameter(torch.zeros(1))
+        self.slope = nn.Parameter(torch.zeros(1))  # of the PReLUs
+        self.steps = steps
+        self.propagation = APPNP(1, 0.0)  # Â·x
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Logits (N, C)."""
+        hops = [x]
+        for _ in range(self.steps):
+            hops.append(self.propagation(hops[-1], edge_index))
+        every = torch.stack(hops, 1)  # (N, K + 1, in)
+        reference = (every * self.reference.t()).sum(2).sum(1, keepdim=True)
+        shares = torch.softmax(torch.sigmoid(reference + (every @ self.own).squeeze(2) + self.offset), 1)
+        x = (every * shares.unsqueeze(2)).sum(1)
+        for index, layer in enumerate(self.layers):
+            x = layer(x if index == 0 else torch.where(x > 0, x, self.slope * x))
+        return x
