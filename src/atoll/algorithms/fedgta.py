@@ -153,7 +153,8 @@ def similar(moments: Tensor, threshold: float) -> Tensor:
     """(K, K) who shares with whom: rows whose cosine is above the threshold, and everybody with itself."""
     unit = moments.double() / moments.double().norm(dim=1, keepdim=True).clamp(min=1e-12)
     cosines = (unit @ unit.t()).clamp(-1, 1)
-    return (cosines > threshold) | torch.eye(len(moments), dtype=torch.bool)
+    alike: Tensor = cosines > threshold
+    return alike | torch.eye(len(moments), dtype=torch.bool)
 
 
 def mixture(models: Parameters, confidence: Tensor, members: Tensor) -> Parameters:
