@@ -10,6 +10,7 @@ from pathlib import Path
 os.environ.setdefault("GOMP_SPINCOUNT", "100000")
 LONG = (
     "compare",
+    "growth",
     "large",
     "peers",
     "soak",

@@ -74,6 +74,17 @@ def test_with_all_neighbors_a_batch_is_the_whole_graph(name: str, layers: int, s
             torch.testing.assert_close(gradient, wanted, atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("name", "layers"), CASES)
+def test_representations_are_those_of_the_batchs_nodes(name: str, layers: int) -> None:
+    """With all neighbors, one row per node of the batch: the whole graph's."""
+    graph = stack([make_graph(size, seed, sparse=True) for seed, size in enumerate(SIZES)])
+    model = model_of(name, layers)
+    expected = model.embed_and_output(graph)
+    for batch in epoch(graph, 6, [0] * (model.hops or 0), "neighbors", Draws(0, range(3), "sample")):
+        for ours, wanted in zip(model.embed_and_output(batch), expected, strict=True):
+            torch.testing.assert_close(ours, wanted[batch.index], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["sage", "gat"])
 def test_a_sampled_batch_equals_pyg_on_the_sampled_edges(name: str) -> None:
     """The mean over the sampled neighbors, and attention over them, as PyG's layers on a NeighborLoader's batch."""

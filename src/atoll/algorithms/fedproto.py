@@ -23,6 +23,7 @@ from atoll.federation.declarations import COUNTS, Case, Forms, flag, real, whole
 from atoll.federation.federation import Federation
 from atoll.federation.first_model import embedding_width
 from atoll.graphs.graph import Graph
+from atoll.graphs.inference import Stage, in_blocks
 from atoll.graphs.masks import party_shares
 from atoll.models.backbone import Backbone
 from atoll.random import Draws
@@ -78,7 +79,6 @@ class Cohort(local.Cohort):
     """Personal models that are held near the prototypes of their classes."""
 
     memory = {"model": PARTY, "optimizer": PARTY}
-    whole_graph = "prototypes are means over hidden representations of all of a party's training nodes"
     settings: Settings
     judges: tuple[Tensor, Tensor] | None = None  # the prototypes that predict, and which there are
 
@@ -99,7 +99,7 @@ class Cohort(local.Cohort):
         """Local training, then the party's own prototypes, computed without dropout."""
         self.train(prototypes=prototypes, known=known)
         graph = self.graph.trained
-        counts, sums = self.counts(graph), self.sums(graph, self.model.embed(graph).detach())
+        counts, sums = self.counts(graph), self.sums(graph, self.represented(graph).detach())
         sent = counts >= self.settings.min_count
         weights = torch.where(sent, counts if self.settings.prototype_weights == "counts" else 1, 0)  # (P, C)
         return {"prototypes": sums / counts.clamp(min=1)[..., None] * weights[..., None], "weights": weights}
@@ -118,8 +118,17 @@ class Cohort(local.Cohort):
         if self.judges is None:
             return super().output(graph, draws)
         prototypes, known = self.judges
-        scores = -torch.cdist(self.model.embed(graph), prototypes).square()
+        scores = -torch.cdist(self.represented(graph), prototypes).square()
         return torch.where(known, scores, scores.amin(1, keepdim=True) - FAR)
+
+    def represented(self, graph: Graph) -> Tensor:
+        """(N, h) what the model makes of a whole graph; with mini-batches, in blocks of rows."""
+        stages = self.model.stages(embed=True) if self.batched else None
+        return self.model.embed(graph) if stages is None else in_blocks(stages, graph)
+
+    def stages(self, *, embed: bool = False) -> list[Stage] | None:
+        """The model's; none of logits where prototypes predict."""
+        return self.model.stages(embed=embed) if embed or self.judges is None else None
 
     def party_models(self, *args: Any, **arguments: Any) -> Backbone:
         """The party's own model."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from atoll.algorithms import fedavg
 from atoll.algorithms.fedavg import EVALUATIONS, LEVELS, SCENARIOS, evaluate, start, step
+from atoll.errors import AtollError
 from atoll.federation.cohort import MODEL, PARTY, Fields, backbone, verb
 from atoll.federation.declarations import WEIGHT
 from atoll.graphs.graph import Graph
@@ -44,12 +45,13 @@ class Cohort(fedavg.Cohort):
 
     memory = {"optimizer": PARTY, "previous": PARTY, "trained_before": PARTY}
     training_memory = frozenset({"previous", "trained_before"})
-    whole_graph = "its contrast needs hidden representations of the nodes of a step, and a batch has those of their neighbors"
     settings: Settings
 
     def setup(self) -> None:
         """No earlier model, and a network that is not trained, for the representations of others."""
         super().setup()
+        if self.batched and self.settings.contrast_on == "all":
+            raise AtollError("contrast_on=all contrasts all nodes of a party in every step; leave it out, or leave batch_size out.")
         self.previous = zeros_of(self.shared())  # w_k of the party's last round
         self.trained_before = torch.zeros(self.graph.parties, dtype=torch.bool)
         self.frozen = backbone(self.settings, self.schema, self.graph.parties, None)
@@ -82,9 +84,9 @@ class Cohort(fedavg.Cohort):
             set_parameters(self.frozen, received | self.previous)
             return shared, self.frozen.embed_and_output(batch)[0]
 
-        if self.graph.graph_ptr is not None:
+        if self.graph.graph_ptr is not None or self.batched:
             return represent
-        once = represent(self.graph)  # nodes are all in every step, graphs come in batches
+        once = represent(self.graph)  # without mini-batches, all nodes are in every step
         return lambda _: once
 
     def contrast(self, own: Tensor, shared: Tensor, previous: Tensor, graph: Graph) -> Tensor:

@@ -51,7 +51,24 @@ class APPNP(MLP):
         if bottom is graph:
             return super().forward(graph, draws)
         x = self.drop(self.embed(graph, draws), bottom, draws) if self.last else self.inputs(graph, draws)
-        out = start = self.undiffused(self.last, x, bottom)  # Z⁰
+        return self.propagated(x, graph)
+
+    def embed_and_output(self, graph: Graph, draws: Draws | None = None) -> tuple[Tensor, Tensor]:
+        """What the MLP's last layer takes of the nodes whose logits it gives, before dropout, and these logits."""
+        bottom = graph.hop(0)
+        if bottom is graph:
+            return super().embed_and_output(graph, draws)
+        embedded = self.embed(graph, draws)
+        if not self.last:
+            return embedded, embedded
+        out = self.propagated(self.drop(embedded, bottom, draws), graph)
+        for number in range(self.hops):
+            embedded = graph.hop(number).targets(embedded)
+        return embedded, out
+
+    def propagated(self, x: Features | Tensor, graph: Graph) -> Tensor:
+        """The last layer of the MLP and K steps of propagation, over the hops of a mini-batch."""
+        out = start = self.undiffused(self.last, x, graph.hop(0))  # Z⁰
         for number in range(self.hops):
             hop = graph.hop(number)
             start = hop.targets(start)
