@@ -51,7 +51,7 @@ class Cohort(fedavg.Cohort):
         """No earlier model, and a network that is not trained, for the representations of others."""
         super().setup()
         if self.batched and self.settings.contrast_on == "all":
-            raise AtollError("contrast_on=all contrasts all nodes of a party in every step; leave it out, or leave batch_size out.")
+            raise AtollError("contrast_on=all contrasts all nodes of a party in every step; leave it or batch_size out.")
         self.previous = zeros_of(self.shared())  # w_k of the party's last round
         self.trained_before = torch.zeros(self.graph.parties, dtype=torch.bool)
         self.frozen = backbone(self.settings, self.schema, self.graph.parties, None)
