@@ -3,7 +3,7 @@
 The bare loop is the exact short cut for one vector a node with nothing around it: no federation, no ledger, no descriptions. The
 Jacobian path is atoll's own, all messages written out (`Explicit`), on a piece of Cora. Contestants take turns in one process; a
 figure is the fastest turn, in processor time, so that it holds on a busy machine. Written Jacobians are large and new in every
-round: how long they take hangs on whether freed memory is kept (`atoll.allocator`), so that is measured with and without.
+round: how long they take depends on whether freed memory is kept (`atoll.allocator`), so that is measured with and without.
 """
 
 from __future__ import annotations

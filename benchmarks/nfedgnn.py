@@ -112,7 +112,7 @@ def synthetic(users: int, degree: int = 10, features: int = 500, stored: int = 1
 
 
 def measure(users: int) -> dict[str, Any]:
-    """Rounds of so many users, in this process."""
+    """Rounds with this many users, in this process."""
     graph = synthetic(users)
     began = time.perf_counter()
     experiment = runner.prepare(config.resolve("nfedgnn", dataset="given", partition="node"), graph)
@@ -132,7 +132,7 @@ def measure(users: int) -> dict[str, Any]:
     evaluation = time.perf_counter() - began
     held = peak()
     usual = float(np.median(rounds[1:]))
-    note = f"{np.median(work[1:]):.3g} s of processor time; to stand up {ready:.1f} s, an evaluation {evaluation:.2f} s"
+    note = f"{np.median(work[1:]):.3g} s of processor time; set-up {ready:.1f} s, an evaluation {evaluation:.2f} s"
     return row(f"{users:,} users", users, usual, held, note)
 
 

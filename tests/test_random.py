@@ -93,7 +93,7 @@ def test_seeds_are_stable() -> None:
 
 
 def test_masks_are_the_partys_own() -> None:
-    """A party alone masks its rows as it does among others, and anew each time."""
+    """A party alone masks its rows as it does among others, and differently each time."""
     sizes = [5, 3, 7]
     together, alone = Draws(3, [2, 0, 9], "fit"), Draws(3, [9], "fit")
     first, second = together.keep(0.5, sizes, 3), together.keep(0.5, sizes, 3)

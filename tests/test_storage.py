@@ -215,7 +215,7 @@ def test_a_killed_process_holds_no_lock(tmp_path: Path) -> None:
         pass
 
 
-def test_a_lock_whose_file_was_just_removed_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_whose_file_was_just_removed_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between opening the file and locking it, the one before may remove it: such a lock would protect nothing."""
     flock, removed = storage.fcntl.flock, []
 

@@ -44,7 +44,7 @@ def prepared(graph: Graph, algorithm: str = "nfedgnn", **values: Any) -> runner.
 
 
 def go(experiment: runner.Experiment, rounds: int) -> tuple[Federation, dict[str, Any]]:
-    """So many rounds, without evaluation."""
+    """A number of rounds, without evaluation."""
     federation, settings = experiment.federation, experiment.config.settings
     federation.begin(0)
     state = experiment.algorithm.start(federation, settings)

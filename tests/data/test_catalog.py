@@ -77,7 +77,7 @@ def test_downloaded_by_the_pyg_class_and_read(
 
 
 def test_a_download_that_breaks_leaves_nothing(no_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a download is no dataset, and the error says which files to put where."""
+    """Half a download is not a dataset, and the error says which files to put where."""
 
     def half(self: object) -> None:
         Path(self.raw_dir, "adj_full.npz").write_bytes(b"x")  # type: ignore[attr-defined]

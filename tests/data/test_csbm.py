@@ -67,7 +67,7 @@ def test_features_are_signal_plus_noise() -> None:
 
 
 def test_features_can_be_redrawn_on_one_graph() -> None:
-    """The paper fixes topology and classes over 20 repetitions and draws features anew."""
+    """The paper fixes topology and classes over 20 repetitions and draws features again."""
     one, two = (csbm(100, 8, 2, 1, 5, seed=4, feature_seed=seed) for seed in (1, 2))
     assert edge_set(one) == edge_set(two)
     assert torch.equal(one.y, two.y)

@@ -190,7 +190,7 @@ def test_bad_edges(tmp_path: Path, edges: str | None, said: str) -> None:
 
 
 def test_unreadable_tables(tmp_path: Path) -> None:
-    """Bytes that are no text, parquet that is none, both forms at once, a path to nowhere."""
+    """Bytes that are not text, parquet that is not parquet, both forms at once, a path to nowhere."""
     (tmp_path / "nodes.csv").write_bytes(b"id,x\n\xff\xfe\x00,1\n")
     with pytest.raises(AtollError, match="cannot be read as CSV"):
         load(folder(tmp_path, nodes=None))
@@ -206,7 +206,7 @@ def test_unreadable_tables(tmp_path: Path) -> None:
 
 
 def test_classes_file_that_is_no_text(tmp_path: Path) -> None:
-    """Bytes that are no text are refused, a byte order mark does no harm."""
+    """Bytes that are not text are refused, a byte order mark does no harm."""
     (tmp_path / "classes.txt").write_bytes(b"\xff\xfe0\n")
     with pytest.raises(AtollError, match=r"classes\.txt cannot be read .* UTF-8"):
         load(folder(tmp_path))

@@ -74,7 +74,7 @@ def column(values: Any) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_good_data_is_read_in_silence(kind: str, tmp_path: Path) -> None:
-    """Both directions of an edge are no repeat; numbers up to 2²⁴ are exact."""
+    """Both directions of an edge are not a repeat; numbers up to 2²⁴ are exact."""
     both = np.concatenate([RING, RING[::-1]], 1)
     assert said(kind, tmp_path, column(np.full(N, 2**24 - 1) - RNG.integers(0, 9, N)), both) == []
 
@@ -88,7 +88,7 @@ def test_whole_numbers_that_lose_digits(kind: str, tmp_path: Path) -> None:
 
 
 def test_digits_are_lost_where_float32_says_so() -> None:
-    """Against number by number in exact arithmetic; fractions and what stays exact are no matter."""
+    """Against number by number in exact arithmetic; fractions and what stays exact do not matter."""
     whole = np.array([2**24, 2**24 + 1, 2**24 + 2, 2**40, 2**40 + 1, -(2**24) - 1, 2**62 + 1, 5], np.int64)
     for value in whole.tolist():
         expected = int(np.float32(value)) != value
@@ -136,7 +136,7 @@ def test_one_mark_per_class(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_few_exceptions_do_not_hide_a_copy() -> None:
-    """One node in two thousand differs; ten in two thousand are no copy any more."""
+    """One node in two thousand differs; ten in two thousand are not a copy."""
     y = RNG.integers(0, 2, 2000)
     for changed, found in ((1, [0]), (10, [])):
         copy = y.copy()

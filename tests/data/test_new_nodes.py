@@ -45,7 +45,7 @@ def trained(folder: Path, features: str = "") -> tuple[Graph, InputForm]:
 
 
 def test_rows_of_the_training_table_have_the_same_features(tmp_path: Path) -> None:
-    """Three of them, in another order of columns, without labels: nothing is inferred or fitted anew."""
+    """Three of them, in another order of columns, without labels: nothing is inferred or fitted again."""
     graph, form = trained(tmp_path / "clinic")
     few = patients(200).iloc[[7, 3, 150]].drop(columns="label")[["ward", "admitted", "id", "year", "smoker", "charge", "age"]]
     new = read_new(write(few, tmp_path / "new"), form)

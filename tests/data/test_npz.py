@@ -63,7 +63,7 @@ def test_broken_arrays(content: bytes, tmp_path: Path) -> None:
 
 
 def test_broken_archives(tmp_path: Path) -> None:
-    """A member that is no array, one that is encrypted, an unknown compression, a size that the file cannot have."""
+    """A member that is not an array, one that is encrypted, an unknown compression, a size that the file cannot have."""
     buffer = io.BytesIO()
     np.save(buffer, np.arange(100))
     whole = archive(tmp_path / "a.npz", buffer.getvalue()).read_bytes()

@@ -79,7 +79,7 @@ def graphs(config: Config) -> list[Graph]:
 
 @pytest.fixture
 def bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bank]:
-    """A function that stands up the banks over these graphs."""
+    """A function that starts the banks over these graphs."""
 
     def make(parts: Sequence[Graph], algorithm: str = "fedavg", form: str = "npz", resume: bool = False, **document: Any) -> Bank:
         small_config = small(algorithm)

@@ -318,7 +318,7 @@ def test_a_process_that_stops_says_why(tmp_path: Path) -> None:
 
 
 def test_a_dead_connection_is_given_up() -> None:
-    """One that never said a word gets as long as one that fell silent; whoever speaks, or is asked for it anew, stays."""
+    """One that never said a word gets as long as one that fell silent; whoever speaks, or is asked for it again, stays."""
     mute, talker = SimpleNamespace(last_activity=0), SimpleNamespace(last_activity=1000.0)
     seen: dict[str, float] = {}
     assert nvflare_cell.silent_connections({"a": mute, "b": talker}, seen, 1000.0) == []

@@ -502,7 +502,7 @@ def test_foreign_text_is_shown_as_text(
 
 
 def test_mistakes_are_one_sentence(kit: Path, tmp_path: Path, call: Callable[..., tuple[int, str, str]]) -> None:
-    """Not a kit, the server's, an unknown run, a time that is none: one sentence, exit code 2. No journal yet is no mistake."""
+    """Not a kit, the server's, an unknown run, a time that is not one: one sentence, exit code 2. No journal yet: no error."""
     for arguments, sentence in (
         ((tmp_path,), "is not a kit: it holds no atoll.toml"),
         ((tmp_path / "nowhere",), "is not a kit"),

@@ -212,7 +212,7 @@ def test_the_envelope_of_a_question_is_checked(attack: str, tmp_path: Path) -> N
 
 
 def test_the_other_messages_are_checked_too(tmp_path: Path) -> None:
-    """`save` and `begin` with impossible rounds, `echo` of what is no table, a kind that is none."""
+    """`save` and `begin` with impossible rounds, `echo` of what is not a table, an unknown kind."""
     site, begin, ask = begun(tmp_path)
     about = {"atoll": __version__, "run": ask["run"]}
     assert "round is -3" in refusal(site, {**about, "kind": "save", "round": -3})

@@ -105,7 +105,7 @@ def test_a_damaged_save_is_not_used_and_the_user_hears_of_it(tmp_path: Path, dam
     assert any("continuing from round 3" in text for text in carrier.said)
 
 
-def test_a_site_without_any_save_begins_anew_and_the_user_hears_of_it(tmp_path: Path) -> None:
+def test_a_site_without_any_save_begins_again_and_the_user_is_told(tmp_path: Path) -> None:
     """As above, with nothing left."""
     config = small("fedspray", rounds=6, checkpoint_every=1)
     folder = halted(config, tmp_path)

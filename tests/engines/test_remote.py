@@ -148,7 +148,7 @@ def test_a_lost_site_and_exact_resume(tmp_path: Path) -> None:
 
 
 def test_a_site_without_its_save(tmp_path: Path) -> None:
-    """Where a site's saves are gone, an exact resume is refused by name; otherwise the site begins anew and says so."""
+    """Where a site's saves are gone, an exact resume is refused by name; otherwise the site begins again and says so."""
     config = small("fedspray", rounds=2, checkpoint_every=1)
     folder = Folder.create(tmp_path / "run", config)
     run_over(config, DirectCarrier(simulated_sites(tmp_path / "sites")), folder)

@@ -301,7 +301,7 @@ def accuracy(algorithm: str, rule: str, attack: Attack | None) -> float:
         raise
 
 
-WEAK = {("gfl_appnp", "median"), ("gfl_appnp", "krum")}  # nodes of one class each: the middle of their models is no model
+WEAK = {("gfl_appnp", "median"), ("gfl_appnp", "krum")}  # nodes of one class each: the middle of their models is not a model
 # Servers that add up what they hear over the rounds (FedDyn's correction, SCAFFOLD's control): a bias of the rule adds up too
 ADDS_UP = {("feddyn", "median"), ("feddyn", "trimmed"), ("feddyn", "clipped"), ("feddyn", "krum"), ("scaffold", "clipped")}
 NEAR = 0.15  # some 18 of 126 test nodes

@@ -1,4 +1,4 @@
-"""Graphs of graphs: batches cut out of a cohort's arrays, beside the same computed anew."""
+"""Graphs of graphs: batches cut out of a cohort's arrays, beside the same computed again."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def test_a_table_of_which_nothing_was_run_is_one_sentence() -> None:
 
 
 def test_a_figure_that_was_hardly_run_shows_what_was() -> None:
-    """A line that has neither a result nor a figure of the paper's is only counted, and a few points are no picture."""
+    """A line that has neither a result nor a figure of the paper's is only counted, and a few points are not a picture."""
     cells = tuple(Cell(f"x = {x}", run=SMALL, series="ours", x=x) for x in range(5))
     exhibit = Exhibit("p/figure1", "A paper", "A figure", cells, kind="figure")
     lines = [Line(cell, {"accuracy": (80.0, 1.0)} if cell.x == 2 else {}, 2) for cell in cells]
@@ -527,7 +527,7 @@ def test_numbers_are_joined_and_words_are_bars() -> None:
 
 
 def test_a_panel_that_was_hardly_run_is_not_drawn() -> None:
-    """One point of three is no curve; the panel beside it, of which all was run, is drawn."""
+    """One point of three is not a curve; the panel beside it, of which all was run, is drawn."""
     cells = [Cell(f"{panel} {x}", series=panel, x=x) for panel in ("A", "B") for x in (1, 2, 3)]
     exhibit = figure(cells, panels=["A", "B"])
     lines = [Line(cell, {"accuracy": (50.0, 1.0)} if cell.row != "B 2" and cell.row != "B 3" else {}, 2) for cell in cells]

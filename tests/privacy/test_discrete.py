@@ -15,7 +15,7 @@ from atoll.privacy.discrete import SIGMA, Lanes, discrete_gaussian, seeded_words
 
 
 def samples(count: int, seed: int = 0) -> NDArray[np.int64]:
-    """So many numbers of one owner."""
+    """A number of draws of one owner."""
     return discrete_gaussian(np.zeros(count, np.int64), Lanes([seeded_words(np.random.SFC64(seed))], count))
 
 

@@ -188,7 +188,7 @@ def test_sites_count_for_themselves(tmp_path: Path, secure: bool) -> None:
 
 
 def test_what_a_site_says_of_itself_is_checked() -> None:
-    """A count that is no number changes nothing; one that is too high is only that site's own word."""
+    """A count that is not a number changes nothing; one that is too high is only that site's own word."""
     engine = RemoteEngine(Direct({}), {}, {"algorithm": "fedavg"}, Schema(1, 1, 1), timeout=1.0)
     for word in (None, "many", -1.0, math.nan, True, [1.0]):
         engine._count(word)

@@ -144,7 +144,7 @@ class Replay(RuleBasedStateMachine):
 
 
 def play(machine: type[Replay], examples: int, steps: int) -> None:
-    """So many games of so many events."""
+    """Games of a given length, a given number of them."""
     game = settings(
         max_examples=examples,
         stateful_step_count=steps,

@@ -141,7 +141,7 @@ def test_without_a_checkpoint_the_model_is_needed(trained: Any, tmp_path: Path) 
         runner.resume(tmp_path / "run")
 
 
-def test_optimizers_begin_anew(trained: Any) -> None:
+def test_optimizers_begin_again(trained: Any) -> None:
     """Moments and steps are those of a first round, at the parties and at the server."""
     for algorithm in ("apfl", "fedspray", "nfedgnn", "cnfgnn"):
         experiment, state = begun(started(small(algorithm), trained(algorithm)))
@@ -179,11 +179,11 @@ def test_other_data(algorithm: str, trained: Any) -> None:
     experiment.algorithm.step(experiment.federation, state, config.settings)
 
 
-def test_users_with_weights_by_feature_begin_anew_on_other_data(trained: Any) -> None:
+def test_users_with_weights_by_feature_begin_again_on_other_data(trained: Any) -> None:
     """Their weights belong to the features they had; the server's part is carried over."""
     for algorithm in ("nfedgnn", "cnfgnn"):
         files = ModelFiles.read(trained(algorithm))
-        with pytest.warns(AtollWarning, match=r"begins with the server's .*model.*; anew: .*the parties' weights"):
+        with pytest.warns(AtollWarning, match=r"begins with the server's .*model.*; from first values: .*the parties' weights"):
             experiment, state = begun(started(small(algorithm, seed=5), trained(algorithm)))
         assert all(torch.equal(value, state["model"][name]) for name, value in files.state["model"].items())
         fresh = runner.prepare(small(algorithm, seed=5)).engine.state()["0"]

@@ -70,8 +70,8 @@ class Cohort(fedavg.Cohort):
         """ℓ_sup + μ·ℓ_con (Eq. 4); ℓ_sup alone in a party's first round."""
         if anchors is None:
             return self.task.loss(self.output(batch, draws), batch)
-        own, out = self.model.embed_and_output(batch, draws)
-        return self.task.loss(out, batch) + self.settings.contrast_weight * self.contrast(own, *anchors(batch), batch)
+        hidden, out = self.model.embed_and_output(batch, draws)
+        return self.task.loss(out, batch) + self.settings.contrast_weight * self.contrast(hidden, *anchors(batch), batch)
 
     def anchors(self) -> Anchors:
         """What gives the representations (I, h) by the model as it was received and by the party's last one, without dropout."""
@@ -89,8 +89,8 @@ class Cohort(fedavg.Cohort):
         once = represent(self.graph)  # without mini-batches, all nodes are in every step
         return lambda _: once
 
-    def contrast(self, own: Tensor, shared: Tensor, previous: Tensor, graph: Graph) -> Tensor:
+    def contrast(self, hidden: Tensor, shared: Tensor, previous: Tensor, graph: Graph) -> Tensor:
         """Σ_k mean_i −log[e^{s/τ} / (e^{s/τ} + e^{s′/τ})]; s, s′: cosines with the shared and the last representation (Eq. 3)."""
-        near, far = F.cosine_similarity(own, shared), F.cosine_similarity(own, previous)
+        near, far = F.cosine_similarity(hidden, shared), F.cosine_similarity(hidden, previous)
         weights = node_weights(graph, "train" if self.settings.contrast_on == "train" else None)
         return (F.softplus((far - near) / self.settings.temperature) * weights * self.trained_before[graph.owner]).sum()

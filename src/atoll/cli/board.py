@@ -87,8 +87,8 @@ class Board:
             rounds = ", ".join(f"{seen['round']}/{total}" for seen, total in list(by_seed.values())[-2:])
             scale = 100 if form.percent else 1
             values = [scale * seen[self.metric] for seen, _ in by_seed.values() if self.metric in seen]
-            found = mean_std(values)
-            table.add_row(shown(row), f"{len(by_seed)}/{self.seeds}", rounds, mean_text(*found, 2) if found else "–")
+            summary = mean_std(values)
+            table.add_row(shown(row), f"{len(by_seed)}/{self.seeds}", rounds, mean_text(*summary, 2) if summary else "–")
         return table
 
 

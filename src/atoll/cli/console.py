@@ -68,7 +68,7 @@ class ProgressLine:
 
     def __init__(self, label: str, folder: Path | None = None) -> None:
         self.label = shown(label)
-        self.began = self.told = time.perf_counter()
+        self.began = self.printed = time.perf_counter()
         self.first_round = 0
         self.live = err.is_terminal
         self.bar = Bar(
@@ -101,8 +101,8 @@ class ProgressLine:
                 self.preparation = self.bar.add_task("", facts="")
             over = done >= total
             self.bar.update(self.preparation, description=shown(what), completed=done, total=max(total, 1), visible=not over)
-        elif now - self.told > PLAIN_EVERY:
-            self.told = now
+        elif now - self.printed > PLAIN_EVERY:
+            self.printed = now
             print(shown(f"{self.label}: {what}, {100 * done // max(total, 1)} %"), file=sys.stderr, flush=True)
 
     def __call__(self, row: Mapping[str, Any], rounds: int) -> None:
@@ -116,8 +116,8 @@ class ProgressLine:
         facts = f"round {row['round']}/{rounds}{_score(row)}  {megabytes:.1f} MB  {_clock(left)} left"
         if self.live:
             self.bar.update(self.task, completed=row["round"], facts=facts)
-        elif now - self.told > PLAIN_EVERY:
-            self.told = now
+        elif now - self.printed > PLAIN_EVERY:
+            self.printed = now
             print(f"{self.label}: {facts}", file=sys.stderr, flush=True)
 
 

@@ -104,16 +104,16 @@ def _chosen(path: Path, run: str | None, start: str, damaged: list[str]) -> Iter
     from atoll.deploy import audit
 
     runs: dict[str, None] = {}
-    found = False
+    matched = False
     for line in audit.read(path):
         if line.entry is None:
             damaged.append(f"line {line.number} {line.problem}")
             continue
         runs[line.entry["run"]] = None
         if run in (None, line.entry["run"]) and line.entry["time"] >= start:
-            found = True
+            matched = True
             yield line.entry
-    if run is not None and not found and run not in runs:
+    if run is not None and not matched and run not in runs:
         known = ", ".join(shown(name) for name in runs if name) or "none"
         raise AtollError(f"{path} tells of no run {run!r}; there is {known}.")
 

@@ -38,8 +38,8 @@ def status_table(exhibits: Iterable[Exhibit], root: Path) -> Group:
 def exhibit_table(exhibit: Exhibit, lines: Sequence[Line]) -> Group:
     """The exhibit as a table for the terminal; headings stand word under word, so that the numbers have the room."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    for place, name in enumerate(header(exhibit)):
-        table.add_column(name.replace(": ", " ").replace(" ", "\n"), justify="left" if place == 0 else "right")
+    for index, name in enumerate(header(exhibit)):
+        table.add_column(name.replace(": ", " ").replace(" ", "\n"), justify="left" if index == 0 else "right")
     for line in lines:
         table.add_row(*row(exhibit, line))
     words = reasons(lines)

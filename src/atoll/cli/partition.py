@@ -75,16 +75,18 @@ def named_table() -> Table:
     return table
 
 
-def partition_table(found: PartitionStatistics, most: int = 20, names: Sequence[str] = (), classes: Sequence[str] = ()) -> Table:
+def partition_table(
+    statistics: PartitionStatistics, most: int = 20, names: Sequence[str] = (), classes: Sequence[str] = ()
+) -> Table:
     """A table for the terminal: a line per party, at most `most` of them; parties and classes by name where they have names."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(caption=_caption(found), caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(caption=_caption(statistics), caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("party", "nodes", "edges", "parts", "train/val/test", "main", "main/other", "homophily", "classes"):
         table.add_column(heading, justify="left" if heading == "classes" else "right", no_wrap=True)
-    for number, one in enumerate(found.parties[:most]):
+    for number, one in enumerate(statistics.parties[:most]):
         table.add_row(
             Text(shown(names[number]) if number < len(names) else str(number)),
             f"{one.nodes:,}",
@@ -96,8 +98,8 @@ def partition_table(found: PartitionStatistics, most: int = 20, names: Sequence[
             f"{_share(one.majority_homophily)}/{_share(one.minority_homophily)}",
             "".join(BARS[-(-(len(BARS) - 1) * count // max(*one.labels, 1))] for count in one.labels),
         )
-    if len(found.parties) > most:
-        table.add_row("…", f"{len(found.parties) - most:,} more")
+    if len(statistics.parties) > most:
+        table.add_row("…", f"{len(statistics.parties) - most:,} more")
     return table
 
 
@@ -105,11 +107,11 @@ def _class_name(number: int, classes: Sequence[str]) -> str:
     return shown(classes[number])[:MAX_CLASS_NAME] if number < len(classes) else str(number)
 
 
-def _caption(found: PartitionStatistics) -> str:
-    nodes, edges = f"{found.nodes:,} nodes", f"{found.edges_kept:,} edges kept"
-    if found.edges_lost is None or found.nodes_lost is None:
+def _caption(statistics: PartitionStatistics) -> str:
+    nodes, edges = f"{statistics.nodes:,} nodes", f"{statistics.edges_kept:,} edges kept"
+    if statistics.edges_lost is None or statistics.nodes_lost is None:
         return f"{nodes}, {edges}"
-    lost = f"{nodes} kept, {found.nodes_lost:,} lost; {edges}, {found.edges_lost:,} lost"
+    lost = f"{nodes} kept, {statistics.nodes_lost:,} lost; {edges}, {statistics.edges_lost:,} lost"
     meaning = (
         "parts: connected components; main: the most frequent class; "
         "homophily: the share of neighbors of a node's own class, main/other nodes"

@@ -65,12 +65,12 @@ def predict(
         with stage("Loading the training data", quiet=quiet):
             _ = opened.training_data
     with stage("Predicting", quiet=quiet):
-        found = opened.outputs(data, party, known, join)
-        frame = table(found, opened.decide(found.logits), opened.classes)
+        outputs = opened.outputs(data, party, known, join)
+        frame = table(outputs, opened.decide(outputs.logits), opened.classes)
     if out is not None:
         with stage(f"Writing {out}", quiet=quiet):
             write(frame, out)
-    _print_summary(opened, found, frame, trained_on=data is None)
+    _print_summary(opened, outputs, frame, trained_on=data is None)
     if out is not None:
         console.print(f"Written to {out}")
 
@@ -109,7 +109,7 @@ def write(frame: pd.DataFrame, path: Path) -> None:
             frame.to_parquet(file, index=False)
 
 
-def _print_summary(model: TrainedModel, found: Outputs, frame: pd.DataFrame, *, trained_on: bool) -> None:
+def _print_summary(model: TrainedModel, outputs: Outputs, frame: pd.DataFrame, *, trained_on: bool) -> None:
     """Nodes by class, and metrics where labels are known."""
     from rich.table import Table
 
@@ -126,9 +126,9 @@ def _print_summary(model: TrainedModel, found: Outputs, frame: pd.DataFrame, *, 
     for label, count in frame["class"].value_counts(sort=model.classes is None).head(MAX_CLASSES).items():
         counts.add_row(f"class {label}", f"{count:,}", f"{100 * count / rows:.1f} %")
     local = "local_" if trained_on and model.description["scenario"] == "overlapping" else ""
-    found_metrics = found.metrics(model.task).items()
-    metrics = {f"{local}{each}": value for each, value in found_metrics if not each.startswith(("val_", "train_"))}
-    judged = "of test nodes" if bool(found.graph.test.any()) else "of labeled nodes"
+    computed = outputs.metrics(model.task).items()
+    metrics = {f"{local}{each}": value for each, value in computed if not each.startswith(("val_", "train_"))}
+    judged = "of test nodes" if bool(outputs.graph.test.any()) else "of labeled nodes"
     judged += "" if threshold is None else ", by the likeliest class"
     for each in in_order(metrics):
         form = metric_format(each)

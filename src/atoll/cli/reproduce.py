@@ -81,19 +81,19 @@ def reproduce(
         todo = execute.waiting(record.unrecorded(chosen, some, means=not keep) if new else some, out) if rerun else []
     _run(todo, jobs, partial(record.add, paper) if keep else None)
     with stage("Collecting results"):
-        told = [(exhibit, execute.lines(exhibit, work, out)) for exhibit in chosen]
+        reported = [(exhibit, execute.lines(exhibit, work, out)) for exhibit in chosen]
     if keep:
-        for word in record.write(paper, {exhibit.name: lines for exhibit, lines in told}, work, out):
+        for word in record.write(paper, {exhibit.name: lines for exhibit, lines in reported}, work, out):
             print(word, file=sys.stderr)
-    told = [(exhibit, record.filled(exhibit, lines, work)) for exhibit, lines in told]
+    reported = [(exhibit, record.filled(exhibit, lines, work)) for exhibit, lines in reported]
     if not quick:
         with stage("Comparing with the ranges"):
-            told = [(exhibit, record.judged(exhibit, lines)) for exhibit, lines in told]
-    _show(told, only)
+            reported = [(exhibit, record.judged(exhibit, lines)) for exhibit, lines in reported]
+    _show(reported, only)
     if page is not None:
         with stage("Drawing the figures"):
-            _write(results.Results(paper, told, out), work, out, page)
-    if any(line.deviates() for _, lines in told for line in lines):
+            _write(results.Results(paper, reported, out), work, out, page)
+    if any(line.deviates() for _, lines in reported for line in lines):
         raise typer.Exit(1)
 
 
@@ -125,11 +125,11 @@ def _print(table: Group) -> None:
     show(table)
 
 
-def _show(told: list[tuple[Exhibit, list[Line]]], only: str | None) -> None:
+def _show(reported: list[tuple[Exhibit, list[Line]]], only: str | None) -> None:
     from atoll.cli.console import show
     from atoll.cli.papers import exhibit_table
 
-    for exhibit, lines in told:
+    for exhibit, lines in reported:
         chosen = [line for line in lines if only is None or only in line.cell.row]
         if chosen:
             show(exhibit_table(exhibit, chosen))

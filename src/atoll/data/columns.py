@@ -252,10 +252,10 @@ def typed_table(table: TableFile, choices: list[ColumnChoice]) -> Table:
         if each.column is None:
             ignored += [each.name] if each.name not in RESERVED and each.kind not in ROLES else []
             continue
-        values, found = _values(table, each)
+        values, labels = _values(table, each)
         columns.append(replace(each.column, kind="empty") if each.inferred and np.isnan(values).all() else each.column)
         pieces.append(values)
-        names.append(found)
+        names.append(labels)
     if not columns:
         raise AtollError(f"{table.path} has no column that can be a feature; add one (for a start, the degree).")
     return Table(tuple(columns), np.stack(pieces, 1), tuple(names), tuple(ignored))

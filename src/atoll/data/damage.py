@@ -144,16 +144,16 @@ def _new_pairs(codes: Ints, nodes: int, count: int, rng: np.random.Generator) ->
     if possible <= 4 * (len(codes) + count):  # dense: list what is left
         low, high = np.triu_indices(nodes, 1)
         left = np.setdiff1d(low * nodes + high, codes)
-        found = rng.permutation(left)[:count]
+        chosen = rng.permutation(left)[:count]
     else:
-        found = np.empty(0, np.int64)
-        while len(found) < count:
-            ends = rng.integers(0, nodes, (2, 2 * (count - len(found)) + 8))
+        chosen = np.empty(0, np.int64)
+        while len(chosen) < count:
+            ends = rng.integers(0, nodes, (2, 2 * (count - len(chosen)) + 8))
             drawn = ends.min(0) * nodes + ends.max(0)
             drawn = drawn[(ends[0] != ends[1]) & ~np.isin(drawn, codes)]
-            merged = np.concatenate([found, drawn])
-            found = merged[np.sort(np.unique(merged, return_index=True)[1])][:count]
-    pairs = np.stack([found // max(nodes, 1), found % max(nodes, 1)])
+            merged = np.concatenate([chosen, drawn])
+            chosen = merged[np.sort(np.unique(merged, return_index=True)[1])][:count]
+    pairs = np.stack([chosen // max(nodes, 1), chosen % max(nodes, 1)])
     turned = rng.random(count) < 0.5
     pairs[:, turned] = pairs[::-1, turned]
     return pairs

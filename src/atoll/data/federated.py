@@ -157,14 +157,14 @@ def _own_parties(config: DataConfig, given: Given, scenarios: Sequence[str], *, 
     for party in parties:
         _warn_replaced_split(party.graph, config, party.where)
     normalize = config.partition != NATURAL and config.data.normalize_features  # a dataset scales its own
-    own: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
     if scenario == "vertical":
         encodings = tuple(None if party.graph.table is None else fit_locally(party.graph.table) for party in parties)
         parties = [
             party if encoding is None else replace(party, graph=encoding.encode(party.graph))
             for party, encoding in zip(parties, encodings, strict=True)
         ]
-        own = {"party_encodings": encodings, "party_columns": tuple(party.graph.feature_names for party in parties)}
+        extra = {"party_encodings": encodings, "party_columns": tuple(party.graph.feature_names for party in parties)}
         parts = vertical_files.match(parties)
         parts = split(row_normalize(parts) if normalize else parts, config.split, config.seed)
         whole = source = vertical_files.joined(parts)
@@ -175,8 +175,8 @@ def _own_parties(config: DataConfig, given: Given, scenarios: Sequence[str], *, 
         whole = union(parts, source, merged=True)
     parts = check_training(parts, scenario, config.split, names, unlabeled=unlabeled)
     if scenarios == ("whole",):
-        return FederatedData("whole", whole, always(whole), always(source), **own)
-    return FederatedData(scenario, parts, always(whole), always(source), names=names, **own)
+        return FederatedData("whole", whole, always(whole), always(source), **extra)
+    return FederatedData(scenario, parts, always(whole), always(source), names=names, **extra)
 
 
 def _party_graphs(config: DataConfig, given: Given) -> list[PartyGraph]:

@@ -100,7 +100,9 @@ class Given:
 def _renumbered(parties: list[PartyGraph], values: Sequence[Any]) -> list[PartyGraph]:
     """atoll's Graphs number their nodes in the federation unless all of them only count their rows."""
     counting = [torch.equal(party.graph.ids, torch.arange(party.graph.num_nodes)) for party in parties]
-    own = [isinstance(value, Graph) for value in values]
-    if not all(count for count, graph in zip(counting, own, strict=True) if graph):
+    is_graph = [isinstance(value, Graph) for value in values]
+    if not all(count for count, graph in zip(counting, is_graph, strict=True) if graph):
         return parties
-    return [replace(party, numbered=False, node_ids=None) if graph else party for party, graph in zip(parties, own, strict=True)]
+    return [
+        replace(party, numbered=False, node_ids=None) if graph else party for party, graph in zip(parties, is_graph, strict=True)
+    ]

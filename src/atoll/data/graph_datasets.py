@@ -182,8 +182,8 @@ def widened(graph: Graph, width: int, classes: int) -> Graph:
         x: Tensor | sp.csr_array = torch.nn.functional.pad(graph.x, (0, missing))
     else:
         x = sp.csr_array((graph.x.data, graph.x.indices, graph.x.indptr), shape=(graph.num_nodes, width))
-    own = {"widths": (graph.num_features,), "classes": (graph.num_classes,)}
-    return replace(graph, x=x, num_classes=classes, class_names=None, **own)  # type: ignore[arg-type]
+    sizes = {"widths": (graph.num_features,), "classes": (graph.num_classes,)}
+    return replace(graph, x=x, num_classes=classes, class_names=None, **sizes)  # type: ignore[arg-type]
 
 
 def _read_collab(path: Path, features: str) -> Graph:

@@ -93,7 +93,7 @@ def deal(graph: Graph, kind: str, parties: int | None, settings: PartitionSettin
         else:
             by_label = label_skew if kind == "label_skew" else dirichlet
             lists = by_label(labels, parties, settings.concentration, settings.min_nodes, rng)
-    if empty := [party for party, own in enumerate(lists) if not len(own)]:
+    if empty := [party for party, members in enumerate(lists) if not len(members)]:
         raise AtollError(f"The {kind} partition leaves party {empty[0]} without graphs; use fewer parties or another seed.")
     return lists
 
@@ -102,7 +102,7 @@ def dealt(graph: Graph, lists: Sequence[Ints]) -> Graph:
     """The graph of the parties that hold these small graphs."""
     order = torch.from_numpy(np.concatenate(lists))
     parts = graph.take(order)
-    ends = np.cumsum([0, *(len(own) for own in lists)])
+    ends = np.cumsum([0, *(len(members) for members in lists)])
     assert parts.graph_ptr is not None
     return replace(parts, ptr=parts.graph_ptr[torch.from_numpy(ends)])
 

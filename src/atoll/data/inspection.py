@@ -59,8 +59,8 @@ class FolderSummary:
 def inspect(folder: Path) -> list[FolderSummary]:
     """The folder, or each of the party folders in it."""
     folder = folder.expanduser()
-    own = any((folder / f"nodes.{suffix}").is_file() for suffix in ("csv", "parquet")) or archive_of(folder) is not None
-    return [_summary(path) for path in ([folder] if own or not folder.is_dir() else party_folders(folder))]
+    single = any((folder / f"nodes.{suffix}").is_file() for suffix in ("csv", "parquet")) or archive_of(folder) is not None
+    return [_summary(path) for path in ([folder] if single or not folder.is_dir() else party_folders(folder))]
 
 
 def disagreement(summaries: Sequence[FolderSummary]) -> str:

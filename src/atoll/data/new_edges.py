@@ -27,22 +27,22 @@ def ends_of(edges: TableFile, ids: Any, nodes: Path, context: Context | None) ->
     """(2, E) rows of the new nodes and, counted on from them, of other nodes; and the ids of those, with where each is named."""
     texts = [edges.texts(column) for column in ("source", "target")]
     rows = [ids.get_indexer(column).astype(np.int64) for column in texts]
-    places: dict[str, str] = {}
-    for role, column, found in zip(("source", "target"), texts, rows, strict=True):
-        unknown = np.flatnonzero(found < 0)
+    locations: dict[str, str] = {}
+    for role, column, ends in zip(("source", "target"), texts, rows, strict=True):
+        unknown = np.flatnonzero(ends < 0)
         for name, first in zip(*np.unique(column[unknown].astype(str), return_index=True), strict=True):
             row = int(unknown[first])
-            places.setdefault(str(name), f"The {role} '{name}' in {edges.location(row)}")
-    if places and context is None:
+            locations.setdefault(str(name), f"The {role} '{name}' in {edges.location(row)}")
+    if locations and context is None:
         raise AtollError(
-            f"{next(iter(places.values()))} is not a node of {nodes.name}, and the training data is not known here; "
+            f"{next(iter(locations.values()))} is not a node of {nodes.name}, and the training data is not known here; "
             "add the node, with its own edges, or remove the edge."
         )
-    others = np.array(sorted(places), dtype=str)
-    for column, found in zip(texts, rows, strict=True):
-        outside = found < 0
-        found[outside] = len(ids) + np.searchsorted(others, column[outside].astype(str))
-    return np.stack(rows), {name: places[name] for name in others.tolist()}
+    others = np.array(sorted(locations), dtype=str)
+    for column, ends in zip(texts, rows, strict=True):
+        outside = ends < 0
+        ends[outside] = len(ids) + np.searchsorted(others, column[outside].astype(str))
+    return np.stack(rows), {name: locations[name] for name in others.tolist()}
 
 
 def joined(
@@ -70,10 +70,10 @@ def joined(
     if not weighted:
         edges = np.concatenate([inner, rows[ends]], 1)
         return replace(both, edge_index=torch.from_numpy(tidy_edges(edges, both.num_nodes, directed)), edge_weight=None)
-    between, found = tidy_edges(rows[ends], both.num_nodes, directed), None
+    between, tidied = tidy_edges(rows[ends], both.num_nodes, directed), None
     if weights is not None:
-        between, found = tidy_weights(rows[ends], weights, both.num_nodes, directed, "The edges to known nodes")
-    given = (graph.edge_weight, known.edge_weight, None if found is None else torch.from_numpy(found))
+        between, tidied = tidy_weights(rows[ends], weights, both.num_nodes, directed, "The edges to known nodes")
+    given = (graph.edge_weight, known.edge_weight, None if tidied is None else torch.from_numpy(tidied))
     sizes = (graph.edge_index.shape[1], known.edge_index.shape[1], between.shape[1])
     weight = torch.cat([torch.ones(size) if one is None else one for one, size in zip(given, sizes, strict=True)])
     edges = np.concatenate([inner, between], 1)

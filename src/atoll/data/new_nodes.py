@@ -139,8 +139,8 @@ def _with_columns(graph: Graph, columns: tuple[str, ...]) -> Graph:
     """The graph with some of its columns, by name."""
     if graph.feature_names == columns:
         return graph
-    place = {name: number for number, name in enumerate(graph.feature_names or ())}
-    index = [place[name] for name in columns]
+    number_of = {name: number for number, name in enumerate(graph.feature_names or ())}
+    index = [number_of[name] for name in columns]
     x = graph.x[:, index] if isinstance(graph.x, torch.Tensor) else sp.csr_array(graph.x[:, index])
     return replace(graph, x=x, feature_names=columns)
 
@@ -148,11 +148,11 @@ def _with_columns(graph: Graph, columns: tuple[str, ...]) -> Graph:
 def _with_model_classes(graph: Graph, form: InputForm, where: str) -> Graph:
     """The graph with the model's classes; those that its data names are matched by name."""
     if graph.class_names is not None and form.class_names is not None:
-        number = {name: place for place, name in enumerate(form.class_names)}
+        number = {name: index for index, name in enumerate(form.class_names)}
         if unknown := [name for name in graph.class_names if name not in number]:
             raise AtollError(f"{where} has the class {unknown[0]!r}, which the model does not know; correct its labels.")
-        places = torch.tensor([number[name] for name in graph.class_names])
-        graph = replace(graph, y=torch.where(graph.y >= 0, places[graph.y.clamp(min=0)], graph.y))
+        renumbered = torch.tensor([number[name] for name in graph.class_names])
+        graph = replace(graph, y=torch.where(graph.y >= 0, renumbered[graph.y.clamp(min=0)], graph.y))
     elif int(graph.y.max()) >= form.num_classes:
         raise AtollError(
             f"{where} has the label {int(graph.y.max())}, but the model knows the classes 0 to {form.num_classes - 1}."
@@ -280,7 +280,7 @@ def _labels(nodes: Any, form: InputForm) -> Ints:
     if names is None:
         names = tuple(map(str, range(form.num_classes)))
         texts = np.array([text.split(".")[0] if re.fullmatch(r"\d+\.0*", text) else text for text in texts], object)
-    number = {name: place for place, name in enumerate(names)}
+    number = {name: index for index, name in enumerate(names)}
     y = np.array([number.get(text, -1) for text in texts], np.int64)
     wrong = np.flatnonzero((y < 0) & (texts != ""))
     if len(wrong):

@@ -77,7 +77,7 @@ def _read(path: Path, key: str, nodes: int, parts: int) -> Ints | None:
 
 
 def _write(path: Path, key: str, computed: Ints) -> None:
-    """Keep a partition; a folder that cannot be written to is no reason to stop."""
+    """Keep a partition; a folder that cannot be written to does not stop the run."""
     part = computed.astype(np.int32)
     with contextlib.suppress(OSError, AtollError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -216,8 +216,8 @@ def require_common_table(parties: Sequence[PartyGraph]) -> None:
 
 def aligned(parties: Sequence[PartyGraph], scenario: str) -> list[Graph]:
     """The parties' graphs with the same columns and classes, and with the nodes' numbers in the federation."""
-    where, own = [party.where for party in parties], not all(party.deployable for party in parties)
-    graphs = align([party.graph for party in parties], where, extend_classes=own)
+    where, extend = [party.where for party in parties], not all(party.deployable for party in parties)
+    graphs = align([party.graph for party in parties], where, extend_classes=extend)
     numbers = _numbers(parties, scenario)
     return [replace(graph, ids=torch.from_numpy(ids)) for graph, ids in zip(graphs, numbers, strict=True)]
 

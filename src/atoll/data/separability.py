@@ -53,13 +53,13 @@ def separability(graph: Graph) -> dict[str, float]:
     groups = [[(party == k) & (y == c) for c in (0, 1)] for k in range(graph.parties)]
     if any(not (group & has).any() for pair in groups for group in pair):
         raise AtollError("Proposition 3.1 needs nodes of both classes with neighbors at every party; choose a higher degree.")
-    own = np.array([[x[group].mean(0) for group in pair] for pair in groups])  # (K, 2, d)
+    within = np.array([[x[group].mean(0) for group in pair] for pair in groups])  # (K, 2, d)
     around = np.array([[neighbors[group & has].mean(0) for group in pair] for pair in groups])
     counts = np.array([[group.sum() for group in pair] for pair in groups])
     weights = counts / counts.max(1, keepdims=True)  # 1 for the majority, ρ for the minority
-    total, features = np.einsum("kc,kcd->cd", weights, around), own.mean(0)
+    total, features = np.einsum("kc,kcd->cd", weights, around), within.mean(0)
     return {
-        "local": float(np.mean([_half(means) for means in own + around])),
+        "local": float(np.mean([_half(means) for means in within + around])),
         "sum": _half(features + total),
         "mean": _half(features + total / weights.sum(0)[:, None]),
     }

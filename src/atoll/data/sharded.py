@@ -28,14 +28,14 @@ def sharded(config: DataConfig, scenarios: Sequence[str], *, unlabeled: bool, he
     if config.parties not in (None, manifest.parties):
         raise AtollError(f"{config.dataset} holds {manifest.parties} parties, not {config.parties}; leave --parties out.")
     encodings = [None if each is None else Encoding.from_dict(each) for each in (manifest.encoding, *manifest.party_encodings)]
-    own: dict[str, Any] = {
+    extra: dict[str, Any] = {
         "encoding": encodings[0],
         "party_encodings": tuple(encodings[1:]),
         "party_columns": manifest.party_columns,
     }
     if scenarios == ("whole",):
         whole = shards.whole()
-        return FederatedData("whole", whole, always(whole), lambda: shards.source(whole), **own)
+        return FederatedData("whole", whole, always(whole), lambda: shards.source(whole), **extra)
     outlined = held is not None and not held and not shards.has_table
     parts = shards.outline() if outlined else shards.graph(held or None)
     if not (outlined and unlabeled):
@@ -50,7 +50,7 @@ def sharded(config: DataConfig, scenarios: Sequence[str], *, unlabeled: bool, he
         _public(shards, parts) if manifest.scenario == "node" and (everything is not None or outlined) else {},
         manifest.names,
         extent=None if everything is not None else manifest.extent,
-        **own,
+        **extra,
     )
     return data
 

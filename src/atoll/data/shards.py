@@ -191,9 +191,9 @@ class Shards:
     def _arrays(self, prefix: str, without: Sequence[str] = ()) -> Arrays:
         """The arrays whose files' names begin with the prefix."""
         listed = [name for name in self.manifest.files if name.startswith(prefix) and name.endswith(".npy")]
-        found = {name.removeprefix(prefix).removesuffix(".npy"): name for name in listed}
-        large = {name for name, path in found.items() if name == "x" and exceeds(self.manifest.files[path][0], self.budget)}
-        return {name: self._array(path, mapped=name in large) for name, path in found.items() if name not in without}
+        paths = {name.removeprefix(prefix).removesuffix(".npy"): name for name in listed}
+        large = {name for name, path in paths.items() if name == "x" and exceeds(self.manifest.files[path][0], self.budget)}
+        return {name: self._array(path, mapped=name in large) for name, path in paths.items() if name not in without}
 
     def _names(self, path: str) -> tuple[str, ...] | None:
         return tuple(str(name) for name in self._array(path)) if path in self.manifest.files else None

@@ -28,14 +28,14 @@ def induced_subgraphs(graph: Graph, lists: Sequence[Ints]) -> Graph:
         chosen = np.flatnonzero(inner)[np.argsort(owner[edges[0, inner]], kind="stable")]
         kept = position[edges[:, chosen]]
     else:
-        pieces, places = [], []
+        pieces, indices = [], []
         for start, nodes in zip(ptr, lists, strict=False):
             position = np.full(graph.num_nodes, -1)
             position[nodes] = np.arange(len(nodes)) + start
             piece = position[edges]
-            places.append(np.flatnonzero((piece >= 0).all(axis=0)))
-            pieces.append(piece[:, places[-1]])
-        kept, chosen = np.concatenate(pieces, axis=1), np.concatenate(places)
+            indices.append(np.flatnonzero((piece >= 0).all(axis=0)))
+            pieces.append(piece[:, indices[-1]])
+        kept, chosen = np.concatenate(pieces, axis=1), np.concatenate(indices)
     return take_rows(graph, rows, kept, chosen, ptr)
 
 
@@ -54,14 +54,14 @@ def vertical(graph: Graph, parties: int, edge_fraction: float, seed: int) -> Gra
     nodes = graph.num_nodes
     source, target = graph.edge_index.numpy()
     pairs, pair = np.unique(np.minimum(source, target) * nodes + np.maximum(source, target), return_inverse=True)
-    pieces, places = [], []
+    pieces, indices = [], []
     for party in range(parties):
         kept = np.zeros(len(pairs), bool)
         count = round(edge_fraction * len(pairs))
         kept[_rng(seed, "vertical", "edges", party).choice(len(pairs), count, replace=False)] = True
-        places.append(np.flatnonzero(kept[pair]))
-        pieces.append(graph.edge_index.numpy()[:, places[-1]] + party * nodes)
-    everyone, edges, chosen = np.tile(np.arange(nodes), parties), np.concatenate(pieces, axis=1), np.concatenate(places)
+        indices.append(np.flatnonzero(kept[pair]))
+        pieces.append(graph.edge_index.numpy()[:, indices[-1]] + party * nodes)
+    everyone, edges, chosen = np.tile(np.arange(nodes), parties), np.concatenate(pieces, axis=1), np.concatenate(indices)
     whole = take_rows(replace(graph, x=graph.x[:, :0]), everyone, edges, chosen, np.arange(parties + 1) * nodes)
     padded = [_padded(graph.x, part, widest) for part in columns]
     x = torch.cat(padded) if isinstance(graph.x, torch.Tensor) else sp.csr_array(sp.vstack(padded, format="csr"))

@@ -97,7 +97,7 @@ def parse(tables: GraphTables, directed: bool, encode: str = "auto", edge_weight
     if table is not None:
         graph = replace(graph, x=torch.empty(len(y), 0), table=table)
         x, columns = comparable(table)
-        unscaled = [place for place, column in enumerate(table.columns) if column.numeric and not column.standardize]
+        unscaled = [index for index, column in enumerate(table.columns) if column.numeric and not column.standardize]
     warn_about_features(x, y, columns, str(nodes.path), unscaled)
     unused = [str(name) for name in edges.frame.columns if name not in ("source", "target", weight)]
     warn_about_edge_columns(unused, str(edges.path))

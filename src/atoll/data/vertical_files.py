@@ -48,7 +48,7 @@ def match(parties: Sequence[PartyGraph], classes: int | None = None) -> Graph:
         )
     _warn_left_out(where, names, common)
     rows = (torch.from_numpy(ids.get_indexer(common).astype(np.int64)) for ids in names)
-    graphs = [matched(graph, own) for graph, own in zip(graphs, rows, strict=True)]
+    graphs = [matched(graph, order) for graph, order in zip(graphs, rows, strict=True)]
     class_names = graphs[0].class_names
     if classes is None:
         classes, class_names = _classes(where, graphs)
@@ -85,7 +85,7 @@ def _names(parties: Sequence[PartyGraph]) -> list[Sequence[str]]:
             "parties hold the same nodes: give ids by which they can be matched."
         )
     rows = [list(map(str, range(size))) for size in sizes]
-    return [own if party.node_ids is None else party.node_ids for party, own in zip(parties, rows, strict=True)]
+    return [order if party.node_ids is None else party.node_ids for party, order in zip(parties, rows, strict=True)]
 
 
 def _warn_left_out(where: Sequence[str], names: Sequence[pd.Index], common: pd.Index) -> None:

@@ -169,7 +169,7 @@ def _common_columns(known: Descriptions, notes: list[str]) -> tuple[Column, ...]
         sentence = str(error)[0].lower() + str(error)[1:].removesuffix(".") if both else str(error).removesuffix(".")
         raise IncompatibleSites(sentence, error.owners, "table" if both else "columns", error.column) from None
     names = [column.name for column in columns]
-    if reordered := [site for site, own in tables.items() if [column.name for column in own] != names]:
+    if reordered := [site for site, table in tables.items() if [column.name for column in table] != names]:
         notes.append(f"{_and(reordered)} has the columns of {encoded[0]} in another order; they are put in {encoded[0]}'s order.")
     return columns
 

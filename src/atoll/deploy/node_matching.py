@@ -78,10 +78,10 @@ def with_common_nodes(graph: Graph, nodes: object, key: bytes, notify: Callable[
     if len(nodes) < min(MIN_COMMON_NODES, graph.num_nodes):
         raise AtollError(f"the server names {len(nodes)} nodes, too few to train on: single nodes could be recognized.")
     local, order = node_digests(graph, key).sort()
-    place = torch.searchsorted(local, nodes).clamp(max=len(local) - 1)
-    if not torch.equal(local[place], nodes) or len(torch.unique(nodes)) < len(nodes):
+    index = torch.searchsorted(local, nodes).clamp(max=len(local) - 1)
+    if not torch.equal(local[index], nodes) or len(torch.unique(nodes)) < len(nodes):
         raise AtollError(NOT_HERE)
-    rows = order[place]
+    rows = order[index]
     if len(rows) < graph.num_nodes:
         _name_left_out(graph, rows, notify)
     return with_roles([matched(graph, rows)])[0]
@@ -90,7 +90,7 @@ def with_common_nodes(graph: Graph, nodes: object, key: bytes, notify: Callable[
 def _name_left_out(graph: Graph, rows: Tensor, notify: Callable[[str], None]) -> None:
     left = torch.ones(graph.num_nodes, dtype=torch.bool)
     left[rows] = False
-    places = left.nonzero()[:, 0]
-    names = places.tolist() if graph.node_names is None else graph.node_names[places.numpy()].tolist()
+    unmatched = left.nonzero()[:, 0]
+    names = unmatched.tolist() if graph.node_names is None else graph.node_names[unmatched.numpy()].tolist()
     listed = ", ".join(map(str, names[:3])) + (", …" if len(names) > 3 else "")
     notify(f"{len(names)} of {graph.num_nodes} nodes are not held by every site and left out ({listed})")

@@ -79,8 +79,8 @@ def simulated_data(data: FederatedData, prepared: PreparedTables | None, normali
     if table is None or prepared is None:
         return data
     columns = zip(prepared.fitted.encoding.columns, table.columns, strict=True)
-    own = tuple(replace(each, column=column, labels=column.values or each.labels) for each, column in columns)
-    fitted = replace(prepared.fitted, encoding=replace(prepared.fitted.encoding, columns=own))
+    renamed = tuple(replace(each, column=column, labels=column.values or each.labels) for each, column in columns)
+    fitted = replace(prepared.fitted, encoding=replace(prepared.fitted.encoding, columns=renamed))
     return encoded(data, named(fitted, table), normalize=normalize)
 
 

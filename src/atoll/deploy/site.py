@@ -167,7 +167,7 @@ class Site:
     def _ask(self, request: Fields, cohort: Cohort, model: SiteModel) -> Fields:
         message = self._message(request, cohort)
         fields: Fields = dense(cohort.answer(message))
-        model.heard(message, cohort)
+        model.note_model(message, cohort)
         return fields
 
     def _describe(self, config: Config, *, tables: bool = False) -> Fields:

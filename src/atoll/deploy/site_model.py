@@ -44,7 +44,7 @@ class SiteModel:
     asked: int = -1  # the round of the last message, after which the memory is what it is now
     arguments: Fields = field(default_factory=dict)  # of the last `evaluate` to all parties in that round
 
-    def heard(self, message: Message, cohort: Cohort) -> None:
+    def note_model(self, message: Message, cohort: Cohort) -> None:
         """Note an answered message."""
         if message.round != self.asked or message.training:
             self.arguments = {}

@@ -22,10 +22,10 @@ def open_site_model(path: Path, name: str | None = None) -> TrainedModel:
     if is_server(path):
         raise AtollError(f"{path} is the server's kit, which holds no model; give the server's run folder, or a site's kit.")
     kit = Kit.open(path, server=False)
-    found = {each.parents[1].name: each for each in (kit.path / RUNS).glob(f"*/{FOLDER}/{DESCRIPTION}")}
-    if not found:
+    runs = {each.parents[1].name: each for each in (kit.path / RUNS).glob(f"*/{FOLDER}/{DESCRIPTION}")}
+    if not runs:
         raise AtollError(f"{path} holds no trained model yet: no run has finished here.")
-    if name is not None and name not in found:
-        raise AtollError(f"{path} holds no finished run {name!r}{suggest(name, list(found))}")
-    newest = max(found.values(), key=lambda each: each.stat().st_mtime)
-    return load_model((newest if name is None else found[name]).parent)
+    if name is not None and name not in runs:
+        raise AtollError(f"{path} holds no finished run {name!r}{suggest(name, list(runs))}")
+    newest = max(runs.values(), key=lambda each: each.stat().st_mtime)
+    return load_model((newest if name is None else runs[name]).parent)

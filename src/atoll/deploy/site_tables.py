@@ -127,8 +127,8 @@ class TablePreparation:
     def _ranges_are_wide(self, message: Message) -> bool:
         """Whether each range holds enough of the site's own values: that of a fit is about nearly all values of all sites."""
         low, high = (_numbers(message.common.get(name)) for name in ("low", "high"))
-        for number, place in enumerate(numeric(self.table.columns)):
-            column, values = self.table.columns[place], self.table.values[:, place]
+        for number, index in enumerate(numeric(self.table.columns)):
+            column, values = self.table.columns[index], self.table.values[:, index]
             values = values[~np.isnan(values)]
             if (low[number], high[number]) == (column.low, column.high) and low[number] < high[number]:
                 continue
@@ -208,9 +208,9 @@ def own_digest(table: Table) -> str:
     """A text that changes with what the site's owner gave: not with the order of the columns, which is the server's to choose,
     nor with the kind of a column without values, which may be that of other sites."""
     parts = []
-    for place, column in enumerate(table.columns):
-        values = np.ascontiguousarray(table.values[:, place])
-        options = [column.name] if np.isnan(values).all() else [asdict(column), table.names[place]]
+    for index, column in enumerate(table.columns):
+        values = np.ascontiguousarray(table.values[:, index])
+        options = [column.name] if np.isnan(values).all() else [asdict(column), table.names[index]]
         parts.append(json.dumps(options, sort_keys=True).encode() + values.tobytes())
     pieces = sorted(hashlib.blake2b(part, digest_size=32).digest() for part in parts)
     return hashlib.blake2b(b"".join(pieces), digest_size=16).hexdigest()

@@ -211,7 +211,7 @@ class LocalFederation:
         """Execute one run with all parties, divided evenly among the sites."""
         names = [str(site.kit.site) for site in self.sites]
         ranges = zip(names, divide_evenly(parties, len(names)), strict=True)
-        roster = {name: (own.start, own.stop) for name, own in ranges if len(own)}
+        roster = {name: (numbers.start, numbers.stop) for name, numbers in ranges if len(numbers)}
         return self.server.run(
             config, out, roster, simulated=True, resume=resume, patience=LOCAL_JOIN_SECONDS, watch=watch, poll=self._poll_sites
         )

@@ -87,12 +87,12 @@ def width(fitted: FittedEncoding) -> int:
 
 def common_table(table: Table, columns: Sequence[Column], key: bytes) -> Table:
     """A site's table with the federation's columns, in their order; one that is empty here is what it is elsewhere."""
-    own = {column.name: place for place, column in enumerate(digested(table.columns, key))}
-    if own.keys() != {column.name for column in columns}:
+    positions = {column.name: index for index, column in enumerate(digested(table.columns, key))}
+    if positions.keys() != {column.name for column in columns}:
         raise AtollError("its columns are not those of the federation; join again, or correct them.")
-    places, agreed = [own[column.name] for column in columns], []
-    for number, (place, column) in enumerate(zip(places, columns, strict=True), 1):
-        here = table.columns[place]
+    order, agreed = [positions[column.name] for column in columns], []
+    for number, (index, column) in enumerate(zip(order, columns, strict=True), 1):
+        here = table.columns[index]
         if here.kind != "empty" and digested([here], key)[0] != column:
             raise AtollError(f"column {number} of the federation is not what it is here; give all sites the same features.toml.")
         if here.kind == "empty" and column.values:
@@ -100,7 +100,7 @@ def common_table(table: Table, columns: Sequence[Column], key: bytes) -> Table:
                 f"column {number} of the federation has listed values and is empty here; give all sites the same features.toml."
             )
         agreed.append(replace(column, name=here.name) if here.kind == "empty" else here)
-    return Table(tuple(agreed), table.values[:, places], tuple(table.names[place] for place in places), table.ignored)
+    return Table(tuple(agreed), table.values[:, order], tuple(table.names[index] for index in order), table.ignored)
 
 
 def local_encoding(fitted: FittedEncoding, table: Table, key: bytes) -> Encoding:

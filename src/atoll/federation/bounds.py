@@ -91,18 +91,18 @@ class Limits:
 
         Without `tell` the number itself is not in the reason."""
         values = dict(flatten(fields))
-        found: dict[int, str] = {}
+        reasons: dict[int, str] = {}
         for name, leaf in leaves.items():
             value = values.get(name)
             if leaf.ragged:
                 for index, rows in enumerate(value or []):
                     if rows_outside(rows[None], leaf, None):
-                        found.setdefault(index, out_of_range(name, rows, leaf, tell=tell))
+                        reasons.setdefault(index, out_of_range(name, rows, leaf, tell=tell))
             elif isinstance(value, Tensor | Deferred):
                 weights = values.get(leaf.times)
                 for index in rows_outside(value, leaf, weights):
-                    found.setdefault(index, out_of_range(name, row(value, index), leaf, weights is not None, tell=tell))
-        return found
+                    reasons.setdefault(index, out_of_range(name, row(value, index), leaf, weights is not None, tell=tell))
+        return reasons
 
     def check_own(self, message: Message, fields: Mapping[str, Any], parties: int) -> None:
         """Refuse to mask a reply that is out of bounds, which the server could not see; the reason does not say by how much."""

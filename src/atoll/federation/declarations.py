@@ -158,13 +158,13 @@ class TaskCounts:
     def leaves(self, name: str, case: Case, optional: bool) -> dict[str, Leaf]:
         """The fields as the run's task declares them; `name` is not used."""
         limits: dict[str, Bound] = {"items": "max_weight", "sum": MAX_REAL}
-        found: dict[str, Leaf] = {}
+        leaves: dict[str, Leaf] = {}
         for field_name, counted in case.task.fields.items():
             most = counted.most
             high = limits[most] if isinstance(most, str) else tuple(limits[one] for one in most)
             form = Numbers(counted.shape, torch.int64 if counted.whole else torch.float64, 0, high)
-            found |= form.leaves(field_name, case, optional or counted.optional)
-        return found
+            leaves |= form.leaves(field_name, case, optional or counted.optional)
+        return leaves
 
 
 Form = Numbers | Model | Scalar | TaskCounts | Mapping[str, Any]

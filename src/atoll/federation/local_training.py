@@ -105,7 +105,7 @@ class LocalTraining(Cohort):
         """Called after every step, with the gradients that it went down, in the order of the optimizers' parameters."""
 
     def batches(self, draws: Draws, epochs: int | None = None) -> Iterator[Graph]:
-        """The graphs of this round's steps, in order; those of so many `epochs` where they are given."""
+        """The graphs of this round's steps, in order; those of that many `epochs` where they are given."""
         steps = getattr(self.settings, "local_steps", None)
         endless = self._endless(draws)
         if steps is None or epochs is not None:

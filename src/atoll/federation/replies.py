@@ -142,7 +142,7 @@ def _form(fields: Fields) -> tuple[Any, ...]:
 
 def not_finite(fields: Fields, parties: int) -> dict[int, str]:
     """Rows of the parties whose reply holds a number that is not finite, and in which field."""
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for name, value in wire.leaves(fields):
         if isinstance(value, Deferred):
             if bool(torch.isfinite(value.probe())):
@@ -152,11 +152,11 @@ def not_finite(fields: Fields, parties: int) -> dict[int, str]:
             continue
         if name.endswith("]"):
             if not bool(torch.isfinite(value).all()):
-                found.setdefault(int(name.rsplit("[", 1)[1][:-1]), f"field {name!r} is not finite")
+                reasons.setdefault(int(name.rsplit("[", 1)[1][:-1]), f"field {name!r} is not finite")
         elif not bool(torch.isfinite(value.sum())):  # one pass; look closer only where the sum is off
             for index in (~torch.isfinite(value).reshape(parties, -1).all(1)).nonzero()[:, 0].tolist():
-                found.setdefault(index, f"field {name!r} is not finite")
-    return found
+                reasons.setdefault(index, f"field {name!r} is not finite")
+    return reasons
 
 
 def advice(failed: Mapping[int, str]) -> str:

@@ -68,8 +68,8 @@ class Field:
 
     def finite(self) -> Tensor:
         """(k,) the parties all of whose numbers are finite."""
-        found = [torch.isfinite(value).flatten(1).all(1) for value in self.values.values()]
-        return torch.stack(found).all(0)
+        finite = [torch.isfinite(value).flatten(1).all(1) for value in self.values.values()]
+        return torch.stack(finite).all(0)
 
 
 @dataclass(frozen=True)

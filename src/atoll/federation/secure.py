@@ -150,7 +150,7 @@ class SecureTotal:
         rows = torch.stack([signed[user] if user in sure else torch.zeros_like(signatures[0]) for user in users])
         revealed = self._exchange("secure_reveal", sure, {**here, "signatures": rows})
         given = self._field(revealed, "shares", (len(users), masking.SEED_BYTES))
-        found: dict[int, dict[int, bytes]] = {user: {} for user in users}
+        opened: dict[int, dict[int, bytes]] = {user: {} for user in users}
         lied: dict[int, str] = {}
         for row, giver in enumerate(revealed.parties):
             for column, user in enumerate(users):
@@ -159,12 +159,12 @@ class SecureTotal:
                 if (giver, user) not in self.good:
                     continue
                 if masking.share_commitment(self.keys, user, giver, kind, share) == bound:
-                    found[user][giver] = share
+                    opened[user][giver] = share
                 else:
                     lied[giver] = f"sent a wrong share of {self._named(user)}'s masks"
         self._note(lied)
         self._enough([party for party in revealed.parties if party not in lied], what="gave their shares of")
-        return found
+        return opened
 
     def _seeds(self, users: list[int], answered: list[int], shares: Mapping[int, Mapping[int, bytes]]) -> dict[int, bytes]:
         """Each party's seed from its shares, compared with what it committed to."""
@@ -201,7 +201,7 @@ class SecureTotal:
             for user in gone
             for other in answered
         }
-        found: dict[str, Tensor] = {}
+        totals: dict[str, Tensor] = {}
         for path, value in wire.leaves(fields):
             kind, _, name = path.partition("/")
             if kind not in masking.TYPES or value.dtype != torch.int64:
@@ -211,8 +211,8 @@ class SecureTotal:
                 summed = summed - masking.stream(seeds[user], name, summed.size, self.transcript).reshape(summed.shape)
             for (user, other), seed in pairs.items():  # what the dropped party would have added cancels what the other one added
                 summed = summed + masking.pair_mask(seed, user, other, name, summed.size).reshape(summed.shape)
-            found[name] = masking.from_integers(summed, kind)
-        return wire.nest(found)
+            totals[name] = masking.from_integers(summed, kind)
+        return wire.nest(totals)
 
     def _exchange(
         self, step: str, parties: Sequence[int], common: Mapping[str, Any], each: Mapping[str, Any] | None = None

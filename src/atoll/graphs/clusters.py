@@ -19,12 +19,12 @@ def clusters(graph: Graph, counts: Sequence[int]) -> list[list[Ints]]:
     parties = graph.__dict__.get("_parties")
     numbers = range(graph.parties) if parties is None else parties.tolist()
     origin = graph if parties is None else graph.__dict__["_cut"].graph
-    found: dict[tuple[int, int], list[Ints]] = origin.__dict__.setdefault("_clusters", {})
+    cache: dict[tuple[int, int], list[Ints]] = origin.__dict__.setdefault("_clusters", {})
     cut = []
     for number, start, end, count in zip(numbers, starts, ends, counts, strict=True):
-        if (number, count) not in found:
-            found[number, count] = _cut(graph, start, end, count)
-        cut.append([cell + start for cell in found[number, count]])
+        if (number, count) not in cache:
+            cache[number, count] = _cut(graph, start, end, count)
+        cut.append([cell + start for cell in cache[number, count]])
     return cut
 
 

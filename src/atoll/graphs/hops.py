@@ -213,8 +213,8 @@ class SampledHop:
     def _looped(self, values: Floats, diagonal: Floats) -> SparseMatrix:
         """The matrix of these values with the node itself in front of its neighbors."""
         first = self.counts.cumsum() - self.counts
-        own: Ints = np.insert(self.columns, first, self.out).astype(np.int64, copy=False)
-        return self._matrix(np.insert(values, first, diagonal), own, self.counts + 1)
+        columns: Ints = np.insert(self.columns, first, self.out).astype(np.int64, copy=False)
+        return self._matrix(np.insert(values, first, diagonal), columns, self.counts + 1)
 
     def _matrix(self, values: Floats, columns: Ints | NDArray[np.int32], counts: Ints) -> SparseMatrix:
         indptr = np.concatenate([[0], counts.cumsum()])

@@ -95,9 +95,9 @@ def approximate_search(embeddings: Tensor, count: int, *, itself: bool = True) -
 
 def _others(scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     """The entries without the row's own, or without the last and smallest where the own one is not among them."""
-    own = columns == torch.arange(len(columns))[:, None]
-    own[~own.any(1), -1] = True
-    rest = ~own | (own.cumsum(1) > 1)  # where zeros fill a row, its own column may stand there several times
+    is_self = columns == torch.arange(len(columns))[:, None]
+    is_self[~is_self.any(1), -1] = True
+    rest = ~is_self | (is_self.cumsum(1) > 1)  # where zeros fill a row, its own column may stand there several times
     shape = (len(columns), columns.shape[1] - 1)
     return scores[rest].view(shape), columns[rest].view(shape)
 

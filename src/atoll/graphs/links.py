@@ -156,9 +156,9 @@ def greedy_matching(scores: Tensor) -> Tensor:
 def touched(graph: Graph) -> Tensor:
     """(N,) whether a node has an edge; kept with the graph."""
     if "touched" not in graph.derived:
-        found = torch.zeros(graph.num_nodes, dtype=torch.bool)
-        found[graph.edge_index.flatten()] = True
-        graph.derived["touched"] = found
+        linked = torch.zeros(graph.num_nodes, dtype=torch.bool)
+        linked[graph.edge_index.flatten()] = True
+        graph.derived["touched"] = linked
     return graph.derived["touched"]
 
 

@@ -86,6 +86,6 @@ def only_own(out: Tensor, graph: Graph) -> Tensor:
     if graph.classes is None:
         return out
     if "absent" not in graph.derived:
-        own = torch.arange(graph.num_classes) < torch.tensor(graph.classes)[:, None]  # (P, C)
-        graph.derived["absent"] = ~own[graph.owner]
+        present = torch.arange(graph.num_classes) < torch.tensor(graph.classes)[:, None]  # (P, C)
+        graph.derived["absent"] = ~present[graph.owner]
     return out.masked_fill(graph.derived["absent"], ABSENT)

@@ -48,7 +48,7 @@ class Level:
     @classmethod
     def from_nodes(cls, graph: Graph, nodes: Sequence[Tensor]) -> Level:
         """From node numbers within each party's block, one tensor per party."""
-        rows = [np.sort(own.numpy()) + start for own, start in zip(nodes, graph.ptr.tolist(), strict=False)]
+        rows = [np.sort(sampled.numpy()) + start for sampled, start in zip(nodes, graph.ptr.tolist(), strict=False)]
         return cls(np.concatenate(rows), [*map(len, nodes)])
 
     def nodes(self, graph: Graph) -> list[Tensor]:

@@ -77,16 +77,16 @@ def stack_tables(tables: Sequence[Table], owners: Sequence[str] = ()) -> Table:
     pieces: list[list[Floats]] = []
     names: list[tuple[str, ...]] = []
     for column in columns:
-        places = [table.column_names.index(column.name) for table in tables]
+        order = [table.column_names.index(column.name) for table in tables]
         merged: dict[str, int] = {}
-        for table, place in zip(tables, places, strict=True):
-            for name in table.names[place]:
+        for table, index in zip(tables, order, strict=True):
+            for name in table.names[index]:
                 merged.setdefault(name, len(merged))
         piece = []
-        for table, place in zip(tables, places, strict=True):
-            values = table.values[:, place]
-            if table.names[place]:
-                codes = np.array([merged[name] for name in table.names[place]], np.float64)
+        for table, index in zip(tables, order, strict=True):
+            values = table.values[:, index]
+            if table.names[index]:
+                codes = np.array([merged[name] for name in table.names[index]], np.float64)
                 known = ~np.isnan(values)
                 values = values.copy()
                 values[known] = codes[values[known].astype(np.int64)]

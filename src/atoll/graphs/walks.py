@@ -18,7 +18,7 @@ MAX_ENTRIES = 1 << 23  # of the rows that are held at once
 def closed_walks(matrix: sp.csr_array, nodes: Tensor, steps: int) -> Iterator[tuple[slice, Tensor]]:
     """(steps + 1, k) the diagonal entries (Mⁱ)_kk, i = 0 … steps, for one span of `nodes` after the other; M is symmetric.
 
-    (Mⁱ⁺ʲ)_kk = (e_kᵀ·Mⁱ)·(e_kᵀ·Mʲ), so rows of powers up to half the steps suffice: they hold the nodes that are so many hops
+    (Mⁱ⁺ʲ)_kk = (e_kᵀ·Mⁱ)·(e_kᵀ·Mʲ), so rows of powers up to half the steps suffice: they hold the nodes that are that many hops
     away, and no others. Spans are as long as the rows before them allow.
     """
     start, width, dense = 0, 1, np.zeros(matrix.shape[0])

@@ -41,11 +41,11 @@ class GraphNetwork(Backbone):
 
     def __init__(self, shape: ModelShape, draws: Draws | None = None, settings: GraphNetworkSettings | None = None) -> None:
         super().__init__(shape, draws, settings)
-        parties, hidden, own = shape.parties, shape.hidden, self.settings
-        self.input = padded(Dense(parties, shape.features, hidden, draws), draws, own.features, 1)
-        self.layers = nn.ModuleList(one_layer(own.model, shape, hidden, draws) for _ in range(shape.layers))
+        parties, hidden, chosen = shape.parties, shape.hidden, self.settings
+        self.input = padded(Dense(parties, shape.features, hidden, draws), draws, chosen.features, 1)
+        self.layers = nn.ModuleList(one_layer(chosen.model, shape, hidden, draws) for _ in range(shape.layers))
         self.post = Dense(parties, hidden, hidden, draws)
-        self.output = padded(Dense(parties, hidden, shape.classes, draws), draws, own.classes, 2)
+        self.output = padded(Dense(parties, hidden, shape.classes, draws), draws, chosen.classes, 2)
 
     def forward(self, graph: Graph, draws: Draws | None = None) -> Tensor:
         """Logits (G, C)."""

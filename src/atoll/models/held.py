@@ -88,10 +88,10 @@ def places_of(module: nn.Module) -> dict[str, list[str]]:
     `functional_call` would put the values into a part with two names twice, and leave them there.
     """
     names: dict[int, str] = {}
-    places: dict[str, list[str]] = {}
+    names_of: dict[str, list[str]] = {}
     for path, part in module.named_modules():  # each part by its first name
         for last, value in (*part._parameters.items(), *part._buffers.items()):
             if value is not None:
                 name = f"{path}.{last}" if path else last
-                places.setdefault(names.setdefault(id(value), name), []).append(name)
-    return places
+                names_of.setdefault(names.setdefault(id(value), name), []).append(name)
+    return names_of

@@ -155,7 +155,7 @@ class PlainModule(Backbone):
     ) -> Tensor:
         buffers = {"module." + name: value.clone() for name, value in self.initial_buffers.items()}
         values = (parameters | buffers).items()
-        everywhere = {"module." + place: value for name, value in values for place in self.places[name.removeprefix("module.")]}
+        everywhere = {"module." + path: value for name, value in values for path in self.places[name.removeprefix("module.")]}
         try:
             output, replaced = functional_call(call, everywhere, (x, edge_index, edge_weight), tie_weights=False)
         except AtollError:
@@ -163,8 +163,8 @@ class PlainModule(Backbone):
         except (Exception, SystemExit) as error:  # whatever the user's module does
             raise AtollError(f"{self.label} fails on a graph of {len(x)} nodes ({type(error).__name__}: {error}).") from error
         if not isinstance(output, Tensor) or output.ndim < 1 or len(output) != len(x):
-            found = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
-            raise AtollError(f"{self.label} gives {found} for {len(x)} nodes; it must give a tensor with one row per node.")
+            what = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+            raise AtollError(f"{self.label} gives {what} for {len(x)} nodes; it must give a tensor with one row per node.")
         if changed := [name.removeprefix("module.") for name, value in buffers.items() if value._version] + replaced:
             kind = "buffer" if changed[0] in self.initial_buffers else "parameter"
             raise AtollError(

@@ -66,8 +66,8 @@ def load_all(models: Iterable[Any]) -> list[str]:
 
 def find_loaded(name: str) -> type[Backbone]:
     """The backbone that the user gave under this name."""
-    if (found := _loaded.get(_key(name))) is not None:
-        return found
+    if (loaded := _loaded.get(_key(name))) is not None:
+        return loaded
     if file_of(name) is not None:
         raise AtollError(f"The model is the file {name}, which is not run because a folder or a server names it; give --model.")
     raise AtollError(f"The model {name} was given as an object; give it again: model={name.rpartition(':')[2]}.")

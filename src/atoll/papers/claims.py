@@ -73,15 +73,15 @@ class Verdict:
 
 def claims(paper: str) -> list[Claim]:
     """The claims of a paper."""
-    found = []
+    written = []
     for entry in _document(paper).get("claims", []):
         exhibit = papers.find(f"{paper}/{entry['table']}")[0]
         columns, method, against = (entry.pop(name, ()) for name in ("columns", "method", "against"))
         pairs = [[f"{column} {method}", f"{column} {other}"] for column in columns for other in against]
         labels = {cell.row for cell in exhibit.cells}
         pairs = [each for each in pairs if each[1] in labels]  # a method may not be in every column
-        found.append(Claim(**{"metric": exhibit.metrics[0], **entry, "pairs": [*entry.get("pairs", ()), *pairs]}))
-    return found
+        written.append(Claim(**{"metric": exhibit.metrics[0], **entry, "pairs": [*entry.get("pairs", ()), *pairs]}))
+    return written
 
 
 def tuning(paper: str) -> list[dict[str, Any]]:
@@ -98,12 +98,12 @@ def judge(claim: Claim, results: Results) -> Verdict:
     if not claim.pairs:
         return Verdict(claim, [_value(claim, row, results) for row in claim.rows])
     labels = [_label(*rows) for rows in claim.pairs]
-    found = [
+    differences = [
         replace(results.difference(claim.table, row, against, claim.metric, claim.margin), row=label)
         for label, (row, against) in zip(labels, claim.pairs, strict=True)
     ]
     seeds = [sum(results.line(claim.table, row).seeds for row in rows) for rows in claim.pairs]
-    return Verdict(claim, [_pair(each, claim.margin, count) for each, count in zip(holm(found), seeds, strict=True)])
+    return Verdict(claim, [_pair(each, claim.margin, count) for each, count in zip(holm(differences), seeds, strict=True)])
 
 
 def _pair(difference: Difference, margin: float, seeds: int) -> Finding:

@@ -50,13 +50,13 @@ def jobs_of(exhibits: Sequence[Exhibit], quick: bool, seeds: int | None) -> dict
 
 def waiting(jobs: Mapping[tuple[str, str], Sequence[Config]], root: Path) -> list[tuple[Trial, Path]]:
     """The runs without a result, each once, with their folders; a trial has the name of the first line that needs it."""
-    found: dict[Path, Trial] = {}
+    trials: dict[Path, Trial] = {}
     for (_, row), configs in jobs.items():
         for config in configs:
             folder = folder_of(config, root)
-            if folder not in found and not (folder / "result.json").exists():
-                found[folder] = Trial(row, config)
-    return [(trial, folder) for folder, trial in found.items()]
+            if folder not in trials and not (folder / "result.json").exists():
+                trials[folder] = Trial(row, config)
+    return [(trial, folder) for folder, trial in trials.items()]
 
 
 def execute(
@@ -166,15 +166,18 @@ def _facts(exhibit: Exhibit, cell: Cell) -> Line:
         data = federate(config, None, SCENARIOS)
     except (AtollError, OSError):
         return Line(cell, {}, 0)
-    found = partition_statistics(data.parts, data.source)
-    parties = found.parties
+    statistics = partition_statistics(data.parts, data.source)
+    parties = statistics.parties
     if cell.party is not None:
         party = parties[cell.party]
         facts = {**vars(party), "labeled share": party.train / party.nodes, **degree_shares(data.parts)[cell.party]}
     else:
         means = {f"mean_{name}": sum(getattr(party, name) for party in parties) / len(parties) for name in ("nodes", "edges")}
         facts = {"parties": len(parties), "features": data.parts.num_features, "classes": data.parts.num_classes, **means}
-        facts |= {"nodes": found.nodes + (found.nodes_lost or 0), "edges": found.edges_kept + (found.edges_lost or 0)}
+        facts |= {
+            "nodes": statistics.nodes + (statistics.nodes_lost or 0),
+            "edges": statistics.edges_kept + (statistics.edges_lost or 0),
+        }
         facts |= separability(data.parts, config.data)
     ours = {name: (float(facts[name]) * exhibit.scale.get(name, 1.0), math.nan) for name in exhibit.metrics if name in facts}
     return Line(cell, ours, 1)

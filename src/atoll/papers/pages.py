@@ -64,14 +64,14 @@ def summary(results: Results, verdicts: Sequence[Verdict], pictures: Mapping[str
 
 
 def _claim_row(paper: str, verdict: Verdict) -> list[str]:
-    claim, found = verdict.claim, [finding for finding in verdict.findings if finding.difference]
-    if len(found) > MANY:
-        means = [finding.difference.mean for finding in found if finding.difference]
+    claim, findings = verdict.claim, [finding for finding in verdict.findings if finding.difference]
+    if len(findings) > MANY:
+        means = [finding.difference.mean for finding in findings if finding.difference]
         amount = f"{min(means):+.1f} to {max(means):+.1f}".replace("-", "−")
-    elif found:
-        rest = {finding.label.partition(": ")[2] for finding in found}  # the same two methods in every column are not repeated
-        labels = [finding.label.partition(": ")[0] if len(rest) == 1 and rest != {""} else finding.label for finding in found]
-        pairs = zip(labels, found, strict=True)
+    elif findings:
+        rest = {finding.label.partition(": ")[2] for finding in findings}  # the same two methods in every column are not repeated
+        labels = [finding.label.partition(": ")[0] if len(rest) == 1 and rest != {""} else finding.label for finding in findings]
+        pairs = zip(labels, findings, strict=True)
         amount = "; ".join(f"{label} {interval(finding.difference)}" for label, finding in pairs if finding.difference)
     elif len(verdict.findings) <= MANY:
         amount = "; ".join(f"{finding.label} {finding.value}" for finding in verdict.findings if finding.value)

@@ -55,11 +55,13 @@ def claims(verdicts: Sequence[Verdict], file: Path) -> bool:
     """Draw every paired difference that the claims are about, with its interval, one color per claim; False without any."""
     series = []
     for number, verdict in enumerate(verdicts, 1):
-        found = [finding.difference for finding in verdict.findings if finding.difference and finding.difference.has_interval]
-        if found:
-            halves = [difference.high - difference.mean for difference in found]
-            names = [difference.row for difference in found]
-            series.append(Series(f"claim {number}", names, [difference.mean for difference in found], number - 1, halves))
+        differences = [
+            finding.difference for finding in verdict.findings if finding.difference and finding.difference.has_interval
+        ]
+        if differences:
+            halves = [difference.high - difference.mean for difference in differences]
+            names = [difference.row for difference in differences]
+            series.append(Series(f"claim {number}", names, [difference.mean for difference in differences], number - 1, halves))
     if series:
         file.parent.mkdir(parents=True, exist_ok=True)
         figure = Figure("", "", "", "intervals", "difference in points, 95 % interval", "", series)

@@ -78,7 +78,7 @@ def with_ranges(exhibit: Exhibit, lines: Sequence[Line], recorded: Mapping[str, 
 
 
 def _known(ranges: Mapping[str, Range | None]) -> dict[str, Range]:
-    return {metric: found for metric, found in ranges.items() if found is not None}
+    return {metric: limits for metric, limits in ranges.items() if limits is not None}
 
 
 def _half_alone(exhibit: Exhibit, metric: str, mean: float) -> float:

@@ -75,10 +75,10 @@ def _better(line: Line, kept: Measured | None, configs: Sequence[Config]) -> Lin
 
 def of_lines(exhibits: Sequence[Exhibit], names: Iterable[str]) -> set[str]:
     """Those of the folder names that are runs of some line, whichever their seed."""
-    found = set(names)
-    seeds = {int(name.rsplit("-", 2)[1]) for name in found}
+    folders = set(names)
+    seeds = {int(name.rsplit("-", 2)[1]) for name in folders}
     firsts = {digest(each[0]): each[0] for each in jobs_of(exhibits, False, 1).values()}
-    return found & {folder_of(replace(first, seed=seed), Path()).name for first in firsts.values() for seed in seeds}
+    return folders & {folder_of(replace(first, seed=seed), Path()).name for first in firsts.values() for seed in seeds}
 
 
 def ready() -> None:

@@ -39,12 +39,12 @@ def _number(reference: str, results: Results) -> str:
     digits = 1 if exhibit.percent else 3
     if MINUS in row:
         first, _, second = row.partition(MINUS)
-        found = results.difference(table, first, second, metric)
-        if math.isnan(found.mean):
+        difference = results.difference(table, first, second, metric)
+        if math.isnan(difference.mean):
             raise _without_result(reference, results)
         if kind == "wins":
-            return f"{found.wins} of {found.pairs}"
-        return interval(found, digits) + (" (means only)" if found.pairs < 2 else "")
+            return f"{difference.wins} of {difference.pairs}"
+        return interval(difference, digits) + (" (means only)" if difference.pairs < 2 else "")
     line = results.line(table, row)
     if kind == "seeds":
         return str(line.seeds)

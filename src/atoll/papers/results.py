@@ -69,20 +69,20 @@ class Results:
         A cell that states its first seed has its own seeds only: others may be those that its settings were chosen with.
         """
         (first,) = cell.configs(1, {})
-        found: dict[int, float | None] = {}
+        by_seed: dict[int, float | None] = {}
         others = [] if "seed" in cell.run else self.seeds
         for seed in sorted({*others, *range(first.seed, first.seed + exhibit.wanted)}):
             for result in execute.results([replace(first, seed=seed)], self.root, self.runs):
-                found[seed] = exhibit.value(metric, result)
-        return found
+                by_seed[seed] = exhibit.value(metric, result)
+        return by_seed
 
     def difference(self, table: str, row: str, against: str, metric: str, margin: float = 0.0) -> Difference:
         """One line minus another and a margin, run by run; where their runs are not recorded, of the means (0 pairs)."""
         exhibit, lines = self.exhibit(table), (self.line(table, row), self.line(table, against))
         values = {line.cell.row: self.by_seed(exhibit, line.cell, metric) for line in lines}
         values[row] = {seed: None if value is None else value - margin for seed, value in values[row].items()}
-        (found,) = compare_rows(values, against)
-        if found.pairs:
-            return found
+        (difference,) = compare_rows(values, against)
+        if difference.pairs:
+            return difference
         means = [line.ours.get(metric, (math.nan, math.nan))[0] for line in lines]
-        return replace(found, mean=means[0] - means[1] - margin)
+        return replace(difference, mean=means[0] - means[1] - margin)

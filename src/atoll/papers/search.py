@@ -175,10 +175,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if exhibit is None or grid is None:
         raise AtollError(f"{options.table} is not a table with a grid in {FOLDER}.")
     measure = measured_in(options.out, lambda text: print(text, file=sys.stderr, flush=True))
-    found = [search(cell, grid, measure) for cell in exhibit.runnable if options.only in cell.row]
+    searches = [search(cell, grid, measure) for cell in exhibit.runnable if options.only in cell.row]
     if options.record:
-        record(exhibit.name, found)
-    print(table(found, grid.setting))
+        record(exhibit.name, searches)
+    print(table(searches, grid.setting))
 
 
 if __name__ == "__main__":

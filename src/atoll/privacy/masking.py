@@ -160,15 +160,15 @@ def stream(seed: bytes, name: str, size: int, context: bytes = b"") -> Integers:
     return np.frombuffer(cipher.encryptor().update(bytes(8 * size)), dtype=np.uint64).copy()
 
 
-def pair_seed(private: X25519PrivateKey, public: bytes, own: int, other: int, context: bytes) -> bytes:
+def pair_seed(private: X25519PrivateKey, public: bytes, party: int, other: int, context: bytes) -> bytes:
     """The seed of two parties' pair mask."""
-    return derive(agree(private, public), b"pair %d %d " % (min(own, other), max(own, other)) + context, 32)
+    return derive(agree(private, public), b"pair %d %d " % (min(party, other), max(party, other)) + context, 32)
 
 
-def pair_mask(seed: bytes, own: int, other: int, name: str, size: int) -> Integers:
+def pair_mask(seed: bytes, party: int, other: int, name: str, size: int) -> Integers:
     """What `own` adds for its pair with `other`: the agreed stream, negated for the higher-numbered party."""
     mask = stream(seed, name, size)
-    return mask if own < other else np.uint64(0) - mask
+    return mask if party < other else np.uint64(0) - mask
 
 
 def integers(value: Tensor, name: str, parties: int, rows: Sequence[int]) -> Integers:

@@ -207,31 +207,31 @@ def grouped(runs: Sequence[StoredRun]) -> list[Row]:
     data = _data_words(settings, [group[0].data_name for group in groups.values()])
     rows = []
     for number, group in enumerate(groups.values()):
-        own = settings[number]
+        one = settings[number]
         peers = [
             other
             for index, other in enumerate(settings)
-            if data[index] == data[number] and other["algorithm"] == own["algorithm"]
+            if data[index] == data[number] and other["algorithm"] == one["algorithm"]
         ]
         ordered = sorted(group, key=lambda run: run.config.seed)
-        rows.append(Row(" ".join([str(own["algorithm"]), *data[number], *_differing(own, peers)]), ordered))
+        rows.append(Row(" ".join([str(one["algorithm"]), *data[number], *_differing(one, peers)]), ordered))
     return rows
 
 
-def _differing(own: dict[str, Any], peers: Sequence[dict[str, Any]]) -> list[str]:
+def _differing(one: dict[str, Any], peers: Sequence[dict[str, Any]]) -> list[str]:
     """The settings in which a row differs from others, and whether it was tuned."""
-    names = [name for name in own if name != TABLE and len({str(other.get(name)) for other in peers}) > 1]
-    words = [str(own[name]) if name == "settings.model" else f"{name.rpartition('.')[2]}={own[name]}" for name in names]
-    return [*words, TABLE] if TABLE in own else words
+    names = [name for name in one if name != TABLE and len({str(other.get(name)) for other in peers}) > 1]
+    words = [str(one[name]) if name == "settings.model" else f"{name.rpartition('.')[2]}={one[name]}" for name in names]
+    return [*words, TABLE] if TABLE in one else words
 
 
 def methods(rows: Sequence[Row]) -> list[str]:
     """Names of rows with the same data: the algorithm, and the settings in which rows of one algorithm differ."""
     settings = [flat_settings(row.runs[0]) for row in rows]
     names = []
-    for own in settings:
-        peers = [other for other in settings if other["algorithm"] == own["algorithm"]]
-        names.append(" ".join([str(own["algorithm"]), *_differing(own, peers)]))
+    for one in settings:
+        peers = [other for other in settings if other["algorithm"] == one["algorithm"]]
+        names.append(" ".join([str(one["algorithm"]), *_differing(one, peers)]))
     return names
 
 
@@ -244,24 +244,24 @@ def by_data(rows: Sequence[Row]) -> list[list[Row]]:
     groups: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
         groups.setdefault(row.data, {}).setdefault(row.digest, []).append(row)
-    found: list[list[Row]] = []
+    tables: list[list[Row]] = []
     for several in groups.values():
         pooled = several.get("", [])
         if pooled and len(several) == 2:
-            found.append([row for row in rows if row in pooled or any(row in each for each in several.values())])
+            tables.append([row for row in rows if row in pooled or any(row in each for each in several.values())])
         else:
-            found += several.values()
-    return found
+            tables += several.values()
+    return tables
 
 
 def _data_words(settings: Sequence[dict[str, Any]], short: Sequence[str]) -> list[list[str]]:
     """Dataset, partition and number of parties of each row, as far as rows differ in them; `short` are the datasets' names."""
-    shared = [name for name in ("dataset", "partition", "parties") if len({str(own.get(name)) for own in settings}) > 1]
-    unique = len(set(short)) == len({str(own["dataset"]) for own in settings})
+    shared = [name for name in ("dataset", "partition", "parties") if len({str(one.get(name)) for one in settings}) > 1]
+    unique = len(set(short)) == len({str(one["dataset"]) for one in settings})
     words = []
-    for own, name in zip(settings, short, strict=True):
-        texts = {"dataset": name if unique else str(own["dataset"]), "partition": str(own["partition"])}
-        texts |= {"parties": f"{own['parties']} parties"} if "parties" in own else {}
+    for one, name in zip(settings, short, strict=True):
+        texts = {"dataset": name if unique else str(one["dataset"]), "partition": str(one["partition"])}
+        texts |= {"parties": f"{one['parties']} parties"} if "parties" in one else {}
         words.append([texts[key] for key in shared if key in texts])
     return words
 

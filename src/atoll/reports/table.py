@@ -62,12 +62,12 @@ def tables(rows: Sequence[Row], majority: Callable[[Row], tuple[float, float | N
     groups = by_data(rows)
     if len(groups) == 1:
         return [table(rows, majority)]
-    found = []
+    figures = []
     for name, group in zip(data_names(groups), groups, strict=True):
         made = table(group, majority)
         colors = [next(number for number, row in enumerate(rows) if row is each) for each in group]
-        found.append(replace(made, caption=f"{name}: {made.caption[0].lower()}{made.caption[1:]}", colors=colors))
-    return found
+        figures.append(replace(made, caption=f"{name}: {made.caption[0].lower()}{made.caption[1:]}", colors=colors))
+    return figures
 
 
 def table(rows: Sequence[Row], majority: Callable[[Row], tuple[float, float | None] | None]) -> ComparisonTable:

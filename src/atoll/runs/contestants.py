@@ -71,8 +71,8 @@ class Contestants:
 
     def notes(self) -> list[str]:
         """Where a method's own defaults are for other data or another budget, in one sentence each."""
-        found = (self.terms.note(self.by_default((algorithm, model, {}))) for algorithm, model, _ in self.rows.values())
-        return list(dict.fromkeys(note for note in found if note))
+        notes = (self.terms.note(self.by_default((algorithm, model, {}))) for algorithm, model, _ in self.rows.values())
+        return list(dict.fromkeys(note for note in notes if note))
 
     def fixed(self, contestant: Contestant) -> set[str]:
         """The names of the settings that were asked for, and so are not tuned."""
@@ -107,8 +107,8 @@ class Contestants:
     def _grid(self, algorithm: str) -> list[dict[str, Any]]:
         """The points of the sweep in the settings that an algorithm has; one, the empty one, where it has none of them."""
         settings = find(self.resolved(algorithm)).Settings
-        own = {name: values for name, values in self.sweep.items() if sweeps(name, algorithm, settings)}
-        return [dict(zip(own, point, strict=True)) for point in itertools.product(*own.values())]
+        swept = {name: values for name, values in self.sweep.items() if sweeps(name, algorithm, settings)}
+        return [dict(zip(swept, point, strict=True)) for point in itertools.product(*swept.values())]
 
     def _check_scenarios(self) -> None:
         """Refuse algorithms for other kinds of parties than those of the partition."""

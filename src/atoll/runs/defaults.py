@@ -65,10 +65,10 @@ def spaces(algorithm: str) -> dict[str, Any]:
     """The values that tuning chooses from by setting: those all methods share, of the papers it runs as, and its own."""
     document = _document(algorithm)
     others = dict.fromkeys(table["like"] for table in document["when"] if "like" in table)
-    found: dict[str, Any] = dict(_document(SHARED)["space"])
+    space: dict[str, Any] = dict(_document(SHARED)["space"])
     for more in (*map(spaces, others), document.get("space", {})):
-        found |= {name: value for name, value in more.items() if name not in found}
-    return found
+        space |= {name: value for name, value in more.items() if name not in space}
+    return space
 
 
 def default_partition(algorithm: str, dataset: str, wanted: str | None) -> str:

@@ -28,8 +28,8 @@ MAX_OBSERVED = 100_000  # parties: a second cohort of more could need too much m
 def threshold_of(experiment: Experiment, best: BestRound) -> dict[str, Any] | None:
     """The threshold by which the best round's model decides, as result.json and model.json hold it."""
     choose = getattr(experiment.federation.task, "threshold", None)
-    found: dict[str, Any] | None = choose(best.counts.get("sums", {})) if choose is not None else None
-    return found
+    chosen: dict[str, Any] | None = choose(best.counts.get("sums", {})) if choose is not None else None
+    return chosen
 
 
 def missing_threshold(experiment: Experiment, threshold: Mapping[str, Any] | None) -> list[str]:
@@ -56,8 +56,8 @@ def of_best(
         text = f"The best round's outputs could not be had ({type(error).__name__}: {error}); its detail is made of counts."
         warnings.warn(text, AtollWarning, stacklevel=2)
         seen = []
-    found = _judged(experiment, seen, threshold) if seen else _counted(experiment, best, threshold)
-    return {} if found is None else found.to_dict()
+    evaluation = _judged(experiment, seen, threshold) if seen else _counted(experiment, best, threshold)
+    return {} if evaluation is None else evaluation.to_dict()
 
 
 def _judged(experiment: Experiment, seen: Sequence[Observation], threshold: Mapping[str, Any] | None) -> Evaluation | None:

@@ -127,8 +127,8 @@ def of_items(
         for index in range(parties):
             rows = (party == index).nonzero()[:, 0]
             if len(rows):
-                own, counted, _, _ = _measured(y[rows], logits[rows], shares[rows], decided[rows], exact)
-                by_party[_name(names, index)] = {"items": len(rows), **own, "confusion": counted.tolist()}
+                metrics, counted, _, _ = _measured(y[rows], logits[rows], shares[rows], decided[rows], exact)
+                by_party[_name(names, index)] = {"items": len(rows), **metrics, "confusion": counted.tolist()}
     return Evaluation(
         classes=classes,
         items=len(y),
@@ -160,9 +160,9 @@ def from_counts(
     overall, matrix, ranked = _summed(sums, known)
     parties = {}
     for name, counts in by_party.items():
-        own, counted, _ = _summed(counts, known)
+        metrics, counted, _ = _summed(counts, known)
         if float(counts["test"][0]) > 0:
-            parties[name] = {"items": round(float(counts["test"][0])), **own, "confusion": counted.tolist()}
+            parties[name] = {"items": round(float(counts["test"][0])), **metrics, "confusion": counted.tolist()}
     return Evaluation(
         classes=classes,
         items=max(round(float(sums["test"][0])), 0),
@@ -183,14 +183,14 @@ def _measured(
     matrix = torch.bincount(y * classes + decided, minlength=classes**2).view(classes, classes)
     counts: Any = details.count(["brier", "calibration"], logits, y, nobody, nobody, 1)
     counts = {name: value[0] for name, value in counts.items()}
-    found = details.metrics_of(counts, float(len(y)), classes)
+    values = details.metrics_of(counts, float(len(y)), classes)
     ranked = [(_ranked_exactly if exact else _ranked_by_bins)(shares[:, index], y == index) for index in range(classes)]
     overall = {
         **_of_matrix(matrix),
         **_ranked(ranked),
         "log_loss": float(cross_entropy(logits.double(), y)),
-        "brier": found["brier"],
-        "calibration_error": found["calibration_error"],
+        "brier": values["brier"],
+        "calibration_error": values["calibration_error"],
     }
     return overall, matrix, counts["calibration"], ranked
 

@@ -52,11 +52,11 @@ def training_context(model: TrainedModel, party: int | None) -> Context:
         owners = parts.party.numpy()[rows]
         if party is not None and parts.parties > 1:
             rows, owners = rows[owners == party], owners[owners == party]
-        found = held[rows].astype(str)
-        if unknown := sorted(set(names) - set(found)):
+        ids = held[rows].astype(str)
+        if unknown := sorted(set(names) - set(ids)):
             whose = "the training data" if party is None else f"the party {party_name(model, party)}"
             raise AtollError(f"{names[unknown[0]]} is neither a new node nor a node of {whose}; correct it.")
-        if twice := _repeated(found):
+        if twice := _repeated(ids):
             raise AtollError(f"{names[twice]} is a node of several parties; say with --party whose the new nodes are.")
         graph = replace(parts, node_names=held).select(np.unique(owners))
         assert graph.node_names is not None

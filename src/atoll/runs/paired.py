@@ -46,13 +46,13 @@ def compare_rows(values: Mapping[str, Mapping[int, float | None]], against: str)
     (0.11, 3, True)
     """
     base = values[against]
-    found = []
+    differences = []
     for row, there in values.items():
         if row == against:
             continue
         shared = [seed for seed in base if base[seed] is not None and there.get(seed) is not None]
-        found.append(_difference(row, against, [float(there[seed]) - float(base[seed]) for seed in shared]))  # type: ignore[arg-type]
-    return holm(found)
+        differences.append(_difference(row, against, [float(there[seed]) - float(base[seed]) for seed in shared]))  # type: ignore[arg-type]
+    return holm(differences)
 
 
 def holm(differences: Sequence[Difference]) -> list[Difference]:

@@ -55,10 +55,10 @@ def party_backbone(files: ModelFiles, config: Config, party: str | int | None = 
         raise AtollError(f"Every party has a model of its own; say which one with --party: {listed(names, MAX_LISTED)}.")
     cohort = _cohort(config, about, inputs.parties)
     if missing := sorted(name for name in cohort.trained() if cohort.memory[name] == PARTY and name not in inputs.memory):
-        place = (
+        where = (
             "is at the parties' sites; export it there, from KIT/runs/NAME" if about.get("memory_at_sites") else "is not in it"
         )
-        raise AtollError(f"This model cannot be exported without the parties' `{missing[0]}`, which {place}.")
+        raise AtollError(f"This model cannot be exported without the parties' `{missing[0]}`, which {where}.")
     _check_memory(cohort, inputs)
     cohort.restore(inputs.memory)
     models = _checked(cohort, inputs.arguments, about)

@@ -65,8 +65,8 @@ class Ranks:
         if self.p is None or self.chi_square is None:
             words += "Friedman's test needs three rows. "
         else:
-            found = "there are differences" if self.significant else "no difference is significant"
-            words += f"Friedman's test: χ² = {self.chi_square:.2f}, p = {self.p:.3f}, {found} at 5 %. "
+            verdict = "there are differences" if self.significant else "no difference is significant"
+            words += f"Friedman's test: χ² = {self.chi_square:.2f}, p = {self.p:.3f}, {verdict} at 5 %. "
         words += (
             f"Mean ranks that differ by less than {self.critical_difference:.2f} are not significantly different (Nemenyi, 5 %)."
         )
@@ -137,9 +137,9 @@ def mean_ranks(comparisons: Iterable[Comparison], names: Sequence[str] | None = 
         3.0
     """
     several = list(comparisons)
-    found = list(names) if names is not None else [str(one.dataset) for one in several]
-    if len(found) != len(several) or len(set(found)) < len(found):
-        raise AtollError(f"Ranks need one name for each of {len(several)} comparisons, each once, but they are {found}.")
+    listed = list(names) if names is not None else [str(one.dataset) for one in several]
+    if len(listed) != len(several) or len(set(listed)) < len(listed):
+        raise AtollError(f"Ranks need one name for each of {len(several)} comparisons, each once, but they are {listed}.")
     if not several or any(list(one.results) != list(several[0].results) for one in several):
         raise AtollError("Ranks need comparisons with the same rows; compare the same algorithms and settings on every dataset.")
     name = metric or several[0].metric
@@ -149,7 +149,7 @@ def mean_ranks(comparisons: Iterable[Comparison], names: Sequence[str] | None = 
             if not isinstance(summary.get(name), float):
                 raise AtollError(f"{summary['row']} on {one.dataset} has no {name} to rank; choose another metric.")
             values[summary["row"]].append(summary[name])
-    return rank(values, found, name, higher_is_better=metric_format(name).higher_is_better)
+    return rank(values, listed, name, higher_is_better=metric_format(name).higher_is_better)
 
 
 def critical_difference(rows: int, datasets: int) -> float:
@@ -168,12 +168,12 @@ def groups(means: Sequence[float], difference: float) -> list[tuple[int, int]]:
     >>> groups([1.0, 2.0, 3.0], 1.5)
     [(0, 2), (1, 3)]
     """
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for start in range(len(means)):
         end = max(index + 1 for index in range(start, len(means)) if means[index] - means[start] < difference or index == start)
-        if end - start > 1 and not any(end <= other for _, other in found):
-            found.append((start, end))
-    return found
+        if end - start > 1 and not any(end <= other for _, other in spans):
+            spans.append((start, end))
+    return spans
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

@@ -58,8 +58,8 @@ def resume(
         raise AtollError(f"{path} is the run of a federation; start `atoll serve` again with the same --config and --out.")
     if config.dataset == GIVEN and given is None:
         raise AtollError(f"The dataset of {path} was given as an object; give it again: atoll.resume({str(path)!r}, dataset=…).")
-    own: dict[str, Any] = {"algorithm": algorithm, "model": model}
-    config = with_own_files(config, path, lambda: folder.look() or {}, **own, command="resume", function="resume")
+    files: dict[str, Any] = {"algorithm": algorithm, "model": model}
+    config = with_own_files(config, path, lambda: folder.look() or {}, **files, command="resume", function="resume")
     if launch := getattr(ENGINES.find(config.engine), "launch", None):
         if extending:
             raise AtollError(f"{path} is a run of the engine {config.engine}, which cannot be extended; start a new run.")

@@ -26,12 +26,12 @@ def score_of(result: Result, name: str) -> float | None:
         return value
     kind, label = split_class_metric(name)
     if not label:
-        found = result.detail.get("overall", {}).get(name)
+        score = result.detail.get("overall", {}).get(name)
     else:
         classes = result.detail.get("classes", ())
         try:
             row = result.detail["by_class"][classes[class_index(label, classes, len(classes), "The metric")]]
         except (KeyError, AtollError):
             return None
-        found = row.get(kind)
-    return None if found is None else float(found)
+        score = row.get(kind)
+    return None if score is None else float(score)

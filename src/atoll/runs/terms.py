@@ -32,15 +32,15 @@ class Terms:
 
     def departures(self, config: Config) -> dict[str, tuple[Any, Any]]:
         """Where a configuration by its own defaults differs: name → (its own value, that of the comparison)."""
-        own, common = flat(config), flat(self.reference)
-        return {name: (own.get(name), value) for name, value in common.items() if own.get(name) != value}
+        chosen, common = flat(config), flat(self.reference)
+        return {name: (chosen.get(name), value) for name, value in common.items() if chosen.get(name) != value}
 
     def note(self, config: Config) -> str | None:
         """One sentence for the output where a method's paper wants other data or another budget."""
-        found = self.departures(config)
-        if not found:
+        departures = self.departures(config)
+        if not departures:
             return None
-        listed = ", ".join(f"{name}={_text(own)} (here {_text(common)})" for name, (own, common) in found.items())
+        listed = ", ".join(f"{name}={_text(chosen)} (here {_text(common)})" for name, (chosen, common) in departures.items())
         return f"{config.algorithm} by its own defaults would use {listed}."
 
 
@@ -123,8 +123,8 @@ def own_settings(values: Mapping[str, Any], config: Config) -> dict[str, Any]:
     """What was asked for one algorithm alone, as `fedavg.epochs`, by the setting's name."""
     asked = [name.rpartition(".") for name in values]
     names = [name for owner, _, name in asked if owner == config.algorithm and hasattr(config.settings, name)]
-    own: dict[str, Any] = plain({name: getattr(config.settings, name) for name in names})
-    return own
+    chosen: dict[str, Any] = plain({name: getattr(config.settings, name) for name in names})
+    return chosen
 
 
 def own_notes(values: Mapping[str, Any], configs: Iterable[Config]) -> list[str]:

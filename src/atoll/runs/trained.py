@@ -90,8 +90,8 @@ class TrainedModel:
             known), `class`, and `p[CLASS]`, the probability of each class.
         """
         self._require_classes("table of predictions")
-        found = self.outputs(data, party, known, join)
-        return outputs.table(found, self.decide(found.logits), self.classes)
+        predicted = self.outputs(data, party, known, join)
+        return outputs.table(predicted, self.decide(predicted.logits), self.classes)
 
     def outputs(
         self, data: Any = None, party: str | int | None = None, known: Any = None, join: str | None = None
@@ -122,8 +122,8 @@ class TrainedModel:
             Metrics overall, by class and by party; `print` shows them as a table, `to_dict` gives plain values.
         """
         self._require_classes("evaluation by class")
-        found = self.outputs(data, party, known, join)
-        return judge(found.graph, found.logits, found.party_names, self.classes, self.description.get("threshold"))
+        predicted = self.outputs(data, party, known, join)
+        return judge(predicted.graph, predicted.logits, predicted.party_names, self.classes, self.description.get("threshold"))
 
     def export(self, to: str, out: str | Path, party: str | int | None = None) -> list[Path]:
         """Write the model for other programs; see `atoll.export_model`."""

@@ -229,13 +229,13 @@ def tuning_notes(configs: Mapping[str, Config]) -> list[str]:
 
 def changed_notes(tuned: Mapping[str, Tuned], configs: Mapping[str, Config], given: Given | None = None) -> list[str]:
     """Where data has changed since rows were tuned on it, in one sentence each."""
-    found = (one.changed_data(configs[row], given) for row, one in tuned.items())
-    return list(dict.fromkeys(note for note in found if note))
+    notes = (one.changed_data(configs[row], given) for row, one in tuned.items())
+    return list(dict.fromkeys(note for note in notes if note))
 
 
 def tuned_rows(files: Sequence[Tuned], rows: Mapping[str, str], fixed: Mapping[str, Collection[str]]) -> dict[str, Tuned]:
     """Each result of tuning for the rows of its algorithm; `rows`: their algorithms, `fixed`: what was set for them."""
-    found: dict[str, Tuned] = {}
+    by_row: dict[str, Tuned] = {}
     for tuned in files:
         mine = [row for row, algorithm in rows.items() if algorithm == tuned.algorithm]
         if not mine:
@@ -243,11 +243,11 @@ def tuned_rows(files: Sequence[Tuned], rows: Mapping[str, str], fixed: Mapping[s
             raise AtollError(f"--tuned is for {tuned.algorithm}, which is not compared; there is {there}.")
         tuned.check()
         for row in mine:
-            if found.setdefault(row, tuned) != tuned:
+            if by_row.setdefault(row, tuned) != tuned:
                 raise AtollError(f"--tuned is given twice for {tuned.algorithm}; give it once.")
             if both := sorted(set(tuned.values) & set(fixed[row])):
                 raise AtollError(f"{both[0]} of {row} is set and tuned; leave --set or --tuned out.")
-    return found
+    return by_row
 
 
 def as_tuned(tuned: str | Path | Tuned) -> Tuned:

@@ -152,10 +152,10 @@ def _differences(about: Mapping[str, Any], experiment: Experiment) -> str:
     """How the run differs from the trained model, in words; "" where nothing relevant does."""
     config, schema, data = experiment.config, experiment.federation.schema, experiment.data
     old, new = dict(about.get("architecture", {})), architecture(config)
-    own = {name: (about.get(f"{name}_sha256"), file_digests(config).get(f"{name}_sha256")) for name in ("algorithm", "model")}
+    kept = {name: (about.get(f"{name}_sha256"), file_digests(config).get(f"{name}_sha256")) for name in ("algorithm", "model")}
     was = {"algorithm": about["algorithm"], "task": about["task"], **old.pop("settings", {}), **old}
     now = {"algorithm": config.algorithm, "task": config.run.task, **new.pop("settings"), **new}
-    for name, (before, current) in own.items():
+    for name, (before, current) in kept.items():
         if before is not None and current is not None:  # files, wherever they are
             was[name], now[name] = (None, None) if before == current else (f"{was[name]} before a change", now[name])
     was |= {"the number of columns": about["features"], "the number of classes": about["num_classes"]}
@@ -186,7 +186,7 @@ def _in_words(state: Sequence[str], memory: Sequence[str], left: Sequence[str], 
     """One line for people: what is carried over, and what is not."""
     parts = [f"the server's {', '.join(state)}"] if state else []
     parts += [f"the parties' {', '.join(memory)}"] if memory else []
-    rest = [f"anew: {', '.join(left)}"] if left else []
+    rest = [f"from first values: {', '.join(left)}"] if left else []
     return "; ".join([" and ".join(parts), *rest, *([new] if new else [])])
 
 

@@ -25,11 +25,11 @@ def weighted_f1(confusion: Tensor) -> float | None:
 def by_class(confusion: Tensor) -> list[dict[str, Any]]:
     """Items, precision, recall and F1 of each class; None where there is nothing to divide by."""
     confusion = confusion.double().clamp(min=0)
-    found = []
+    rows = []
     for right, items, predicted in zip(
         confusion.diagonal().tolist(), confusion.sum(1).tolist(), confusion.sum(0).tolist(), strict=True
     ):
-        found.append(
+        rows.append(
             {
                 "items": items,
                 "precision": right / predicted if predicted > 0 else None,
@@ -37,4 +37,4 @@ def by_class(confusion: Tensor) -> list[dict[str, Any]]:
                 "f1": 2 * right / (items + predicted) if items + predicted > 0 else None,
             }
         )
-    return found
+    return rows

@@ -51,7 +51,7 @@ def count(
     """The fields `names` of the items of one split: each party's sums, (P, …). `threshold` is for `decided`."""
     classes = logits.shape[1]
     logits = logits.double()
-    found: dict[str, Tensor | Deferred] = {}
+    counts: dict[str, Tensor | Deferred] = {}
 
     def sums(columns: Sequence[Tensor], cell: Tensor | None = None, cells: int = 1) -> Tensor:
         row = party if cell is None else party * cells + cell
@@ -61,51 +61,51 @@ def count(
     predicted = logits.argmax(1)
     correct = predicted == y
     if "confusion" in names:
-        found["confusion"] = tally(party, (y * classes + predicted)[:, None], parties, (classes, classes))
+        counts["confusion"] = tally(party, (y * classes + predicted)[:, None], parties, (classes, classes))
     if "minority" in names:
-        found["minority"] = sums([minority, minority * correct])
+        counts["minority"] = sums([minority, minority * correct])
     if {"decided", "brier", "calibration", "histogram"}.isdisjoint(names):
-        return found
+        return counts
     shares = logits.softmax(1)
     if "decided" in names:
-        found["decided"] = tally(party, (y * classes + decide(shares, threshold))[:, None], parties, (classes, classes))
+        counts["decided"] = tally(party, (y * classes + decide(shares, threshold))[:, None], parties, (classes, classes))
     if "brier" in names:
         wrong = shares.square().sum(1) - 2 * shares.gather(1, y[:, None])[:, 0] + 1  # Σ_c (p_c − [y = c])²
-        found["brier"] = sums([wrong.clamp(min=0)])[:, 0]
+        counts["brier"] = sums([wrong.clamp(min=0)])[:, 0]
     if "calibration" in names:
         confidence = shares.amax(1)
         cell = (torch.ceil(confidence * CALIBRATION_BINS).long() - 1).clamp(0, CALIBRATION_BINS - 1)
         table = sums([torch.ones_like(confidence), correct, confidence], cell, CALIBRATION_BINS)
-        found["calibration"] = table.view(parties, CALIBRATION_BINS, 3)
+        counts["calibration"] = table.view(parties, CALIBRATION_BINS, 3)
     if "histogram" in names:
         bins = ranking.bins_of(shares, ranking.bin_edges())
         column = torch.arange(classes)
         cells = (column * 2 + (y[:, None] == column)) * BINS + bins
-        found["histogram"] = tally(party, cells, parties, (classes, 2, BINS))
-    return found
+        counts["histogram"] = tally(party, cells, parties, (classes, 2, BINS))
+    return counts
 
 
 def metrics_of(fields: Mapping[str, Any], items: float, classes: int) -> dict[str, float]:
     """Metrics of one split from its sums; undefined ones are left out."""
-    found: dict[str, float | None] = {}
+    metrics: dict[str, float | None] = {}
     if "confusion" in fields:
-        found["macro_f1"] = matrices.macro_f1(fields["confusion"]) if items > 0 else None
-        found["weighted_f1"] = matrices.weighted_f1(fields["confusion"])
+        metrics["macro_f1"] = matrices.macro_f1(fields["confusion"]) if items > 0 else None
+        metrics["weighted_f1"] = matrices.weighted_f1(fields["confusion"])
     if "minority" in fields:
         count, right = fields["minority"].tolist()
-        found["minority_accuracy"] = min(max(right, 0.0), count) / count if count > 0 else None
+        metrics["minority_accuracy"] = min(max(right, 0.0), count) / count if count > 0 else None
     if "histogram" in fields:
         for name, measure in (("auc", ranking.auc), ("average_precision", ranking.average_precision)):
             values = [measure(*pair.unbind(0)) for pair in _judged_classes(fields["histogram"])]
             defined = [value for value in values if value is not None]
-            found[name] = sum(defined) / len(defined) if defined else None
+            metrics[name] = sum(defined) / len(defined) if defined else None
     if "brier" in fields and items > 0:
-        found["brier"] = max(float(fields["brier"]), 0.0) / items / (2 if classes == 2 else 1)
+        metrics["brier"] = max(float(fields["brier"]), 0.0) / items / (2 if classes == 2 else 1)
     if "calibration" in fields:
         count, right, confidence = fields["calibration"].double().clamp(min=0).unbind(1)
         total = float(count.sum())
-        found["calibration_error"] = min(float((right - confidence).abs().sum()) / total, 1.0) if total > 0 else None
-    return {name: value for name, value in found.items() if value is not None}
+        metrics["calibration_error"] = min(float((right - confidence).abs().sum()) / total, 1.0) if total > 0 else None
+    return {name: value for name, value in metrics.items() if value is not None}
 
 
 def class_value(kind: str, index: int, sums: Mapping[str, Any]) -> float | None:

@@ -41,9 +41,9 @@ class GraphClassification(NodeClassification):
             if longest:
                 yield graph.trained
             return
-        shuffled = [own[order] for own, order in zip(rows, draws.orders(graph.num_train.tolist()), strict=True)]
+        shuffled = [members[order] for members, order in zip(rows, draws.orders(graph.num_train.tolist()), strict=True)]
         for first in range(0, longest, size):
-            yield graph.take(torch.cat([own[first : first + size].sort().values for own in shuffled]))
+            yield graph.take(torch.cat([members[first : first + size].sort().values for members in shuffled]))
 
     def loss(self, out: Tensor, graph: Graph, mask: Mask = "train", *, balance: bool = False) -> Tensor:
         """Σ_p mean_{g ∈ mask_p} −log softmax(out_g)[y_g] over the party's own classes; a party without such graphs counts 0."""

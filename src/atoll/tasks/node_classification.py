@@ -201,15 +201,15 @@ class NodeClassification:
         """What the further counts tell of validation nodes."""
         fields = {name: sums[f"{VALIDATION}{name}"] for name in self._extra}
         classes = len(sums["confusion"])
-        found = details.metrics_of(fields, float(sums["validation"][0]), classes)
+        computed = details.metrics_of(fields, float(sums["validation"][0]), classes)
         if self.decision is not None and self.chooses:
             _, chosen = decisions.chosen(self.decision, fields["histogram"])
-            found |= {} if chosen is None else {"threshold": chosen}
+            computed |= {} if chosen is None else {"threshold": chosen}
         kind, label = split_class_metric(self.selected)
         if label:
             value = details.class_value(kind, class_index(label, self.class_names, classes, "select_by"), fields)
-            found |= {} if value is None else {self.selected: value}
-        return {f"{VALIDATION}{name}": value for name, value in found.items()}
+            computed |= {} if value is None else {self.selected: value}
+        return {f"{VALIDATION}{name}": value for name, value in computed.items()}
 
     def threshold(self, sums: Mapping[str, Any]) -> dict[str, Any] | None:
         """How one of two classes is decided, as result.json holds it, from the sums of an evaluation; None for the likeliest."""

@@ -568,7 +568,7 @@ def test_fedmlp_is_gfl_appnp_without_a_graph() -> None:
 
 
 def test_batches() -> None:
-    """So many training nodes of each party, all of them sooner or later, the same wherever the party lives."""
+    """A number of training nodes of each party, all of them sooner or later, the same wherever the party lives."""
     parts = prepared("sc").party_data.parts
     draws = Draws(0, list(range(NODES)), "x")
     seen = torch.zeros(parts.num_nodes, dtype=torch.bool)

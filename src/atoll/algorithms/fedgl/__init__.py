@@ -71,16 +71,16 @@ def reply(case: Case) -> Forms:
     if not (s.pseudo_label_weight or s.pseudo_graph_weight):
         return forms
     if s.upload == "rows":
-        told = {"predictions": share(ROWS, "classes"), "embeddings": real(ROWS, "classes"), "ids": nodes(ROWS, below=count)}
-        told = {name: ragged(form) for name, form in told.items()}
+        reported = {"predictions": share(ROWS, "classes"), "embeddings": real(ROWS, "classes"), "ids": nodes(ROWS, below=count)}
+        reported = {name: ragged(form) for name, form in reported.items()}
     else:
         weighed = real(count, "classes", low=0, high="max_weight")
         held = real(*([count] if s.fusion == "holders" else []), low=0, high="max_weight")
-        told = {"predictions": weighed, "embeddings": real(count, "classes"), "held": held}
+        reported = {"predictions": weighed, "embeddings": real(count, "classes"), "held": held}
     unused = {
         name for name, needed in (("predictions", s.pseudo_label_weight), ("embeddings", s.pseudo_graph_weight)) if not needed
     }
-    return {**forms, **{name: form for name, form in told.items() if name not in unused}}
+    return {**forms, **{name: form for name, form in reported.items() if name not in unused}}
 
 
 class Cohort(LocalTraining):
@@ -143,23 +143,23 @@ class Cohort(LocalTraining):
 
     def project(self, labels: Tensor) -> Graph:
         """The party's nodes with their pseudo labels, Fig. 4; those that have a real label to train on are left out."""
-        own = labels[self.graph.ids].long()
-        return replace(self.graph, y=own, train=(own >= 0) & ~self.graph.train)
+        pseudo = labels[self.graph.ids].long()
+        return replace(self.graph, y=pseudo, train=(pseudo >= 0) & ~self.graph.train)
 
     def upload(self, embeddings: Tensor, nodes: int) -> Fields:
         """P_k and H_k as far as they are needed: N_k times each on the global rows (sum), or as they are (rows)."""
         s, graph = self.settings, self.graph
-        told = ({"predictions": embeddings.softmax(1)} if s.pseudo_label_weight else {}) | (
+        reported = ({"predictions": embeddings.softmax(1)} if s.pseudo_label_weight else {}) | (
             {"embeddings": embeddings} if s.pseudo_graph_weight else {}
         )
-        if not told:
+        if not reported:
             return {}
         if s.upload == "rows":
-            told["ids"] = graph.ids.int()
-            return {name: list(torch.split(rows, graph.sizes)) for name, rows in told.items()}
+            reported["ids"] = graph.ids.int()
+            return {name: list(torch.split(rows, graph.sizes)) for name, rows in reported.items()}
         sizes = graph.ptr.diff().float()  # N_k
         held = self.scatter(torch.ones(graph.num_nodes), nodes) if s.fusion == "holders" else torch.ones(graph.parties)
-        on_rows = {name: self.scatter(rows, nodes) for name, rows in told.items()} | {"held": held}
+        on_rows = {name: self.scatter(rows, nodes) for name, rows in reported.items()} | {"held": held}
         return weighted(on_rows, sizes)
 
     def scatter(self, rows: Tensor, nodes: int) -> Tensor:

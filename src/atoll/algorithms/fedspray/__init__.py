@@ -168,13 +168,13 @@ class Cohort(atoll.federation.cohort.Cohort):
 
     def train_encoder(self, beliefs: Tensor) -> None:
         """Phase 2, lines 15-22, with the GNN's beliefs ŷ of the labeled nodes."""
-        labeled, blocks, own = self.labeled, self.labeled.blocks, self.proxies["own"]
+        labeled, blocks, proxies = self.labeled, self.labeled.blocks, self.proxies["own"]
         if self.recipe.tie_projector:
             self.encoder.tie()
         for _ in range(self.settings.epochs):
             embedded = self.encoder.embed(labeled.features, blocks)
             loss = self.task.loss(self.encoder.projector(embedded, blocks), labeled)  # Eq. 12
-            guesses = self.encoder.classify(embedded, own, blocks)
+            guesses = self.encoder.classify(embedded, proxies, blocks)
             loss = loss + self.settings.belief_weight * kl(beliefs, guesses, labeled)  # Eqs. 11, 13
             optim.descend([self.encoder_optimizer, self.proxy_optimizer], loss)
 

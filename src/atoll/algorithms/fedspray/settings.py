@@ -84,8 +84,8 @@ RECIPES = {
 
 def recipe(settings: Settings) -> Recipe:
     """The variant's switches, those that were set by hand replaced."""
-    own = {field.name: getattr(settings, field.name) for field in fields(Recipe)}
-    chosen = replace(RECIPES[settings.variant], **{name: value for name, value in own.items() if value is not None})
+    given = {field.name: getattr(settings, field.name) for field in fields(Recipe)}
+    chosen = replace(RECIPES[settings.variant], **{name: value for name, value in given.items() if value is not None})
     if chosen.tie_projector and settings.combine == "concat":
         raise AtollError(
             "fedspray: with combine=concat the classifier is wider than the projector, which cannot begin as its copy; "

@@ -237,26 +237,26 @@ def observe(state: State, replies: Replies) -> State:
     """Note the updates of those who answered; of the others the last ones stand (Deviation: in the paper all answer)."""
     parties = torch.tensor(replies.parties)
     sent = models_of_parties(state)
-    update, n, norms, heard = (state[name].clone() for name in ("update", "n", "norms", "heard"))
+    update, n, norms, answers = (state[name].clone() for name in ("update", "n", "norms", "heard"))
     differences = [(value - sent[name][parties]).flatten(1) for name, value in replies.stack("model").items()]
     update[parties] = torch.cat(differences, 1)  # Δθ_i
     n[parties] = replies.stack("nodes")
     lengths = update[parties].norm(dim=1, keepdim=True)  # ‖Δθ_i‖
     newest = replies.stack("norm")[:, None] if "norm" in replies.fields else lengths
     norms[parties] = torch.cat([norms[parties, 1:], newest], 1)
-    heard[parties] += 1
+    answers[parties] += 1
     unit = state["unit"] if state["unit"] else lengths.max()
-    return state | {"update": update, "n": n, "norms": norms, "heard": heard, "unit": unit}
+    return state | {"update": update, "n": n, "norms": norms, "heard": answers, "unit": unit}
 
 
 def aggregate(state: State, replies: Replies) -> Parameters:
     """θ_c ← Σ_{i ∈ c} (n_i / n) θ_i over those who answered; a cluster of which nobody did keeps its model."""
-    own, n = weighted(replies.stack("model"), replies.stack("nodes")), replies.stack("nodes")
+    trained, n = weighted(replies.stack("model"), replies.stack("nodes")), replies.stack("nodes")
     cluster = state["cluster"][torch.tensor(replies.parties)]
     models = {name: value.clone() for name, value in state["model"].items()}
     for c in cluster.unique().tolist():
         members = (cluster == c).nonzero().squeeze(1)
-        mean = scale({name: value[members].sum(0) for name, value in own.items()}, 1 / n[members].sum())
+        mean = scale({name: value[members].sum(0) for name, value in trained.items()}, 1 / n[members].sum())
         for name, value in mean.items():
             models[name][c] = value
     return models

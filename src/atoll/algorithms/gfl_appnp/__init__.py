@@ -276,8 +276,8 @@ def evaluate(federation: Federation, state: State, settings: Settings) -> dict[s
 
 def _metrics(federation: Federation, sums: Fields) -> dict[str, Any]:
     """Metrics from summed counts."""
-    found: dict[str, Any] = dict(federation.task.metrics(sums))
-    found["train_loss"] = float(sums["training"][1] / sums["training"][0])
+    values: dict[str, Any] = dict(federation.task.metrics(sums))
+    values["train_loss"] = float(sums["training"][1] / sums["training"][0])
     if "votes" in sums:
-        found["majority_accuracy"] = float(sums["votes"][1] / sums["votes"][0])
-    return found
+        values["majority_accuracy"] = float(sums["votes"][1] / sums["votes"][0])
+    return values

@@ -88,7 +88,7 @@ def flat(tensors: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
 
 
 def theory(graph: Graph, public: Mapping[str, Any], state: Mapping[str, Any], settings: Settings, rounds: int) -> list[Quantity]:
-    """The constants at the state's model and the terms of the bounds after so many rounds; `public` is what the server knows."""
+    """The constants at the state's model, and the terms of the bounds after `rounds`; `public` is what the server knows."""
     edge_index, shared = public["edge_index"], graph if settings.share == "all" else training_vectors(graph)
     training = torch.unique(graph.party[graph.train & (graph.y >= 0)])
     if settings.layers != 2:

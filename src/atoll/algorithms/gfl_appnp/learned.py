@@ -74,5 +74,5 @@ class Learned(Propagation):
 
 def slopes(errors: Tensor, outputs: Tensor, loops: Tensor, arrived: Tensor) -> Tensor:
     """(K, M + 1) ∂F_k/∂γ for errors and outputs (K, n, C) of the training vectors at W̄; errors carry 1/|B|."""
-    own = (errors * outputs).sum((1, 2))[:, None] * loops
-    return own + torch.einsum("kc,ktc->kt", errors.sum(1), arrived)
+    looped = (errors * outputs).sum((1, 2))[:, None] * loops
+    return looped + torch.einsum("kc,ktc->kt", errors.sum(1), arrived)

@@ -59,7 +59,7 @@ class Settings(SplitTraining):
     )
     theory: int = setting(
         0,
-        "Measure the quantities of Theorem 1 before every so many rounds, all parties in one process; 0 never does.",
+        "Measure the quantities of Theorem 1 each time after this many rounds, all parties in one process; 0 never does.",
         low=0,
         high=10**9,
         since="0.2.0",

@@ -105,18 +105,18 @@ def _descent(joint: ForwardPass, cohort: Cohort) -> tuple[Tensor, Gradient]:
 
 def _united(cohort: Cohort, sampler: Sampler) -> Callable[[], Inbox]:
     """Algorithm 2 with the server's part: inboxes that hold the united index sets of the round's batch."""
-    found: dict[int, Tensor] = {}
+    reached: dict[int, Tensor] = {}
 
     def inbox() -> Inbox:
         made = Inbox(cohort.shared, len(cohort.parties))
-        for level, nodes in found.items():
+        for level, nodes in reached.items():
             made.store("nodes", level, nodes)
         return made
 
     if cohort.settings.batch_size and cohort.model.edges:
         for layer in reversed(cohort.shared[:-1]):
             drawn = cohort.pass_over(ForwardPass, inbox(), sampler).draw(layer + 1).nodes(cohort.graph)
-            found[layer + 1] = torch.unique(torch.cat(drawn))
+            reached[layer + 1] = torch.unique(torch.cat(drawn))
     return inbox
 
 
@@ -134,8 +134,8 @@ def _others(forward: ForwardPass, layer: int, sent: Tensor) -> Tensor:
     aggregate = forward.inbox.required("aggregate", layer)
     if forward.settings.aggregation == "mean":
         return aggregate - sent / forward.parties
-    own = torch.eye(forward.parties).repeat_interleave(forward.settings.hidden, 1)  # (P, M·h)
-    return aggregate * (1 - own)[:, None]
+    same_party = torch.eye(forward.parties).repeat_interleave(forward.settings.hidden, 1)  # (P, M·h)
+    return aggregate * (1 - same_party)[:, None]
 
 
 @contextmanager

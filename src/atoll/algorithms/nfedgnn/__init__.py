@@ -177,8 +177,8 @@ def evaluate(federation: Federation, state: State, settings: Split) -> dict[str,
     set_parameters(server, state["model"])
     with torch.no_grad():
         logits = server(latent, federation.topology)
-    found = metrics.evaluate(federation, each={"logits": logits}) | {"train_loss": float(state["loss"])}
-    return found | late_metrics(federation, state, logits)
+    values = metrics.evaluate(federation, each={"logits": logits}) | {"train_loss": float(state["loss"])}
+    return values | late_metrics(federation, state, logits)
 
 
 def late_metrics(federation: Federation, state: State, logits: Tensor) -> dict[str, object]:

@@ -66,8 +66,8 @@ class Server(nn.Module):
         if self.settings.model == "gcn":
             return graph.normalized_adjacency @ latent
         if self.settings.model == "sage":
-            own, near = latent.chunk(2, 1)
-            return self.first(own + graph.mean_adjacency @ near.contiguous())  # type: ignore[no-any-return]
+            itself, near = latent.chunk(2, 1)
+            return self.first(itself + graph.mean_adjacency @ near.contiguous())  # type: ignore[no-any-return]
         return self._later(self.first, latent, graph, draws)
 
     def _later(self, layer: nn.Module, hidden: Tensor, graph: Graph, draws: Draws | None) -> Tensor:

@@ -156,14 +156,16 @@ def _without_debugging(archive: io.BytesIO) -> bytes:
 def _called_model(module: nn.Module) -> Iterator[None]:
     """TorchScript names code after the Python module it is in, which for a user's file is its path: here it is `model`."""
     files = {name for part in module.modules() if (name := type(part).__module__).startswith("atoll.")}
-    found = [(one, name) for name in files for one in vars(sys.modules[name]).values() if getattr(one, "__module__", "") == name]
-    own = [(one, name) for one, name in found if inspect.isclass(one) or inspect.isfunction(one)]
-    for one, _ in own:
+    members = [
+        (one, name) for name in files for one in vars(sys.modules[name]).values() if getattr(one, "__module__", "") == name
+    ]
+    defined = [(one, name) for one, name in members if inspect.isclass(one) or inspect.isfunction(one)]
+    for one, _ in defined:
         one.__module__ = "model"
     try:
         yield
     finally:
-        for one, name in own:
+        for one, name in defined:
             one.__module__ = name
 
 

@@ -23,18 +23,18 @@ BAR, STEP = 0.18, 0.16  # the first bar's depth below the axis, and between bars
 
 def ranks(rows: Sequence[Row]) -> list[Figure]:
     """The picture of the methods that were run on every dataset; nothing where there are fewer than two of either."""
-    found = ranks_of(rows)
-    if found is None:
+    ranked = ranks_of(rows)
+    if ranked is None:
         return []
-    caption = f"{found.caption} A bar joins rows that are not significantly different."
-    headings = ["", "mean rank", *found.datasets]
+    caption = f"{ranked.caption} A bar joins rows that are not significantly different."
+    headings = ["", "mean rank", *ranked.datasets]
     cells = [
         [row, f"{mean:.2f}", *(f"{one:g}" for one in each)]
-        for row, mean, each in zip(found.rows, found.mean, found.by_dataset, strict=True)
+        for row, mean, each in zip(ranked.rows, ranked.mean, ranked.by_dataset, strict=True)
     ]
     table = PageTable("ranks", SECTION, "Ranks by dataset", headings, cells)
     title = "Mean ranks and critical difference"
-    return [Figure("ranks", SECTION, title, "sketch", sketch=sketch(found), caption=caption, table=table)]
+    return [Figure("ranks", SECTION, title, "sketch", sketch=sketch(ranked), caption=caption, table=table)]
 
 
 def ranks_of(rows: Sequence[Row]) -> Ranks | None:
@@ -93,30 +93,30 @@ def data_names(datasets: Sequence[Sequence[Row]]) -> list[str]:
     return [name if named.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(named, 1)]
 
 
-def sketch(found: Ranks) -> Sketch:
+def sketch(ranked: Ranks) -> Sketch:
     """The axis of ranks, the names with a line to their mean rank, the bars of the groups, and the critical difference."""
-    count = len(found.rows)
+    count = len(ranked.rows)
     left, right = 1.0, float(count)
     lines = [Line(left, 0.0, right, 0.0)]
     texts = []
     for number in range(1, count + 1):
         lines.append(Line(number, 0.0, number, 0.1))
         texts.append(Text(number, 0.16, str(number), "center"))
-    bars = [(found.rows.index(group[0]), found.rows.index(group[-1])) for group in found.groups]
+    bars = [(ranked.rows.index(group[0]), ranked.rows.index(group[-1])) for group in ranked.groups]
     lines += [
-        Line(found.mean[first] - 0.03, -BAR - STEP * depth, found.mean[last] + 0.03, -BAR - STEP * depth, wide=True)
+        Line(ranked.mean[first] - 0.03, -BAR - STEP * depth, ranked.mean[last] + 0.03, -BAR - STEP * depth, wide=True)
         for depth, (first, last) in enumerate(bars)
     ]
     lowest = -BAR - STEP * len(bars)
     half = math.ceil(count / 2)
     gap = MARGIN * (right - left)
-    for index, (row, mean) in enumerate(zip(found.rows, found.mean, strict=True)):
+    for index, (row, mean) in enumerate(zip(ranked.rows, ranked.mean, strict=True)):
         first = index < half
         level = lowest - 0.25 * (index + 1 if first else count - index)
         end = left - gap if first else right + gap
         lines += [Line(mean, 0.0, mean, level), Line(mean, level, end, level)]
         label = f"{row} ({mean:.2f})"
         texts.append(Text(end - gap / 3 if first else end + gap / 3, level, label, "right" if first else "left"))
-    lines.append(Line(left, 0.5, left + found.critical_difference, 0.5, wide=True))
-    texts.append(Text(left, 0.62, f"critical difference {found.critical_difference:.2f}", "left"))
+    lines.append(Line(left, 0.5, left + ranked.critical_difference, 0.5, wide=True))
+    texts.append(Text(left, 0.62, f"critical difference {ranked.critical_difference:.2f}", "left"))
     return Sketch(lines, texts)

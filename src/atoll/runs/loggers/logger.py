@@ -111,8 +111,8 @@ class RunLoggers:
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a row or of metrics, without flags and lists."""
-    found = {name: value for name, value in row.items() if isinstance(value, (int, float)) and not isinstance(value, bool)}
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+    numeric = {name: value for name, value in row.items() if isinstance(value, (int, float)) and not isinstance(value, bool)}
+    return {name: value for name, value in numeric.items() if math.isfinite(value)}
 
 
 def summary(result: Mapping[str, Any]) -> dict[str, float]:
@@ -123,10 +123,10 @@ def summary(result: Mapping[str, Any]) -> dict[str, float]:
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A configuration as one level, with dotted names."""
-    found: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for name, value in settings.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found
+        nested |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return nested
 
 
 def read_id(path: Path | None) -> str:
