@@ -15,6 +15,7 @@ from atoll.algorithms.gfl_appnp import FIRST, SECOND
 from atoll.deferred import dense
 from atoll.federation.cohort import Message
 from atoll.federation.federation import Answer, Failure
+from atoll.graphs.groups import group_means
 from atoll.runs import runner
 from atoll.runs.runner import Experiment
 from small import Wrapper, small
@@ -186,3 +187,51 @@ def test_of_two_parties_each_sees_the_others_representations() -> None:
     told = next(told for verb, _, told in heard if verb == "embed")["hidden"]
     aggregate = next(sent["aggregate"] for verb, sent, _ in heard if verb == "infer")
     torch.testing.assert_close(2 * aggregate - told[0], told[1])
+
+
+# FedSage+: what a generator was compared with, from a party's gradient
+
+WIDE = {"generator_widths": "16,32", "generator_latent": 16, "gradient_clip": 0.0, "generator_lr": 0.01}
+
+
+def judged(size: int) -> tuple[Experiment, Tensor, Tensor, Tensor]:
+    """Groups of that size: (3, M, d) Δ of every party's gradient for party 0's generator; (M, d) its vectors, and their scale.
+
+    The last layer's gradient is Hᵀ·Δ, and H, its inputs, follow from the generator and latents that everybody is sent. With no
+    more rows than columns H can be inverted, and Δ is the difference of each vector from its target, times what is known.
+    """
+    experiment = runner.prepare(small("fedsage", min_targets=size, **WIDE))
+    experiment.federation.tell("prepare")
+    (cohort,) = experiment.engine.cohorts  # type: ignore[attr-defined]
+    offer = cohort.offer()
+    net, rows = {name: value[0] for name, value in offer["generator"].items()}, offer["latents"][0]
+    numbers = torch.ones(len(rows), dtype=torch.int32)
+    gradient = cohort.judge(0, net, rows, numbers)["gradient"]["layers.2.weight"].double()
+    for layer in (0, 1):
+        rows = (rows @ net[f"layers.{layer}.weight"] + net[f"layers.{layer}.bias"]).relu()
+    width = experiment.federation.schema.features
+    made = (rows @ net["layers.2.weight"] + net["layers.2.bias"]).tanh()[:, :width].double()  # the first neighbor of each node
+    moved = torch.linalg.pinv(rows.double().t()) @ gradient[:, :, :width]
+    return experiment, moved, made, 2 * (1 - made.square()) / made.numel()
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_fedsage_tells_features_of_single_targets_and_means_of_groups(size: int) -> None:
+    """With min_targets=1 nodes' features are computed from a party's gradient; with groups their means, and no node's."""
+    experiment, moved, made, scale = judged(size)
+    parts, rows = experiment.party_data.parts, features(experiment).double()
+    for party in (1, 2):
+        found = made - moved[party] / scale
+        assert float(torch.cdist(found, group_means(parts, size)[party].double()).amin(1).max()) < 1e-2
+        nearest = torch.cdist(found, rows[parts.party == party]).amin(1)
+        assert bool((nearest < 1e-2).all()) if size == 1 else bool((nearest > 0.3).all())
+
+
+def test_a_secure_total_leaves_the_sum_of_fedsages_targets() -> None:
+    """Of the sum of two parties' gradients with min_targets=1 the sum of a row of each can be read, and neither alone."""
+    experiment, moved, made, scale = judged(1)
+    parts, rows = experiment.party_data.parts, features(experiment).double()
+    found = 2 * made - moved.sum(0) / scale
+    sums = (rows[parts.party == 1][:, None] + rows[parts.party == 2][None]).flatten(0, 1)
+    assert float(torch.cdist(found, sums).amin(1).max()) < 1e-2
+    assert float(torch.cdist(found / 2, rows).amin(1).min()) > 0.1

@@ -36,7 +36,11 @@ EXTRA_SETTINGS: dict[str, dict[str, Any]] = {  # of single algorithms
     "gfl_appnp": {"connected_train_share": 0, "edge_signal": 1},
     "fedmlp": SAMPLES,
     "mlps": SAMPLES,
-}
+    "fedsage": {
+        "generator_epochs": 8, "generator_rounds": 2, "generator_widths": "8,8", "generator_latent": 4, "generator_hidden": 4,
+        "generator_lr": 0.1, "min_targets": 3, "train": 0.3, "val": 0.5, "test": 0.2, "hidden_share": 1.0,
+    },
+}  # fmt: skip
 
 
 def small(algorithm: str, *, seed: int = 3, rounds: int = 3, scenario: str = "", **values: Any) -> Config:
