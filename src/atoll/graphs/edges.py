@@ -56,6 +56,12 @@ def unlooped_matrix(adjacency: sp.csr_array) -> sp.csr_array:
     return sp.csr_array(sp.diags_array(into) @ adjacency @ sp.diags_array(out_of))
 
 
+def spectral_matrix(adjacency: sp.csr_array) -> sp.csr_array:
+    """D^(-1/2)·A·D^(-1/2), D the sums over the edges out of a node; without self loops, 0 for a node without any."""
+    degree = adjacency.sum(0)
+    return scaled_in_place(sp.csr_array(adjacency, copy=True), np.where(degree > 0, degree, np.inf) ** -0.5)
+
+
 def mean_matrix(adjacency: sp.csr_array) -> sp.csr_array:
     """D⁻¹·A, D the row sums: a weighted mean; a row of zeros stays zero."""
     degree = adjacency.sum(1)

@@ -165,6 +165,11 @@ class Graph(Items, Slices, AllNodes):
         """D_in^(-1/2)·A·D_out^(-1/2): normalized without self loops."""
         return SparseMatrix(matrices.unlooped_matrix(self.weighted_adjacency), symmetric=self.symmetric)
 
+    @operator
+    def spectral_adjacency(self) -> SparseMatrix:
+        """D^(-1/2)·A·D^(-1/2) without self loops, D the degrees of an edge's source: I minus the normalized Laplacian."""
+        return SparseMatrix(matrices.spectral_matrix(self.weighted_adjacency), symmetric=self.symmetric)
+
     @cached_property
     def laplacian(self) -> SparseMatrix:
         """L with Σ_i xᵢᵀ(L·x)ᵢ = Σ ‖x_i − x_j‖² over all edges (i, j): D_in + D_out − A − Aᵀ."""

@@ -18,6 +18,7 @@ MODELS: Registry[type[Backbone]] = Registry(
     "model",
     {
         "appnp": "atoll.models.appnp:APPNP",
+        "cheb": "atoll.models.cheb:Cheb",
         "gamlp": "atoll.models.gamlp:GAMLP",
         "gat": "atoll.models.gat:GAT",
         "gcn": "atoll.models.gcn:GCN",

@@ -172,8 +172,8 @@ def _warn_unused_weights(config: Config, graph: Graph) -> None:
     model = getattr(config.settings, "model", "")
     if graph.edge_weight is not None and model in MODELS and find_model(model).ignores_edge_weight:
         sentence = (
-            f"Edge weights are not used: {model} weighs edges by attention alone; gcn, gcn_head, gin, sgc, appnp, gcnii and sage "
-            "use them."
+            f"Edge weights are not used: {model} weighs edges by attention alone; cheb, gamlp, gcn, gcn_head, gin, sgc, appnp, "
+            "gcnii and sage use them."
         )
         warnings.warn(sentence, AtollWarning, stacklevel=3)
 

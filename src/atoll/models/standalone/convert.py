@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from atoll.errors import AtollError
 from atoll.models.appnp import APPNP
 from atoll.models.backbone import Backbone
+from atoll.models.cheb import Cheb
 from atoll.models.gamlp import GAMLP
 from atoll.models.gat import GAT
 from atoll.models.gcn import GCN
@@ -33,7 +34,7 @@ from atoll.models.user import digest, file_of
 
 FLAVORS = {"torch": "atoll.models.standalone.torch_modules", "pyg": "atoll.models.standalone.pyg_modules"}
 PREFIX = {"torch": "Torch", "pyg": "PyG"}  # of the classes' names
-STANDALONE: tuple[type[Backbone], ...] = (APPNP, GAMLP, GAT, GCN, GCNHead, GCNII, GIN, GraphSAGE, MLP, SGC)
+STANDALONE: tuple[type[Backbone], ...] = (APPNP, Cheb, GAMLP, GAT, GCN, GCNHead, GCNII, GIN, GraphSAGE, MLP, SGC)
 ABOUT = "A network trained with atoll, which it does not need: `Model(...)(x, edge_index)` gives logits (N, C)."
 
 
@@ -77,6 +78,8 @@ def standalone(backbone: Backbone, flavor: str, name: str = "") -> Standalone:
     arguments = _arguments(backbone)
     kind = getattr(importlib.import_module(FLAVORS[flavor]), PREFIX[flavor] + type(backbone).__name__)
     module = kind(**arguments)
+    if isinstance(backbone, Cheb):  # its layers have one linear map per polynomial
+        parameters = per_polynomial(parameters)
     state: Parameters = {}
     for key, value in parameters.items():
         renamed, turned = RENAMED[type(backbone)](key, flavor)
@@ -158,6 +161,15 @@ def _gat(key: str, flavor: str) -> tuple[str, bool]:
     return f"{head}.{names.get(last, last)}", last == "weight"
 
 
+def per_polynomial(parameters: Mapping[str, Tensor]) -> Parameters:
+    """`layers.0.weight` (K, in, out) as `layers.0.lins.0.weight` (in, out) and so on."""
+    apart: Parameters = {}
+    for key, value in parameters.items():
+        head, _, last = key.rpartition(".")
+        apart |= {f"{head}.lins.{k}.weight": each for k, each in enumerate(value)} if last == "weight" else {key: value}
+    return apart
+
+
 def _gamlp(key: str, flavor: str) -> tuple[str, bool]:
     name = key.removeprefix("attention.")
     return ("offset", False) if key == "attention.bias" else (name, key.startswith("layers") and key.endswith("weight"))
@@ -171,6 +183,7 @@ def _gcnii(key: str, flavor: str) -> tuple[str, bool]:
 
 RENAMED: dict[type[Backbone], Callable[[str, str], tuple[str, bool]]] = {  # our name → the module's, and whether it is transposed
     APPNP: _linear,
+    Cheb: _linear,
     GAMLP: _gamlp,
     GAT: _gat,
     GCN: _gcn,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.nn import APPNP, GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv, SGConv
+from torch_geometric.nn import APPNP, ChebConv, GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv, SGConv
 from torch_geometric.utils import remove_self_loops
 
 
@@ -212,4 +212,22 @@ class PyGGAMLP(nn.Module):
         x = (every * shares.unsqueeze(2)).sum(1)
         for index, layer in enumerate(self.layers):
             x = layer(x if index == 0 else torch.where(x > 0, x, self.slope * x))
+        return x
+
+
+class PyGCheb(nn.Module):
+    """Defferrard et al., NeurIPS 2016: H⁺ = relu(Σ_k T_k(L̂)·H·W_k + b), T_k the Chebyshev polynomials."""
+
+    def __init__(
+        self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, bias: bool = True, order: int = 2
+    ) -> None:
+        super().__init__()
+        widths = [in_channels] + [hidden_channels] * (num_layers - 1) + [out_channels]
+        self.layers = nn.ModuleList(ChebConv(widths[i], widths[i + 1], order, bias=bias) for i in range(num_layers))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Logits (N, C)."""
+        edge_index, _ = remove_self_loops(edge_index)
+        for index, layer in enumerate(self.layers):
+            x = layer(x if index == 0 else x.relu(), edge_index, lambda_max=2.0)
         return x

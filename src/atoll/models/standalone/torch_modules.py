@@ -321,3 +321,45 @@ class TorchGAMLP(nn.Module):
         for index, layer in enumerate(self.layers):
             x = layer(x if index == 0 else torch.where(x > 0, x, self.slope * x))
         return x
+
+
+class TorchChebLayer(nn.Module):
+    """Σ_k T_k(L̂)·H·W_k + b, L̂ = −D^(-1/2)·A·D^(-1/2), D the number of edges out of a node."""
+
+    def __init__(self, in_channels: int, out_channels: int, order: int, bias: bool) -> None:
+        super().__init__()
+        self.lins = nn.ModuleList(nn.Linear(in_channels, out_channels, bias=False) for _ in range(order))  # W_0 … W_{K−1}
+        self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """(N, in) → (N, out)."""
+        kept = unlooped(edge_index, x)
+        degree = torch.zeros_like(x[:, 0]).index_add(0, edge_index[0], kept)
+        scale = torch.where(degree > 0, degree, torch.ones_like(degree)).rsqrt() * (degree > 0).to(x.dtype)
+        weight = kept * scale.index_select(0, edge_index[0]) * scale.index_select(0, edge_index[1])
+        before, now = x, x  # T_{k−2}·x, T_{k−1}·x
+        out = torch.zeros(0)
+        for k, linear in enumerate(self.lins):
+            if k > 0:
+                near = now.index_select(0, edge_index[0]) * weight.unsqueeze(1)
+                moved = -add_to_targets(torch.zeros_like(now), edge_index, near)
+                before, now = now, moved if k == 1 else 2 * moved - before
+            out = linear(now) if k == 0 else out + linear(now)
+        return out if self.bias is None else out + self.bias
+
+
+class TorchCheb(nn.Module):
+    """Defferrard et al., NeurIPS 2016: H⁺ = relu(Σ_k T_k(L̂)·H·W_k + b), T_k the Chebyshev polynomials."""
+
+    def __init__(
+        self, in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, bias: bool = True, order: int = 2
+    ) -> None:
+        super().__init__()
+        widths = [in_channels] + [hidden_channels] * (num_layers - 1) + [out_channels]
+        self.layers = nn.ModuleList(TorchChebLayer(widths[i], widths[i + 1], order, bias) for i in range(num_layers))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Logits (N, C)."""
+        for index, layer in enumerate(self.layers):
+            x = layer(x if index == 0 else x.relu(), edge_index)
+        return x
