@@ -13,6 +13,7 @@ LONG = (
     "growth",
     "large",
     "peers",
+    "roofline",
     "soak",
 )  # only when asked for by name
 
