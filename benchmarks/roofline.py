@@ -90,7 +90,7 @@ def fastest(function: Callable[[], Any], turns: int = TURNS) -> float:
 
 
 def fedavg_work(graph: Graph, settings: Any) -> Work:
-    """FedAvg with a GCN of two layers and sparse features: epochs, the optimizer, an evaluation, the models' way there and back."""
+    """FedAvg with a GCN of two layers and sparse features: epochs, the optimizer, an evaluation, models sent and returned."""
     work, nodes, hidden, classes = Work(), graph.num_nodes, settings.hidden, graph.num_classes
     features, edges = graph.nonzero_features.nnz, graph.edge_index.shape[1] + nodes
     weights = graph.parties * (graph.num_features * hidden + hidden * classes + hidden + classes)
