@@ -76,6 +76,40 @@ def test_any_metric_selects_the_best_round(name: str, best: object, secure: bool
     assert values[result.best_round - 1] == best(values)  # type: ignore[operator]
 
 
+def test_tracked_metrics_are_those_of_the_items_and_widen_nothing_else() -> None:
+    """Accuracy over validation nodes outside their party's commonest training class, and what a name of a class asks for."""
+    graph, logits = labeled_graph(), random_logits().detach()
+    plain, task = (
+        TASK.configured(TaskOptions(classes=3, parties=3, track=track)) for track in ((), ("minority_accuracy", "f1[1]"))
+    )
+    assert task.fields.keys() - plain.fields.keys() == {"val_minority", "val_confusion"}
+    counts, usual = task.counts(logits, graph), plain.counts(logits, graph)
+    assert all(torch.equal(counts[name], value) for name, value in usual.items())
+    found = task.metrics({key: value.sum(0) for key, value in counts.items()})
+    right, nodes, predicted = 0, 0, logits.argmax(1)
+    for party in range(3):
+        own = graph.owner == party
+        trained = graph.y[own & graph.train & (graph.y >= 0)]
+        commonest = max(range(3), key=lambda c: (int((trained == c).sum()), -c))
+        judged = own & graph.val & (graph.y >= 0) & (graph.y != commonest)
+        right, nodes = right + int((predicted == graph.y)[judged].sum()), nodes + int(judged.sum())
+    assert 0 < right < nodes
+    assert found["val_minority_accuracy"] == pytest.approx(right / nodes)
+    rows = evaluated_rows(graph)
+    rows = rows[graph.val[rows]]
+    assert found["val_f1[1]"] == pytest.approx(f1_score(graph.y[rows], predicted[rows], labels=[1], average=None)[0])
+
+
+def test_what_is_tracked_changes_nothing_else() -> None:
+    """The same rounds, bytes of training and best round; one more metric of each round."""
+    plain, tracked = (atoll.run("fedavg", **SMALL, track=track) for track in ((), ("minority_accuracy",)))
+    assert {"val_minority_accuracy"} == tracked.metrics.keys() - plain.metrics.keys()
+    assert all(tracked.metrics[name] == value for name, value in plain.metrics.items())
+    assert (tracked.best_round, tracked.bytes["up"]) == (plain.best_round, plain.bytes["up"])
+    with pytest.raises(AtollError, match="track is 'auk', .*did you mean 'auc'"):
+        atoll.run("fedavg", **SMALL, track=("auk",))
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_is_selected_by_every_kind_of_count(algorithm: str) -> None:
     """Confusion matrices, histograms, sums and bins, over all classes and of one; the best round is the best by it."""

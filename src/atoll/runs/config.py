@@ -215,7 +215,9 @@ def _check(algorithm: str, built: Mapping[str, Any]) -> None:
     require_whole_graphs(algorithm, run.task, built.get("settings"))
     if run.task not in (tasks := getattr(algorithms.find(algorithm), "TASKS", (run.task,))):
         raise AtollError(f"{algorithm} is for the task {' or '.join(tasks)}, not for {run.task}; choose another algorithm.")
-    selecting_metric(TASKS.find(run.task), run.select_by)
+    for setting, names in {"select_by": (run.select_by,), "track": run.track}.items():
+        for name in names:
+            selecting_metric(TASKS.find(run.task), name, setting)
     protocol.check(algorithm, run, built["dp"])
     class_weights.check(run.class_weight)
     if run.class_weight == class_weights.BALANCED and built["dp"].active:

@@ -37,6 +37,11 @@ class RunSettings:
         "average_precision, brier, calibration_error, minority_accuracy, or of one class, as in recall[CLASS]; or last.",
         was="select",
     )
+    track: tuple[str, ...] = setting(
+        (),
+        "Further metrics of validation nodes to count and to record, of those that select_by can name: minority_accuracy, auc, …",
+        since="0.2",
+    )
     evaluation: str = setting(
         "auto",
         "Which models are judged: auto (the algorithm's own: global or personal), trained (each party's after local training, "

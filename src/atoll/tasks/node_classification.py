@@ -37,6 +37,7 @@ class NodeClassification:
 
     class_names: tuple[str, ...] = ()
     selected: str = ""  # the metric that selects the best round, where it needs more than the usual counts
+    tracked: tuple[str, ...] = ()  # the other metrics of validation nodes that a run wants and that need more
     class_weights: tuple[float, ...] = ()  # of each class in the loss; empty where all weigh 1
     balanced: bool = False  # whether the weights follow from the federation's class counts
     decision: decisions.Rule | None = None  # how one of two classes is decided; None for the likeliest
@@ -59,7 +60,7 @@ class NodeClassification:
 
     @cached_property
     def fields(self) -> dict[str, CountField]:
-        """The usual counts and what the selecting metric needs."""
+        """The usual counts and what the selecting metric and those that a run tracks need."""
         usual = {
             "validation": CountField((3,), ("items", "items", "sum")),
             "test": CountField((5,), ("items", "items", "sum", "items", "items")),
@@ -72,8 +73,8 @@ class NodeClassification:
     @cached_property
     def _extra(self) -> list[str]:
         """The fields of validation nodes beside the usual ones."""
-        kind = split_class_metric(self.selected)[0]
-        needed = [details.NEEDED[kind]] if kind in details.NEEDED else []
+        kinds = [split_class_metric(name)[0] for name in (self.selected, *self.tracked)]
+        needed = [details.NEEDED[kind] for kind in kinds if kind in details.NEEDED]
         return list(dict.fromkeys([*needed, *(["histogram"] if self.chooses else [])]))
 
     @cached_property
@@ -88,27 +89,37 @@ class NodeClassification:
 
     def configured(self, options: TaskOptions) -> NodeClassification:
         """The task as a run wants it."""
-        selected = selecting_metric(self, options.select_by)[0]
-        kind, label = split_class_metric(selected)
-        if label:
-            class_index(label, options.class_names, options.classes, "select_by")
+        selected = self._further(selecting_metric(self, options.select_by)[0], options, "select_by")
+        tracked = [self._further(selecting_metric(self, name, "track")[0], options, "track") for name in options.track]
         rule = decisions.rule_of(options.threshold, options.class_names, options.classes)
         made = replace(
             self,
             class_names=options.class_names,
-            selected=selected if kind in details.NEEDED else "",
+            selected=selected,
+            tracked=tuple(dict.fromkeys(name for name in tracked if name)),
             class_weights=class_weights.given(options.class_weight, options.class_names, options.classes),
             balanced=options.class_weight == class_weights.BALANCED,
             decision=rule,
             training=options.training,
         )
         if options.noised and options.parties > MAX_NOISED_PARTIES and "histogram" in made._extra:
-            asked = f"threshold={options.threshold}" if made.chooses else f"select_by={options.select_by}"
+            asked = {
+                f"threshold={options.threshold}": made.chooses,
+                f"select_by={options.select_by}": "histogram" in replace(made, tracked=())._extra,
+                f"track={','.join(options.track)}": True,
+            }
             raise AtollError(
-                f"{asked} counts histograms, which are not noised for more than {MAX_NOISED_PARTIES} "
-                "parties; select by another metric, or leave dp.evaluation_noise out."
+                f"{next(name for name, counts in asked.items() if counts)} counts histograms, which are not noised for more than "
+                f"{MAX_NOISED_PARTIES} parties; name another metric, or leave dp.evaluation_noise out."
             )
         return made
+
+    def _further(self, name: str, options: TaskOptions, setting: str) -> str:
+        """The metric that a setting names, if it needs more than the usual counts; a class that does not exist is an error."""
+        kind, label = split_class_metric(name)
+        if label:
+            class_index(label, options.class_names, options.classes, setting)
+        return name if kind in details.NEEDED else ""
 
     def weighted(self, weights: tuple[float, ...]) -> NodeClassification:
         """The task with these class weights in its loss."""
@@ -205,10 +216,11 @@ class NodeClassification:
         if self.decision is not None and self.chooses:
             _, chosen = decisions.chosen(self.decision, fields["histogram"])
             computed |= {} if chosen is None else {"threshold": chosen}
-        kind, label = split_class_metric(self.selected)
-        if label:
-            value = details.class_value(kind, class_index(label, self.class_names, classes, "select_by"), fields)
-            computed |= {} if value is None else {self.selected: value}
+        for name in (self.selected, *self.tracked):
+            kind, label = split_class_metric(name)
+            if label:
+                value = details.class_value(kind, class_index(label, self.class_names, classes, name), fields)
+                computed |= {} if value is None else {name: value}
         return {f"{VALIDATION}{name}": value for name, value in computed.items()}
 
     def threshold(self, sums: Mapping[str, Any]) -> dict[str, Any] | None:

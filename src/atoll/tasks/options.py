@@ -25,6 +25,7 @@ class TaskOptions:
     """What a task may need to know of a run; the same at the server and at every site."""
 
     select_by: str = "loss"
+    track: tuple[str, ...] = ()  # further metrics of validation items
     class_names: tuple[str, ...] = ()
     classes: int = 0
     parties: int = 0
@@ -39,14 +40,19 @@ def configured(task: Task, options: TaskOptions) -> Task:
     if configure := getattr(task, "configured", None):
         result: Task = configure(options)
         return result
+    if options.track:
+        raise AtollError(f"track is {','.join(options.track)}, but {task.name} counts nothing further; leave it out.")
     for name in ("class_weight", "threshold"):
         if getattr(options, name) != "none":
             raise AtollError(f"{name} is {getattr(options, name)!r}, but {task.name} does not use it; leave it out.")
     return task
 
 
-def selecting_metric(task: Task, select_by: str) -> tuple[str, Metric]:
-    """The metric that `select_by` names, without `val_`, and how it is read; the loss for `last`; an unknown name is an error."""
+def selecting_metric(task: Task, select_by: str, setting: str = "select_by") -> tuple[str, Metric]:
+    """The metric that `select_by` names, without `val_`, and how it is read; the loss for `last`; an unknown name is an error.
+
+    `setting` is where the name is from.
+    """
     if select_by in (*LOSS_NAMES, LAST):
         return "loss", task.headings.get("loss", Metric("loss", higher_is_better=False))
     scores = ("score", *(() if "accuracy" in task.headings else ("accuracy",)))
@@ -61,7 +67,7 @@ def selecting_metric(task: Task, select_by: str) -> tuple[str, Metric]:
         return name, per_class[kind]
     options = ["loss", "score", LAST, *task.headings, *(f"{kind}[CLASS]" for kind in per_class)]
     near = closest(kind, options) or f"; it is one of {', '.join(dict.fromkeys(options))}."
-    raise AtollError(f"select_by is {select_by!r}, which is not a metric of {task.name}{near}")
+    raise AtollError(f"{setting} is {select_by!r}, which is not a metric of {task.name}{near}")
 
 
 def split_class_metric(name: str) -> tuple[str, str]:
