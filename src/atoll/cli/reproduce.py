@@ -28,7 +28,9 @@ def reproduce(
     what: Annotated[str | None, typer.Argument(metavar="PAPER[/TABLE]", help="For instance fedspray or fedspray/table2.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="Show every table and figure with its state.")] = False,
     quick: Annotated[bool, typer.Option(help="A small version: fewer seeds and rounds.")] = False,
-    only: Annotated[str | None, typer.Option(help="Run only the lines whose label contains this text.")] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Run only the line with this label, or else those whose label contains this text.")
+    ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds; as many as the paper's by default.")] = None,
     jobs: Jobs = 1,
     out: Annotated[Path, typer.Option(help="Folder for the runs; those already there are not run again.")] = Path(
@@ -72,12 +74,13 @@ def reproduce(
         if quick:
             raise AtollError("--record keeps full results only; leave out --quick.")
         record.ready()
-    if only is not None and not any(only in cell.row for exhibit in chosen for cell in exhibit.cells):
+    rows = library.selected([cell.row for exhibit in chosen for cell in exhibit.cells], only)
+    if only is not None and not rows:
         raise AtollError(f"No line of {what} has {only!r} in its label; `atoll reproduce {what} --no-run` shows all lines.")
     paper = what.partition("/")[0]
     with stage("Looking for runs that are already there"):
         work = execute.jobs_of(chosen, quick, seeds)
-        some = {(name, row): each for (name, row), each in work.items() if only is None or only in row}
+        some = {(name, row): each for (name, row), each in work.items() if row in rows}
         todo = execute.waiting(record.unrecorded(chosen, some, means=not keep) if new else some, out) if rerun else []
     _run(todo, jobs, partial(record.add, paper) if keep else None)
     with stage("Collecting results"):
@@ -89,7 +92,7 @@ def reproduce(
     if not quick:
         with stage("Comparing with the ranges"):
             reported = [(exhibit, record.judged(exhibit, lines)) for exhibit, lines in reported]
-    _show(reported, only)
+    _show(reported, rows)
     if page is not None:
         with stage("Drawing the figures"):
             _write(results.Results(paper, reported, out), work, out, page)
@@ -125,12 +128,12 @@ def _print(table: Group) -> None:
     show(table)
 
 
-def _show(reported: list[tuple[Exhibit, list[Line]]], only: str | None) -> None:
+def _show(reported: list[tuple[Exhibit, list[Line]]], rows: set[str]) -> None:
     from atoll.cli.console import show
     from atoll.cli.papers import exhibit_table
 
     for exhibit, lines in reported:
-        chosen = [line for line in lines if only is None or only in line.cell.row]
+        chosen = [line for line in lines if line.cell.row in rows]
         if chosen:
             show(exhibit_table(exhibit, chosen))
 

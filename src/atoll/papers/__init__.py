@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -194,6 +194,18 @@ def find(name: str) -> list[Exhibit]:
     if not matches:
         raise AtollError(f"There is no {name!r} to reproduce{suggest(name, [exhibit.name for exhibit in available])}")
     return matches
+
+
+def selected(rows: Iterable[str], only: str | None) -> set[str]:
+    """The label that `only` is, or else all those that contain it; without it all.
+
+    >>> sorted(selected(["GCN FedLit", "GCN FedLit (deep)", "GCN Local"], "GCN FedLit"))
+    ['GCN FedLit']
+    >>> sorted(selected(["GCN FedLit", "GCN FedLit (deep)", "GCN Local"], "FedLit"))
+    ['GCN FedLit', 'GCN FedLit (deep)']
+    """
+    labels = set(rows)
+    return {only} if only in labels else {row for row in labels if only is None or only in row}
 
 
 def _exhibit(name: str, paper: str, table: dict[str, Any]) -> Exhibit:

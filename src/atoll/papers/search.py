@@ -166,7 +166,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Search the lines of one table."""
     parser = argparse.ArgumentParser(prog="python -m atoll.papers.search", description="Choose a setting for a table's lines.")
     parser.add_argument("table", help="for instance glasu/table1")
-    parser.add_argument("--only", default="", help="search only the lines whose label contains this text")
+    parser.add_argument(
+        "--only", default="", help="search only the line with this label, or else those whose label contains this text"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/search"), help="folder of the runs; those there are not repeated")
     parser.add_argument("--record", action="store_true", help="keep the result as data of the package (for a source checkout)")
     options = parser.parse_args(arguments)
@@ -175,7 +177,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if exhibit is None or grid is None:
         raise AtollError(f"{options.table} is not a table with a grid in {FOLDER}.")
     measure = measured_in(options.out, lambda text: print(text, file=sys.stderr, flush=True))
-    searches = [search(cell, grid, measure) for cell in exhibit.runnable if options.only in cell.row]
+    rows = papers.selected([cell.row for cell in exhibit.runnable], options.only)
+    searches = [search(cell, grid, measure) for cell in exhibit.runnable if cell.row in rows]
     if options.record:
         record(exhibit.name, searches)
     print(table(searches, grid.setting))
