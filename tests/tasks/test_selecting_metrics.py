@@ -106,7 +106,7 @@ def test_what_is_tracked_changes_nothing_else() -> None:
     assert {"val_minority_accuracy"} == tracked.metrics.keys() - plain.metrics.keys()
     assert all(tracked.metrics[name] == value for name, value in plain.metrics.items())
     assert (tracked.best_round, tracked.bytes["up"]) == (plain.best_round, plain.bytes["up"])
-    with pytest.raises(AtollError, match="track is 'auk', .*did you mean 'auc'"):
+    with pytest.raises(AtollError, match=r"track is 'auk', .*did you mean 'auc'"):
         atoll.run("fedavg", **SMALL, track=("auk",))
 
 
