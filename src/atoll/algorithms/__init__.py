@@ -92,6 +92,7 @@ def takes_unlabeled(name: str) -> bool:
 
 
 _digests: dict[Path, str] = {}  # of the files that were imported
+_provided: dict[Path, bytes] = {}  # files of another machine
 
 
 def digest(name: str, *, read: bool = False) -> str | None:
@@ -102,7 +103,19 @@ def digest(name: str, *, read: bool = False) -> str | None:
     return _digests.get(path) or (hashlib.sha256(_source(path)).hexdigest() if read else None)
 
 
+def source(name: str) -> bytes:
+    """The content of a user's algorithm file; empty for any other algorithm."""
+    return _source(Path(name).resolve()) if name.endswith(".py") else b""
+
+
+def provide(name: str, content: bytes) -> None:
+    """Take this as the content of an algorithm file that is on another machine."""
+    _provided[Path(name).resolve()] = content
+
+
 def _source(path: Path) -> bytes:
+    if path in _provided:
+        return _provided[path]
     try:
         return path.read_bytes()
     except OSError as error:

@@ -38,6 +38,11 @@ class FederatedData:
         """The union of the parties' nodes, with the edges between parties (overlapping: only those that some party holds)."""
         return self.load_whole()
 
+    @property
+    def named(self) -> Graph:
+        """A graph with the names of the columns and classes: the original one, unless that would have to be read from shards."""
+        return self.source if self.extent is None or self.scenario == "vertical" else self.parts
+
     @cached_property
     def source(self) -> Graph:
         """The original graph, including nodes that no party holds."""

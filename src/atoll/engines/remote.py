@@ -55,6 +55,8 @@ class RemoteEngine:
     last checkpoint. With `exact`, a site refuses to continue from an older one.
     """
 
+    memory_at_sites = True
+
     def __init__(
         self,
         carrier: Carrier,

@@ -21,6 +21,7 @@ from atoll.federation.memory import (
     PHASE,
     STORED_FEATURE,
     TRAIN_ITEM,
+    axes_of,
     declared_memory,
     restore_attributes,
     rows_of,
@@ -243,7 +244,7 @@ class Cohort:
         part.limits = self.limits
         part.clean_graph = clean
         whole = self.state()
-        axes = {PHASE: PARTY, **self.round_memory, **self.memory}
+        axes = axes_of(self.memory, self.round_memory)
         rows = {name: rows_of(index, axes[name], self.graph) for name in whole}
         part.restore({name: take(whole[name], rows[name]) for name in whole})
         return part, whole, rows

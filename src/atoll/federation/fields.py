@@ -100,3 +100,14 @@ def concatenate(chunks: Sequence[Fields]) -> Fields:
         else:
             joined[name] = torch.cat([value.dense() if isinstance(value, Deferred) else value for value in values])
     return joined
+
+
+def split_rows(value: Any, sizes: Sequence[int]) -> list[Any]:
+    """The inverse of `concatenate` for one field, whose first so many rows are the first site's, and so on."""
+    if isinstance(value, Mapping):
+        parts = {name: split_rows(item, sizes) for name, item in value.items()}
+        return [{name: part[site] for name, part in parts.items()} for site in range(len(sizes))]
+    if isinstance(value, Tensor):
+        return list(torch.split(value, list(sizes)))
+    ends = np.cumsum(sizes).tolist()
+    return [value[end - size : end] for size, end in zip(sizes, ends, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from atoll.errors import AtollError, AtollWarning
+from atoll.federation.fields import split_rows
 from atoll.graphs.blocks import spans
 from atoll.graphs.graph import Graph
 from atoll.models.parameters import get_parameters, set_parameters
@@ -89,3 +90,25 @@ def rows_of(parties: NDArray[np.int64], axis: str, graph: Graph) -> Tensor:
         sizes = graph.ptr.diff() if axis == NODE else graph.num_train
         starts = nn.functional.pad(sizes.cumsum(0), (1, 0))
     return spans(starts[index], starts[index + 1])
+
+
+def axes_of(memory: Mapping[str, str], round_memory: Mapping[str, str]) -> dict[str, str]:
+    """The axis of each piece of the state of a cohort that declares these."""
+    return {PHASE: PARTY, **round_memory, **memory}
+
+
+def rows_along(axes: Collection[str], graph: Graph) -> dict[str, int]:
+    """How many rows the parties of a graph have along these axes."""
+    everybody = np.arange(graph.parties)
+    return {axis: len(rows_of(everybody, axis, graph)) for axis in axes}
+
+
+def divided(memory: Mapping[str, Any], axes: Mapping[str, str], rows: Sequence[Mapping[str, int]]) -> list[dict[str, Any]]:
+    """The memory of several cohorts, one after the other, cut into each one's; `rows`: how many it has along each axis."""
+    parts: list[dict[str, Any]] = [{} for _ in rows]
+    for name, value in memory.items():
+        if name not in axes:
+            raise AtollError(f"The saved memory holds {name!r}, which is not declared.")
+        for part, piece in zip(parts, split_rows(value, [count[axes[name]] for count in rows]), strict=True):
+            part[name] = piece
+    return parts

@@ -17,7 +17,8 @@ from atoll.federation.messages import Message, verb
 from atoll.privacy import masking
 from atoll.privacy.identities import SIGNATURE_BYTES
 from atoll.privacy.masking import ADVERT_PARTS, SECURE_STEPS, SEED_BYTES, SHARE_BYTES, Call
-from atoll.privacy.secrets import Secrets, Session
+from atoll.privacy.secrets import Secrets
+from atoll.privacy.sessions import Session
 
 if TYPE_CHECKING:
     from atoll.federation.cohort import Cohort

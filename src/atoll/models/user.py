@@ -23,6 +23,7 @@ from atoll.models.plain import Factory, plain_backbone
 
 _loaded: dict[str, type[Backbone]] = {}  # by the name that a configuration holds
 _digests: dict[Path, str] = {}  # SHA-256 of the files that were imported
+_provided: dict[Path, bytes] = {}  # files of another machine
 
 
 def is_user_model(name: Any) -> bool:
@@ -108,7 +109,21 @@ def _key(name: str) -> str:
     return name if file is None else str(file) + name[len(name.rpartition(".py")[0]) + 3 :]
 
 
+def source(name: str) -> bytes:
+    """The content of a model's file; empty for all other models."""
+    file = file_of(name) if is_user_model(name) else None
+    return b"" if file is None else _source(file)
+
+
+def provide(name: str, content: bytes) -> None:
+    """Take this as the content of a model's file that is on another machine."""
+    if (file := file_of(name)) is not None:
+        _provided[file] = content
+
+
 def _source(path: Path) -> bytes:
+    if path in _provided:
+        return _provided[path]
     try:
         return path.read_bytes()
     except OSError as error:

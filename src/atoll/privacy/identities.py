@@ -49,13 +49,18 @@ class Identities:
         return [party for party, signature, statement in claims if not self.signed(party, signature, statement)]
 
 
-def simulated_identities(parties: int) -> Identities:
-    """Identities for the parties of a simulation."""
+def simulated_identities(parties: int, private: bytes = b"") -> Identities:
+    """Identities for the parties of a simulation; `private`: the `simulation_key` of the process that started this one."""
     from atoll.privacy.masking import require_cryptography
 
     require_cryptography()
-    key = _process_key()
+    key = _key_of(private) if private else _process_key()
     return Identities([key.public_key()] * parties, dict.fromkeys(range(parties), key))
+
+
+def simulation_key() -> bytes:
+    """The key that signs for all parties of this process's simulations, to hand to processes that hold some of them."""
+    return _process_key().private_bytes_raw()
 
 
 @cache
@@ -63,3 +68,10 @@ def _process_key() -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     return Ed25519PrivateKey.generate()
+
+
+@cache
+def _key_of(private: bytes) -> Ed25519PrivateKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.from_private_bytes(private)

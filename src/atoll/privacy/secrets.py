@@ -12,9 +12,7 @@ received different messages cannot decrypt each other's shares, and do not accep
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,47 +22,15 @@ from torch import Tensor
 from atoll import wire
 from atoll.errors import AtollError, PartyFailure, listed
 from atoll.privacy import masking
+from atoll.privacy.entropy import Entropy, fresh
 from atoll.privacy.identities import SIGNATURE_BYTES, Identities
 from atoll.privacy.masking import MASKS, SELF, Advert, Call, Integers, threshold
 from atoll.privacy.opened_totals import OpenedTotals
+from atoll.privacy.sessions import Session
 
 STEPS = ("keys", "shares", "open", "mask", "confirm", "reveal")
 UNKNOWN = "does not know the session of this secure total: it was restarted, or another one began"
 ZERO_NONCE = b"\0" * 12  # each key encrypts a single message
-
-
-def _fresh_seeds() -> tuple[bytes, bytes]:
-    return os.urandom(masking.SEED_BYTES), os.urandom(masking.SEED_BYTES)
-
-
-@dataclass
-class Session:
-    """One party's state in one attempt at a total."""
-
-    session: bytes  # the server's identifier of the attempt
-    call: Call
-    digest: bytes
-    step: int = 0  # index in STEPS of the last step taken
-    channel: Any = field(default_factory=lambda: masking.private_key(os.urandom(masking.SEED_BYTES)), repr=False)
-    seeds: tuple[bytes, bytes] = field(default_factory=_fresh_seeds, repr=False)  # pair masks' key, self mask
-    nonce: bytes = field(default_factory=lambda: os.urandom(32))
-    users: tuple[int, ...] = ()  # who advertised keys
-    adverts: dict[int, Advert] = field(default_factory=dict)
-    keys: bytes = b""  # the transcript of the first step
-    dealers: tuple[int, ...] = ()  # who dealt shares
-    received: dict[int, tuple[bytes, bytes]] = field(default_factory=dict, repr=False)
-    masked: tuple[int, ...] = ()  # whose masks are in the replies
-    transcript: bytes = b""  # the transcript of the masks
-    answered: tuple[int, ...] = ()
-
-    def advert(self) -> bytes:
-        """The party's first message."""
-        masks = masking.public_key(masking.private_key(self.seeds[MASKS]))
-        return b"".join((masking.public_key(self.channel), masks, masking.seed_commitment(self.seeds[SELF]), self.nonce))
-
-    def forget(self) -> None:
-        """Forget the secrets; the session itself is remembered, so that its steps are not repeated."""
-        self.channel, self.seeds, self.received, self.adverts = None, (b"", b""), {}, {}
 
 
 class Secrets:
@@ -74,14 +40,20 @@ class Secrets:
     """
 
     def __init__(
-        self, identities: Identities, *, run: str = "", min_parties: int = 2, opened: OpenedTotals | None = None
+        self,
+        identities: Identities,
+        *,
+        run: str = "",
+        min_parties: int = 2,
+        opened: OpenedTotals | None = None,
+        entropy: Entropy = fresh,
     ) -> None:
         """`min_parties`: the fewest parties whose sum may be opened; `opened`: the record of opened totals, a file at a site."""
         masking.require_cryptography()
         self.identities = identities
         self.run = run
         self.min_parties = max(2, min_parties)
-        self.opened = opened or OpenedTotals()
+        self.opened, self.entropy = opened or OpenedTotals(), entropy
         self.sessions: dict[int, Session] = {}
 
     def keys(self, parties: Sequence[int], call: Call, session: Tensor) -> dict[str, Tensor]:
@@ -91,7 +63,7 @@ class Secrets:
         adverts, signatures = [], []
         before = torch.zeros(len(parties), len(self.identities), dtype=torch.bool)
         for row, party in enumerate(parties):
-            record = self.sessions[party] = Session(number, call, name)
+            record = self.sessions[party] = Session.begin(party, number, call, name, self.entropy)
             adverts.append(record.advert())
             signatures.append(self.identities.sign(party, masking.keys_statement(name, party, adverts[-1])))
             before[row, list(self.opened.find(party, call) or ())] = True

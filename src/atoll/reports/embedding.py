@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ def embed(result: Result) -> tuple[Tensor, Tensor]:
 
     The network is that of the best round, whose metrics are reported.
     """
-    experiment = prepare(result.config)
+    experiment = prepare(replace(result.config, engine="inprocess"))
     whole, settings = experiment.party_data.whole, result.config.settings
     network = backbone(settings, experiment.federation.schema, 1, None)
     set_parameters(network, _model(result))

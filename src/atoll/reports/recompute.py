@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from atoll.engines import is_hosted
 from atoll.errors import AtollError
 from atoll.federation.cohort import Observation
 from atoll.graphs.graph import Graph
@@ -96,12 +97,13 @@ def _predictions(run: StoredRun) -> Predictions | str:
     if saved == model:
         files = ModelFiles.read(run.path)
         state, memory, number = files.state, {"0": files.memory}, int(files.description["best_round"])
-        config = replace(config, engine="inprocess", run=replace(config.run, placement="together"))
     else:
         document = run.checkpoint()
         if document is None:
             return "the checkpoint cannot be read"
         state, memory, number = document.get("state", {}), document.get("memory", {}), int(document["book"]["round"])
+    if saved == model or is_hosted(config.engine):  # all parties' memory is that of one cohort
+        config = replace(config, engine="inprocess", run=replace(config.run, placement="together"))
     experiment = prepare(config)
     experiment.engine.restore(memory)
     data = experiment.party_data

@@ -12,15 +12,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from atoll.engines.inprocess import InProcessEngine
 from atoll.errors import AtollWarning
-from atoll.federation.cohort import Cohort, Fields, Observation
+from atoll.federation.cohort import Cohort, Observation
+from atoll.federation.memory import axes_of, divided, rows_along
 from atoll.runs.best import BestRound
 from atoll.runs.evaluation import MAX_LISTED, Evaluation, from_counts, of_items
 from atoll.runs.experiment import Experiment, build_experiment
 from atoll.runs.predictions import observe
+from atoll.runs.simulation import simulation_of
 
 MAX_OBSERVED = 100_000  # parties: a second cohort of more could need too much memory
 
@@ -96,8 +97,8 @@ def _counted(experiment: Experiment, best: BestRound, threshold: Mapping[str, An
 
 def _outputs(experiment: Experiment, best: BestRound, row: Mapping[str, Any]) -> list[Observation]:
     """What the parties predict with the best round's model; nothing where they are elsewhere, or their replies are noised."""
-    engine, kind = experiment.engine, experiment.algorithm.Cohort
-    if not isinstance(engine, InProcessEngine) or experiment.config.dp.active or kind.predict is Cohort.predict:
+    engine, kind = simulation_of(experiment), experiment.algorithm.Cohort
+    if engine is None or experiment.config.dp.active or kind.predict is Cohort.predict:
         return []
     if experiment.federation.schema.parties > MAX_OBSERVED:
         return []
@@ -108,7 +109,9 @@ def _outputs(experiment: Experiment, best: BestRound, row: Mapping[str, Any]) ->
         return cohort
 
     twin = InProcessEngine(make, engine.sites)
-    for cohort, memory in zip(twin.cohorts, _by_site(best.memory, [cohort.trained() for cohort in twin.cohorts]), strict=True):
+    axes = axes_of(twin.cohorts[0].memory, {})
+    rows = [rows_along({axes[name] for name in best.memory}, cohort.graph) for cohort in twin.cohorts]
+    for cohort, memory in zip(twin.cohorts, divided(best.memory, axes, rows), strict=True):
         cohort.restore(memory)
     config, federation = experiment.config, experiment.federation
     plain = replace(config, run=replace(config.run, secure=False))
@@ -117,22 +120,6 @@ def _outputs(experiment: Experiment, best: BestRound, row: Mapping[str, Any]) ->
     judging.federation.begin(best.round)
     judging.federation.missing = {int(party): reason for party, reason in row.get("missing", {}).items()}
     return observe(judging, best.state, hidden=False)
-
-
-def _by_site(memory: Fields, shapes: Sequence[Fields]) -> list[Any]:
-    """The parties' rows, in party order, cut into those of each site; `shapes` are memories of the same sizes."""
-    return [memory] if len(shapes) == 1 else _cut(memory, shapes)
-
-
-def _cut(value: Any, shapes: Sequence[Any]) -> list[Any]:
-    if isinstance(value, Mapping):
-        parts = {name: _cut(item, [shape[name] for shape in shapes]) for name, item in value.items()}
-        return [{name: part[site] for name, part in parts.items()} for site in range(len(shapes))]
-    sizes = [len(shape) for shape in shapes]
-    if isinstance(value, Tensor):
-        return list(torch.split(value, sizes))
-    ends = torch.tensor(sizes).cumsum(0).tolist()
-    return [value[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 def _class_names(experiment: Experiment) -> Sequence[str] | None:

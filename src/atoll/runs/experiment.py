@@ -5,23 +5,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, partial
 from typing import Any
 
 from atoll import algorithms, allocator
 from atoll.data.damage import damaged
-from atoll.data.encoding import Encoding
-from atoll.data.federated import federate
 from atoll.data.federated_data import FederatedData
 from atoll.data.given import Given
-from atoll.engines import ENGINES
+from atoll.engines import close, connecting, is_hosted
 from atoll.errors import AtollError, AtollWarning
 from atoll.federation import robust
 from atoll.federation.bounds import Limits, Rules
 from atoll.federation.cohort import Cohort, Guard, Schema
 from atoll.federation.federation import Engine, Federation
-from atoll.federation.ledger import Ledger
 from atoll.federation.network import NetworkModel
 from atoll.graphs.graph import Graph
 from atoll.models.registry import MODELS, find_model
@@ -34,8 +30,7 @@ from atoll.privacy.releases import Releases
 from atoll.privacy.secrets import Secrets
 from atoll.runs.config import GIVEN, Config
 from atoll.runs.described import Described
-from atoll.runs.model_files import folder_of, read_description
-from atoll.runs.preparation import encode_parties, encoded, read_preprocessing
+from atoll.runs.preparation import load_parties, read_preprocessing
 from atoll.runs.run_settings import evaluated_share
 from atoll.tasks import TASKS, Task, TaskOptions, configured
 
@@ -53,6 +48,13 @@ class Experiment:
     releases: Releases = field(default_factory=Releases)  # of the parties in this process
     spent_before: float = 0.0  # `spent` of the checkpoint: a site that is away now may have reported it
     start: dict[str, Any] = field(default_factory=dict)  # the model that the run began with, and what was carried over
+    close: Callable[[], None] = lambda: None  # ends the engine's processes, where it has any
+
+    def __enter__(self) -> Experiment:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.close()
 
     @property
     def spent(self) -> float:
@@ -129,7 +131,8 @@ def prepare(
     """
     if isinstance(config.settings, Described):
         raise AtollError(f"Its algorithm is the file {config.algorithm}, which is not run because a folder names it.")
-    data, preparation = load_parties(config, given, read_preprocessing(encoding)[0])
+    held = () if is_hosted(config.engine) else None
+    data, preparation = load_parties(config, given, read_preprocessing(encoding)[0], held=held)
     _warn_unused_weights(config, data.parts)
     schema = schema_of(data)
 
@@ -143,28 +146,22 @@ def prepare(
         guards = noise(config, releases, task_of(config, schema, part.class_names))
         return build_cohort(config, part, schema, parties, blank=blank, secrets=secrets, guards=guards)
 
-    kind = ENGINES.find("inprocess" if hasattr(ENGINES.find(config.engine), "launch") else config.engine)
-    carrier: Engine = kind.connect(make, schema.parties, config.run)
+    maker: Any = make
+    if is_hosted(config.engine):
+        from atoll.runs.portable import PortableCohorts  # it imports this module
+
+        maker = PortableCohorts(make, config, data, schema, releases)
+    carrier: Engine = connecting(config.engine).connect(maker, schema.parties, config.run)
     door = engine(carrier) if engine else carrier
-    experiment = build_experiment(config, door, schema, data, data.scenario, identities=identities, releases=releases)
+    try:
+        experiment = build_experiment(config, door, schema, data, data.scenario, identities=identities, releases=releases)
+    except BaseException:
+        close(carrier)
+        raise
+    experiment.close = partial(close, carrier)
     if preparation is not None:
         experiment.federation.ledger = preparation  # what was sent before the first round counts
     return experiment
-
-
-def load_parties(
-    config: Config, given: Graph | Given | None = None, encoding: Encoding | None = None
-) -> tuple[FederatedData, Ledger | None]:
-    """The parties' data, and what passed to fit the encoding of their tables; a given encoding is applied instead."""
-    scenarios, unlabeled = algorithms.find(config.algorithm).SCENARIOS, algorithms.takes_unlabeled(config.algorithm)
-    data = federate(config, given, scenarios, unlabeled=unlabeled)
-    if data.parts.table is None:
-        return data, None
-    if encoding is None and config.start_from is not None:  # a run that begins with a trained model takes its encoding
-        encoding = read_preprocessing(read_description(folder_of(Path(config.start_from))).get("preprocessing"))[0]
-    if encoding is not None:
-        return encoded(data, encoding, normalize=config.data.normalize_features), None
-    return encode_parties(config, data)
 
 
 def _warn_unused_weights(config: Config, graph: Graph) -> None:

@@ -79,7 +79,7 @@ def architecture(config: Config) -> dict[str, Any]:
 def describe_run(experiment: Experiment, progress: Progress, *, digest: bool) -> dict[str, Any]:
     """The content of model.json after the rounds of a run; with `digest`, of its data too."""
     federation, data = experiment.federation, experiment.data
-    parts, source = (data.parts, data.source) if data is not None else (None, None)
+    parts, source = (data.parts, data.named) if data is not None else (None, None)
     columns = None if source is None else source.feature_names
     facts: dict[str, Any] = {
         "rounds": progress.round,
@@ -87,7 +87,7 @@ def describe_run(experiment: Experiment, progress: Progress, *, digest: bool) ->
         "data": experiment.extent if digest else {},
         "widths": None if parts is None or parts.widths is None else list(parts.widths),
         "party_columns": None if data is None else [None if each is None else list(each) for each in data.party_columns] or None,
-        "memory_at_sites": not hasattr(experiment.engine, "cohorts"),
+        "memory_at_sites": getattr(experiment.engine, "memory_at_sites", not hasattr(experiment.engine, "snapshot")),
     }
     if experiment.start:
         facts["start_from"] = experiment.start

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from atoll import algorithms
 from atoll.data.encoding import BUCKETS, CODES, PARTS, PREFIXES, Encoding
 from atoll.data.encoding_counts import CELLS, EXPONENT_CELLS, FIXED_POINT, PartyCounts, hashed, numeric
 from atoll.data.encoding_fit import FittedEncoding, fit, named
+from atoll.data.federated import federate
 from atoll.data.federated_data import FederatedData
-from atoll.engines import ENGINES
+from atoll.data.given import Given
+from atoll.engines import connecting
 from atoll.errors import AtollError
 from atoll.federation.bounds import Limits, Rules
 from atoll.federation.cohort import Cohort, Fields, Schema
@@ -30,6 +34,7 @@ from atoll.privacy.identities import Identities, simulated_identities
 from atoll.privacy.masking import min_total_parties
 from atoll.privacy.secrets import Secrets
 from atoll.runs.config import Config
+from atoll.runs.model_files import folder_of, read_description
 
 MAX_REPLY_NUMBERS = 1 << 27  # of all parties to one verb, in this process
 BOUND = 2.0**1021
@@ -126,6 +131,28 @@ def _pairs(case: Case, name: str, below: int) -> Forms:
     return {"columns": whole(length, high=case.settings.categories - 1), name: whole(length, high=below - 1)}
 
 
+def load_parties(
+    config: Config,
+    given: Graph | Given | None = None,
+    encoding: Encoding | None = None,
+    *,
+    held: Sequence[int] | None = None,
+) -> tuple[FederatedData, Ledger | None]:
+    """The parties' data, and what passed to fit the encoding of their tables; a given encoding is applied instead.
+
+    `held`: the parties that live in this process (`federate`).
+    """
+    scenarios, unlabeled = algorithms.find(config.algorithm).SCENARIOS, algorithms.takes_unlabeled(config.algorithm)
+    data = federate(config, given, scenarios, unlabeled=unlabeled, held=held)
+    if data.parts.table is None:
+        return data, None
+    if encoding is None and config.start_from is not None:  # a run that begins with a trained model takes its encoding
+        encoding = read_preprocessing(read_description(folder_of(Path(config.start_from))).get("preprocessing"))[0]
+    if encoding is not None:
+        return encoded(data, encoding, normalize=config.data.normalize_features), None
+    return encode_parties(config, data)
+
+
 def encode_parties(config: Config, data: FederatedData) -> tuple[FederatedData, Ledger | None]:
     """The data with every table encoded, and what passed to fit the encoding; as it is where nothing needs one."""
     table = data.parts.table
@@ -140,8 +167,7 @@ def encode_parties(config: Config, data: FederatedData) -> tuple[FederatedData, 
     def make(parties: Sequence[int], blank: bool) -> Cohort:
         return table_cohort(config, data.parts.select(parties), settings, schema, parties, secrets=secrets, blank=blank)
 
-    kind: Any = ENGINES.find("inprocess" if hasattr(ENGINES.find(config.engine), "launch") else config.engine)
-    engine = kind.connect(make, schema.parties, config.run)
+    engine = connecting(config.engine, hosted=False).connect(make, schema.parties, config.run)
     fitted, ledger = fit_columns(config, table.columns, engine, schema, data.scenario, data.names, identities)
     return encoded(data, named(fitted, table), normalize=config.data.normalize_features), ledger
 

@@ -115,7 +115,9 @@ class RunSettings:
         "together", "Whether all parties share one cohort or each has its own.", choices=("together", "apart")
     )
     amnesia: bool = setting(False, "Rebuild every party from its declared memory before each message (a check for authors).")
-    timeout: float = setting(600.0, "Engine nvflare: seconds to wait for a site's answer.", low=1)
+    timeout: float = setting(
+        600.0, "Engine nvflare: seconds to wait for a site's answer; ray: for a place in the cluster to start a site.", low=1
+    )
     max_weight: int = setting(
         10**8, "The largest weight (number of training nodes) a party may claim.", low=1, high=10**12, since="0.1"
     )
@@ -129,7 +131,29 @@ class RunSettings:
         high=10**9,
         since="0.1",
     )
-    sites: int = setting(0, "Engine nvflare: processes on this machine; 0 means one per party, at most 8.", low=0, high=10**5)
+    sites: int = setting(
+        0,
+        "Engines nvflare and ray: processes that the parties are divided over; 0 means one per party, at most 8 (ray: as many as "
+        "the cluster has room for).",
+        low=0,
+        high=10**5,
+    )
+    address: str = setting(
+        "",
+        "Engine ray: the cluster, as HOST:PORT, or auto for the one that this machine belongs to; empty takes RAY_ADDRESS or, "
+        "without it, a cluster on this machine alone that ends with the run.",
+        since="0.2",
+    )
+    cpus_per_site: float = setting(
+        1.0,
+        "Engine ray: CPUs that each site reserves, and threads of torch there (at least one).",
+        above=0,
+        high=10**4,
+        since="0.2",
+    )
+    gpus_per_site: float = setting(
+        0.0, "Engine ray: GPUs that each site reserves; its parties compute on the run's device.", low=0, high=10**3, since="0.2"
+    )
 
 
 def evaluated_share(text: str) -> float:

@@ -30,11 +30,11 @@ def run(
     if launch := getattr(ENGINES.find(config.engine), "launch", None):
         result: Result = launch(config, given, out=out, watch=watch)
         return result
-    experiment = prepare(config, given)
-    if out is None:
-        return replace(rounds(experiment, None, watch), given=given)
-    with Folder.begin(out, config, experiment.party_data.node_lists) as folder:
-        return replace(rounds(experiment, folder, watch), given=given)
+    with prepare(config, given) as experiment:
+        if out is None:
+            return replace(rounds(experiment, None, watch), given=given)
+        with Folder.begin(out, config, experiment.party_data.node_lists) as folder:
+            return replace(rounds(experiment, folder, watch), given=given)
 
 
 def resume(
@@ -69,13 +69,13 @@ def resume(
         saved = folder.load()
         if extending:
             extension.check(folder, config, saved)
-        experiment = prepare(config, given, encoding=checkpoint.encoding_of(saved))
-        while saved is not None and extension.evaluated_otherwise(saved, config.run):
-            checkpoint.restore(experiment, saved)  # a checkpoint that does not fit is not dropped
-            extension.drop_checkpoint(folder)
-            saved = folder.load()
-            experiment = prepare(config, given, encoding=checkpoint.encoding_of(saved))
-        return replace(rounds(experiment, folder, watch, saved), given=given)
+        while True:
+            with prepare(config, given, encoding=checkpoint.encoding_of(saved)) as experiment:
+                if saved is None or not extension.evaluated_otherwise(saved, config.run):
+                    return replace(rounds(experiment, folder, watch, saved), given=given)
+                checkpoint.restore(experiment, saved)  # a checkpoint that does not fit is not dropped
+                extension.drop_checkpoint(folder)
+                saved = folder.load()
 
 
 __all__ = [

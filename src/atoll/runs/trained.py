@@ -21,11 +21,11 @@ from atoll.runs import inference, outputs, predicted_nodes
 from atoll.runs.config import GIVEN, Config
 from atoll.runs.described import described
 from atoll.runs.evaluation import Evaluation, judge
-from atoll.runs.experiment import load_parties, task_of
+from atoll.runs.experiment import task_of
 from atoll.runs.export import export_files
 from atoll.runs.model_files import ModelFiles, with_memory_of_sites
 from atoll.runs.own_files import with_own_files
-from atoll.runs.preparation import read_preprocessing
+from atoll.runs.preparation import load_parties, read_preprocessing
 from atoll.tasks import Task
 from atoll.tasks.decisions import decide
 from atoll.tasks.node_classification import NodeClassification

@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from atoll import wire
-from atoll.engines import ENGINES
+from atoll.engines import ENGINES, is_hosted
+from atoll.engines.inprocess import InProcessEngine
 from atoll.errors import AtollError, AtollWarning
 from atoll.federation.adoption import adopt, check_form
+from atoll.federation.cohort import Cohort
 from atoll.federation.federation import Federation
 from atoll.federation.fields import copied, put, take
 from atoll.federation.memory import FRESH, NODE, PARTY, SHARED
@@ -28,6 +30,7 @@ from atoll.runs.config import Config
 from atoll.runs.experiment import Experiment
 from atoll.runs.model_card import architecture
 from atoll.runs.model_files import ModelFiles, read_digest
+from atoll.runs.simulation import simulation_of
 from atoll.runs.unchanged import describe, file_digests
 
 MAX_LISTED = 5  # new parties that are named
@@ -58,7 +61,7 @@ def begin(experiment: Experiment, first: State) -> State:
     config = experiment.config
     if config.start_from is None:
         return first
-    files, cohorts = _read(config), getattr(experiment.engine, "cohorts", [])
+    files, (cohorts, twin) = _read(config), _cohorts(experiment)
     about, axes = files.description, getattr(experiment.algorithm, "STATE_AXES", {})
     if differences := _differences(about, experiment):
         raise _misfit(config, differences)
@@ -69,6 +72,8 @@ def begin(experiment: Experiment, first: State) -> State:
         memory = adopt(cohorts, files.memory, before)
     except ValueError as error:
         raise _misfit(config, f"{error}{_differing_settings(about, config)}") from error
+    if twin is not None:
+        experiment.engine.restore(twin.state())
     names = [name for name in files.state if name in state and state[name] is not first.get(name)]
     if not names and not memory:
         raise AtollError(
@@ -93,6 +98,17 @@ def begin(experiment: Experiment, first: State) -> State:
         if text:
             warnings.warn(text, AtollWarning, stacklevel=3)
     return state
+
+
+def _cohorts(experiment: Experiment) -> tuple[Sequence[Cohort], InProcessEngine | None]:
+    """The parties; where they are in other processes, the same ones made here, with the engine that holds them."""
+    engine: Any = experiment.engine
+    if hasattr(engine, "cohorts") or not is_hosted(experiment.config.engine):
+        return getattr(engine, "cohorts", []), None
+    if (simulation := simulation_of(experiment)) is None:
+        raise AtollError("The parties' graphs are in shards, which this process does not read; leave --engine or --from out.")
+    twin = InProcessEngine(simulation.make, simulation.sites)
+    return twin.cohorts, twin
 
 
 def matching_parties(about: Mapping[str, Any], names: Sequence[str], parties: int) -> Tensor:

@@ -1,0 +1,134 @@
+"""The engine of one organization's cluster: each site is an actor of Ray, on whichever node has room.
+
+What Ray carries are plain byte arrays in the wire format, through its object store; what all sites are sent is stored once per
+message. The rest is in `engines.hosted` and `engines.host`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from atoll.engines import inprocess
+from atoll.engines.host import Host, Open
+from atoll.engines.hosted import HostedEngine, Lost, PortableMaker
+from atoll.engines.ray_cluster import RayCluster
+from atoll.errors import AtollError
+from atoll.parties import divide_evenly
+
+HOSTED = True
+
+
+class RaySettings(inprocess.PlacementSettings, Protocol):
+    """The settings of a run that this engine reads."""
+
+    sites: int
+    address: str
+    cpus_per_site: float
+    gpus_per_site: float
+    timeout: float
+
+
+def connect(make: PortableMaker, parties: int, settings: RaySettings) -> HostedEngine:
+    """The engine of a run; refused where the cluster is not there or has not enough room."""
+    cpus, gpus = settings.cpus_per_site, settings.gpus_per_site
+    for name, number in {"cpus_per_site": cpus, "gpus_per_site": gpus}.items():
+        if number > 1 and number != int(number):
+            raise AtollError(f"{name} is {number:g} but must be a whole number above 1, or a share of one; choose {int(number)}.")
+    if settings.sites > parties:
+        raise AtollError(f"sites is {settings.sites}, but there are {parties} parties; lower it, or leave it out.")
+    cluster = RayCluster(settings.address)
+    try:
+        room, each = cluster.room(cpus, gpus), f"cpus_per_site={cpus:g}" + (f" and gpus_per_site={gpus:g}" if gpus else "")
+        sites = settings.sites or min(parties, max(room, 1))
+        if sites > room:
+            raise AtollError(
+                f"The Ray cluster has {cluster.described()}, room for {room} of the {sites} sites with {each}; "
+                "lower sites or what each reserves, or add nodes."
+            )
+        hosts = RayHosts(cluster, {"num_cpus": cpus, "num_gpus": gpus}, settings.timeout)
+        return HostedEngine(make, divide_evenly(parties, sites), hosts, settings, threads=max(1, int(cpus)))
+    except BaseException:
+        cluster.close()
+        raise
+
+
+class RayHosts:
+    """One actor per site.
+
+    Parameters:
+        cluster: Where they live.
+        resources: What each reserves: `num_cpus` and `num_gpus`.
+        patience: Seconds that an actor may take to find room and begin.
+    """
+
+    def __init__(self, cluster: RayCluster, resources: Mapping[str, float], patience: float) -> None:
+        self.cluster, self.ray, self.patience = cluster, cluster.ray, patience
+        # an actor that dies is not started again by Ray, which knows nothing of its memory
+        options = {**resources, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
+        self.kind = self.ray.remote(SiteActor).options(**options)
+        self.actors: dict[int, Any] = {}
+        self.ready: set[int] = set()  # sites that have answered since they were started
+        self.end = weakref.finalize(self, cluster.close)  # also where nobody calls `close`
+
+    def start(self, site: int, open: Open) -> None:
+        """A new actor for a site."""
+        self._kill(site)
+        self.actors[site] = self.kind.remote(open)
+
+    def send(self, shared: bytes, own: Mapping[int, bytes]) -> dict[int, bytes | Lost]:
+        """One call of each actor, all at the same time."""
+        stored = self.ray.put(_array(shared))
+        calls = {site: self.actors[site].handle.remote(stored, _array(data)) for site, data in own.items()}
+        fresh = [call for site, call in calls.items() if site not in self.ready]
+        late = set(self.ray.wait(fresh, num_returns=len(fresh), timeout=self.patience)[1]) if fresh else set()
+        replies: dict[int, bytes | Lost] = {}
+        for site, call in calls.items():
+            if call in late:
+                replies[site] = Lost(f"it found no room in the cluster within {self.patience:g} seconds")
+                self._kill(site)
+                continue
+            try:
+                replies[site] = self.ray.get(call).tobytes()
+                self.ready.add(site)
+            except self.ray.exceptions.RayError as error:
+                replies[site] = Lost(_reason(error))
+        return replies
+
+    def close(self) -> None:
+        """End all actors, and leave the cluster."""
+        if self.end.alive:
+            for site in list(self.actors):
+                self._kill(site)
+            self.end()
+
+    def _kill(self, site: int) -> None:
+        self.ready.discard(site)
+        if (actor := self.actors.pop(site, None)) is not None:
+            self.ray.kill(actor, no_restart=True)
+
+
+class SiteActor:
+    """A host in a process of Ray's."""
+
+    def __init__(self, open: Open) -> None:
+        self.host = Host(open)
+
+    def handle(self, shared: Any, own: Any) -> Any:
+        """What the host answers, as an array of bytes."""
+        return _array(self.host.handle(shared.tobytes(), own.tobytes()))
+
+
+def _array(data: bytes) -> Any:
+    """Bytes as an array, which Ray stores without copying it once more."""
+    return np.frombuffer(data, np.uint8)
+
+
+def _reason(error: Exception) -> str:
+    """What Ray says of an actor that it lost, in a line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    described = [line for line in lines if not line.split(":")[0].replace("_", "").isidentifier() or " " in line.split(":")[0]]
+    return " ".join(described) or type(error).__name__
