@@ -34,6 +34,9 @@ Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; `atoll algorithms NAME` lists them.")
 ]
 Model = Annotated[str | None, typer.Option(help="One of `atoll models`, or a FILE.py with a torch.nn.Module.")]
+Address = Annotated[
+    str | None, typer.Option(help="Engine ray: the cluster, as HOST:PORT, or auto for the one that this machine belongs to.")
+]
 Rounds = Annotated[int | None, typer.Option(help="Maximum number of rounds.")]
 Threads = Annotated[int | None, typer.Option(help="Threads of torch; all cores by default.")]
 Jobs = Annotated[int, typer.Option(help="Runs at the same time, each in a process with one thread.")]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli.options import (
+    Address,
     Dataset,
     Log,
     Model,
@@ -41,8 +42,10 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     sets: Sets = None,
     engine: Annotated[
-        str | None, typer.Option(help="What carries the messages: inprocess, or nvflare (processes on this machine).")
+        str | None,
+        typer.Option(help="What carries the messages: inprocess, ray (a cluster), or nvflare (processes on this machine)."),
     ] = None,
+    address: Address = None,
     secure: Annotated[bool, typer.Option("--secure", help="Secure aggregation: the server sees sums only.")] = False,
     start_from: Annotated[
         str | None, typer.Option("--from", metavar="RUN", help="Begin with the trained model of this run, on new or grown data.")
@@ -60,7 +63,7 @@ def run(
     prepare_torch(threads)
     from atoll.runs import runner
 
-    values = read_values(sets, model=model, rounds=rounds) | ({"secure": True} if secure else {})
+    values = read_values(sets, model=model, rounds=rounds, address=address) | ({"secure": True} if secure else {})
     given = {"dataset": dataset, "partition": partition, "parties": parties, "seed": seed, "engine": engine}
     given |= {"start_from": start_from}
     config = _config(what, {name: value for name, value in given.items() if value is not None}, values, tuned)
@@ -103,6 +106,7 @@ def resume(
     model: Annotated[
         str | None, typer.Option(help="The file of a model of your own: a folder alone never makes atoll run one.")
     ] = None,
+    address: Address = None,
     log: Log = None,
     threads: Threads = None,
     quiet: Quiet = False,
@@ -114,6 +118,7 @@ def resume(
 
     ending = read_values(sets, rounds=rounds)
     with open_loggers(str(folder), quiet=quiet, log=log, folder=folder, config=Folder.open(folder)[1]) as watch:
-        result = runner.resume(folder, algorithm=algorithm, model=model, watch=watch, ending=ending)
+        own: dict[str, Any] = {"algorithm": algorithm, "model": model}
+        result = runner.resume(folder, **own, watch=watch, ending=ending, address=address)
         watch.finish(result)
     print_result(result)

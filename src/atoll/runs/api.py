@@ -47,8 +47,8 @@ def run(
             party number (-1: nobody), or a function of the `Graph` that gives one of them.
         parties: The number of parties, where the partition does not fix it.
         seed: Seed of everything random: the same configuration and seed give the same numbers.
-        engine: What carries the messages: `inprocess`, `nvflare` (one process per site on this machine), or another
-            package's.
+        engine: What carries the messages: `inprocess`, `ray` (actors of a cluster), `nvflare` (one process per site on this
+            machine), or another package's.
         start_from: The folder of a finished run of the same algorithm: its best round's model is what this run begins with.
         tuned: What `tune` returned for this algorithm, or the file it wrote: its values are settings. The seed must be another
             than those it was tuned on.

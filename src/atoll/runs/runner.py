@@ -45,15 +45,18 @@ def resume(
     model: Any = None,
     watch: Watch | None = None,
     ending: Mapping[str, Any] | None = None,
+    address: str | None = None,
 ) -> Result:
     """Continue a run from its last checkpoint; a finished run returns its result again.
 
     A folder alone never makes atoll import a file: an algorithm that is a file must be given again as `algorithm`,
-    a model that is a file or an object as `model`. `ending`: other `rounds`, `patience` or `target_accuracy`.
+    a model that is a file or an object as `model`. `ending`: other `rounds`, `patience` or `target_accuracy`; `address`: another
+    cluster of the engine ray.
     """
     folder, config = Folder.open(path)
     extending = any(value is not None for value in (ending or {}).values())
     config = extension.with_ending(config, ending or {})
+    config = config if address is None else replace(config, run=replace(config.run, address=address))
     if config.dataset == GIVEN and config.engine == "nvflare":
         raise AtollError(f"{path} is the run of a federation; start `atoll serve` again with the same --config and --out.")
     if config.dataset == GIVEN and given is None:
