@@ -25,6 +25,7 @@ from atoll.parties import Parties
 from atoll.version import __version__
 
 OK, REFUSED, CRASHED = "ok", "refused", "crashed"
+ALIGNMENT = 64  # bytes, of torch's own tensors
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Host:
     def handle(self, shared: bytes, own: bytes = b"") -> bytes:
         """The answer to a request, which comes in two parts: what all sites are sent, and what is for this one."""
         try:
-            request = wire.decode(shared) | (wire.decode(own) if own else {})
+            request = decoded(shared) | (decoded(own) if own else {})
             answer: Fields = {"status": OK, **self._answer(request)}
         except AtollError as error:
             answer = {"status": REFUSED, "reason": str(error)}
@@ -139,6 +140,21 @@ class Host:
 
 def _fields(answer: Answer) -> Fields:
     return {"parties": as_tensor(answer.parties), "fields": answer.fields}
+
+
+def decoded(data: bytes) -> Fields:
+    """The payload in the bytes, each tensor where torch itself would put it: kernels round differently at other addresses."""
+    return {name: _aligned(value) for name, value in wire.decode(data).items()}
+
+
+def _aligned(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _aligned(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_aligned(item) for item in value]
+    if not isinstance(value, torch.Tensor) or not value.data_ptr() % ALIGNMENT:
+        return value
+    return value[:1].clone().expand_as(value) if wire.rows_are_shared(value) else value.clone()
 
 
 def as_tensor(parties: Parties) -> torch.Tensor:

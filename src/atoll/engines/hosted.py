@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from atoll import wire
-from atoll.engines.host import CRASHED, REFUSED, Open, as_tensor
+from atoll.engines.host import CRASHED, REFUSED, Open, as_tensor, decoded
 from atoll.engines.inprocess import PlacementSettings
 from atoll.errors import AtollError, AtollWarning, short
 from atoll.federation.cohort import Cohort, Fields, Message
@@ -88,9 +88,7 @@ class Site:
 
     parties: Parties
     saved: bytes = b""  # its memory at the last save, as its host sent it
-    log: list[tuple[int, bytes, bytes]] = field(
-        default_factory=list
-    )  # what it answered since: number, for all sites, for this one
+    log: list[tuple[int, bytes, bytes]] = field(default_factory=list)  # since: number, what all sites were sent, its own part
     given_up: str = ""  # why it is not started any more
 
 
@@ -152,7 +150,7 @@ class HostedEngine:
         """The memory of all parties, in party order, as that of one cohort; and how many sites they were at."""
         self._begin()
         self._save()
-        memories = [wire.decode(site.saved).get("memory", {}) for site in self.held]
+        memories = [decoded(site.saved).get("memory", {}) for site in self.held]
         return {"0": concatenate(memories), SITES: len(self.held)}
 
     def restore(self, memory: Mapping[str, Any]) -> None:
@@ -226,7 +224,7 @@ class HostedEngine:
             if isinstance(raw, Lost):
                 replies[index] = raw
                 continue
-            fields = wire.decode(raw)
+            fields = decoded(raw)
             if fields["status"] == REFUSED:
                 raise AtollError(fields["reason"])
             if fields["status"] == CRASHED:

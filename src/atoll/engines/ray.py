@@ -68,8 +68,8 @@ class RayHosts:
     def __init__(self, cluster: RayCluster, resources: Mapping[str, float], patience: float) -> None:
         self.cluster, self.ray, self.patience = cluster, cluster.ray, patience
         # an actor that dies is not started again by Ray, which knows nothing of its memory
-        options = {**resources, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
-        self.kind = self.ray.remote(SiteActor).options(**options)
+        self.options: dict[str, Any] = {**resources, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
+        self.kind = self.ray.remote(SiteActor)
         self.actors: dict[int, Any] = {}
         self.ready: set[int] = set()  # sites that have answered since they were started
         self.end = weakref.finalize(self, cluster.close)  # also where nobody calls `close`
@@ -77,7 +77,7 @@ class RayHosts:
     def start(self, site: int, open: Open) -> None:
         """A new actor for a site."""
         self._kill(site)
-        self.actors[site] = self.kind.remote(open)
+        self.actors[site] = self.kind.options(**self.options).remote(open)
 
     def send(self, shared: bytes, own: Mapping[int, bytes]) -> dict[int, bytes | Lost]:
         """One call of each actor, all at the same time."""
