@@ -13,14 +13,14 @@ demo-deploy: $(VENV)/.dev
 	mkdir -p runs && cd runs && PATH="$(abspath $(BIN)):$$PATH" sh ../examples/deploy.sh
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(BIN)/python -m pytest -n auto --dist loadscope
 
 test-full: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto --dist loadgroup -m full
+	$(BIN)/python -m pytest -n auto --dist loadscope -m full
 
 # Branch coverage, of child processes too; the pages with every line are build/coverage/index.html
 coverage: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto --dist loadgroup --cov --cov-report=term --cov-report=html
+	$(BIN)/python -m pytest -n auto --dist loadscope --cov --cov-report=term --cov-report=html
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

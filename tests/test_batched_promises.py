@@ -13,7 +13,7 @@ from atoll.runs import runner
 from atoll.runs.config import Config
 from atoll.settings import BatchedTraining
 from small import Recorded, small
-from test_promises import assert_resume_is_exact, assert_same, numbers, partial, run
+from test_promises import assert_resume_is_exact, assert_same, numbers, partial, run, usual
 
 MODULES = {name: algorithms.find(name) for name in algorithms.names()}
 BATCHED = [name for name, one in MODULES.items() if issubclass(one.Settings, BatchedTraining) and not one.Cohort.whole_graph]
@@ -23,6 +23,10 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "clusters": {"sampler": "clusters"},
 }
 USUAL = {"dropout": 0.3, "hidden": 8, "epochs": 2, "model": "gcn", "layers": 2}
+PLACED = [
+    *(("neighbors", 1.0), ("neighbors", 0.5), ("layers", 0.5), ("clusters", 0.5)),
+    *(pytest.param(sampler, 1.0, marks=pytest.mark.full) for sampler in ("layers", "clusters")),
+]
 
 pytestmark = pytest.mark.parametrize("algorithm", BATCHED)
 
@@ -36,19 +40,18 @@ def test_with_all_neighbors_it_is_full_batch_training(algorithm: str) -> None:
     """One batch of all training nodes with all their neighbors: the numbers of training on the whole graph."""
     if algorithm == "fedbn":
         pytest.skip("batch norm is over the nodes that a step computes, which are not all nodes")
-    whole = run(small(algorithm, **{**USUAL, "dropout": 0.0}))
+    whole = usual(small(algorithm, **{**USUAL, "dropout": 0.0}))
     for sampler in ("neighbors", "layers"):
         values = {"dropout": 0.0, "batch_size": 1000, "fan_out": "0"}
         assert_same(whole, run(batched(algorithm, sampler, **values)), 1e-4 if algorithm == "gcfl" else 1e-5)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize(("sampler", "participation"), PLACED)
 def test_placement_does_not_matter(algorithm: str, sampler: str, participation: float) -> None:
     """All parties in one cohort, or each at a site of its own, all or some of them: the same numbers and bytes."""
-    if participation < 1 and not partial(algorithm):
-        pytest.skip(f"{algorithm} needs every party in every round")
-    together = run(batched(algorithm, sampler, participation=participation))
+    if not partial(algorithm):
+        participation = 1.0  # it needs every party in every round
+    together = usual(batched(algorithm, sampler, participation=participation))
     assert_same(together, run(batched(algorithm, sampler, participation=participation, placement="apart")), 1e-5)
 
 
@@ -57,8 +60,8 @@ def test_memory_is_declared(algorithm: str, participation: float) -> None:
     """Parties rebuilt from their declared memory before every message give the same numbers."""
     if participation < 1 and not partial(algorithm):
         pytest.skip(f"{algorithm} needs every party in every round")
-    usual = run(batched(algorithm, participation=participation))
-    assert_same(usual, run(batched(algorithm, participation=participation, amnesia="true")), 1e-6)
+    forgetful = run(batched(algorithm, participation=participation, amnesia="true"))
+    assert_same(usual(batched(algorithm, participation=participation)), forgetful, 1e-6)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -85,14 +88,14 @@ def test_the_bill_is_exact(algorithm: str) -> None:
         if row.any()
     }
     assert counted == recorded[0].bytes
-    assert result.bytes == run(small(algorithm, **USUAL)).bytes
+    assert result.bytes == usual(small(algorithm, **USUAL)).bytes
 
 
 def test_batches_matter_and_default_off(algorithm: str) -> None:
     """Mini-batches give other numbers than the whole graph; without a batch_size the settings are left out of a digest."""
     from atoll.settings import first_named
 
-    assert numbers(run(batched(algorithm))) != numbers(run(small(algorithm, **USUAL)))
+    assert numbers(usual(batched(algorithm))) != numbers(usual(small(algorithm, **USUAL)))
     settings = small(algorithm).settings
     assert not {"batch_size", "fan_out", "sampler"} & first_named(settings).keys()
     assert first_named(replace(settings, batch_size=4))["batch_size"] == 4

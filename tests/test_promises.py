@@ -16,12 +16,27 @@ from atoll.runs.config import Config
 from atoll.runs.runner import Result
 from small import ALGORITHMS, Absent, Poisoned, Recorded, Wrapper, on_shards, parties_of, small
 
+MAX_USUAL = 8  # runs that are kept
+
 pytestmark = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 
 def run(config: Config, engine: Any = None) -> Result:
     """A run without files, its engine perhaps wrapped."""
     return runner.rounds(runner.prepare(config, engine=engine))
+
+
+def usual(config: Config) -> Result:
+    """The run that others are compared with, made once for the tests of an algorithm."""
+    key = str(config.to_dict())
+    if key not in _usual:
+        while len(_usual) >= MAX_USUAL:
+            _usual.pop(next(iter(_usual)))
+        _usual[key] = run(config)
+    return _usual[key]
+
+
+_usual: dict[str, Result] = {}
 
 
 def tensors(result: Result) -> dict[str, torch.Tensor]:
@@ -56,7 +71,7 @@ def test_placement_does_not_matter(algorithm: str, participation: float) -> None
     """All parties in one cohort, or each at a site of its own: the same numbers and bytes."""
     if participation < 1 and not partial(algorithm):
         pytest.skip(f"{algorithm} needs every party in every round")
-    together = run(small(algorithm, participation=participation))
+    together = usual(small(algorithm, participation=participation))
     apart = run(small(algorithm, participation=participation, placement="apart"))
     assert_same(together, apart, 1e-5)
 
@@ -66,14 +81,13 @@ def test_memory_is_declared(algorithm: str, participation: float) -> None:
     """Parties rebuilt from their declared memory before every message give the same numbers."""
     if participation < 1 and not partial(algorithm):
         pytest.skip(f"{algorithm} needs every party in every round")
-    usual = run(small(algorithm, participation=participation))
     forgetful = run(small(algorithm, participation=participation, amnesia="true"))
-    assert_same(usual, forgetful, 1e-6)
+    assert_same(usual(small(algorithm, participation=participation)), forgetful, 1e-6)
 
 
 def test_runs_repeat_exactly(algorithm: str) -> None:
     """The same configuration gives the same bits, whatever was drawn from torch's global generator in between."""
-    first = run(small(algorithm))
+    first = usual(small(algorithm))
     torch.rand(7)
     second = run(small(algorithm))
     assert_same(first, second, 0.0)
@@ -83,15 +97,15 @@ def test_runs_repeat_exactly(algorithm: str) -> None:
 def test_shards_give_the_same_bits(algorithm: str, tmp_path: Path) -> None:
     """From shards, with features on disk, a run gives the bits of the run that they were cut from, in every scenario."""
     for scenario in algorithms.find(algorithm).SCENARIOS:
-        config = small(algorithm, scenario=scenario, rounds=2)
-        usual, stored = run(config), run(on_shards(config, tmp_path / scenario, budget=1e-9))
-        assert_same(usual, stored, 0.0)
-        assert numbers(usual) == numbers(stored)
+        config = small(algorithm, scenario=scenario)
+        whole, stored = usual(config), run(on_shards(config, tmp_path / scenario, budget=1e-9))
+        assert_same(whole, stored, 0.0)
+        assert numbers(whole) == numbers(stored)
 
 
 def test_seeds_matter(algorithm: str) -> None:
     """Another seed gives other numbers."""
-    assert numbers(run(small(algorithm, seed=3))) != numbers(run(small(algorithm, seed=4)))
+    assert numbers(usual(small(algorithm, seed=3))) != numbers(run(small(algorithm, seed=4)))
 
 
 class Broken(Exception):
@@ -105,7 +119,7 @@ def assert_resume_is_exact(config: Config, stop: int, folder: Path) -> None:
         if row["round"] == stop:
             raise Broken
 
-    whole = runner.run(config, out=folder / "whole")
+    whole = usual(config)
     with pytest.raises(Broken):
         runner.run(config, out=folder / "broken", watch=watch)
     resumed = runner.resume(folder / "broken")

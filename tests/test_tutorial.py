@@ -22,6 +22,7 @@ from atoll.deploy.site_predictions import open_site_model
 from atoll.deploy.supervisor import free_port
 from page_shell import DEADLINE, blocks, page_shell, script, unseen
 
+pytestmark = pytest.mark.early
 HOME = Path(__file__).parents[1]
 PAGE = HOME / "docs" / "tutorial.md"
 WORSE = 0.02  # the AUC that federated training may lose against tables in one place
@@ -60,7 +61,6 @@ def loss_of_auc(compared: Path) -> float:
     return mean(auc[f"centralized-{seed}"] - auc[f"fedavg-{seed}"] for seed in seeds)
 
 
-@pytest.mark.xdist_group("tutorial")
 def test_the_page_shows_what_is_printed(walk: Walk) -> None:
     """Every output on the page but those of the comparisons, which have fewer seeds here."""
     assert len(walk.shown) > 8
@@ -68,13 +68,11 @@ def test_the_page_shows_what_is_printed(walk: Walk) -> None:
         assert "±" in shown or unseen(shown, printed) == []
 
 
-@pytest.mark.xdist_group("tutorial")
 def test_federated_is_as_good_as_centralized(walk: Walk) -> None:
     """On test nodes, with seeds that chose nothing; the five of the page: `test_the_page_in_a_shell`."""
     assert loss_of_auc(walk.folder / "runs" / "compared") <= WORSE
 
 
-@pytest.mark.xdist_group("tutorial")
 def test_the_site_predicts_what_the_simulation_predicts(walk: Walk) -> None:
     """Next week's patients, with their contacts of before, to the last bit; and they are in the file."""
     there = open_site_model(walk.folder / "kits" / "north")
@@ -87,7 +85,6 @@ def test_the_site_predicts_what_the_simulation_predicts(walk: Walk) -> None:
     assert written["class"].tolist() == found["class"].tolist()
 
 
-@pytest.mark.xdist_group("tutorial")
 def test_what_left_was_masked(walk: Walk) -> None:
     """Every answer of the north that is made of its patients; and no name or id of theirs is in the journal."""
     path = walk.folder / "kits" / "north" / "journal.jsonl"
@@ -102,7 +99,6 @@ def test_what_left_was_masked(walk: Walk) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.xdist_group("tutorial")
 def test_the_page_in_a_shell(tmp_path: Path) -> None:
     """Pasted into bash as it stands, all seeds, a free port: it prints what it shows, and federated is as good as centralized."""
     (tmp_path / "examples").symlink_to(HOME / "examples")

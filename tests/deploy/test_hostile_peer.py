@@ -49,7 +49,7 @@ from atoll.engines import remote
 from atoll.engines.remote import read_answer
 from atoll.errors import AtollError
 
-pytestmark = [pytest.mark.xdist_group("hostile"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # NVFlare's own
+pytestmark = [pytest.mark.early, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # NVFlare's own
 VICTIM, OTHER, HOSTILE = "bank-a", "bank-b", "mallory"
 ATOLL = (CellChannel.AUX_COMMUNICATION, "atoll")
 

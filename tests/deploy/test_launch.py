@@ -32,6 +32,8 @@ from sites import (
 )
 from small import small
 
+pytestmark = pytest.mark.early
+
 
 def test_configurations_for_deployment() -> None:
     """The sites bring data and are the parties; what a site's own graph cannot be is refused."""

@@ -27,7 +27,7 @@ from sites import DEADLINE, kill_after, run_across, wait_until
 from small import ALGORITHMS, small
 from test_promises import assert_same, numbers
 
-shared = pytest.mark.xdist_group("nvflare")  # tests of one running federation
+pytestmark = pytest.mark.early
 ACROSS = [name for name in ("fedavg", "fedspray", "fedgl", "glasu", "gfl_appnp", "nfedgnn") if name in ALGORITHMS]
 
 
@@ -40,7 +40,6 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[supervisor.
     assert all(child.poll() is not None for child in [standing.server.child.process, *(g.child.process for g in standing.sites)])
 
 
-@shared
 @pytest.mark.parametrize("algorithm", ACROSS)
 def test_processes_give_the_same_numbers(algorithm: str, federation: supervisor.LocalFederation, tmp_path: Path) -> None:
     """Every site in a process of its own: the same states, metrics and bytes; at node level each site has twenty nodes."""
@@ -48,14 +47,12 @@ def test_processes_give_the_same_numbers(algorithm: str, federation: supervisor.
     assert_same(runner.run(config), run_across(federation, config, tmp_path / "run"), 1e-5)
 
 
-@shared
 def test_secure_totals_and_noise_across_processes(federation: supervisor.LocalFederation, tmp_path: Path) -> None:
     """What is done at the parties is done at the sites: masks that cancel, and noise drawn by the seed."""
     config = small("fedavg", rounds=2, secure="true", **{"dp.verb": "fit", "dp.clip": 1, "dp.noise": 0.1})
     assert_same(runner.run(config), run_across(federation, config, tmp_path / "run"), 1e-5)
 
 
-@shared
 @pytest.mark.parametrize("end", ["site", "server"])
 def test_killed_and_taken_up_again(end: str, federation: supervisor.LocalFederation, tmp_path: Path) -> None:
     """SIGKILL to a site or to the server in the middle: the run goes on from the last checkpoint and ends with the same bits."""
@@ -69,7 +66,6 @@ def test_killed_and_taken_up_again(end: str, federation: supervisor.LocalFederat
     assert numbers(whole) == numbers(result)
 
 
-@shared
 @pytest.mark.filterwarnings("ignore::atoll.errors.AtollWarning")
 def test_tables_are_encoded_over_processes(federation: supervisor.LocalFederation, tmp_path: Path) -> None:
     """Fitted before the first round, and restored after SIGKILLs of a site and of the server: the bits of one process."""
@@ -88,7 +84,6 @@ def test_tables_are_encoded_over_processes(federation: supervisor.LocalFederatio
     assert result.bytes["by_verb"]["count_columns"]["messages"] == 3
 
 
-@shared
 def test_every_site_keeps_its_journal_in_its_kit(federation: supervisor.LocalFederation, tmp_path: Path) -> None:
     """After a run whose site is killed in the middle: every chain is whole, and what the server counted is in the journals."""
     config = small("fedavg", rounds=30, checkpoint_every=3, on_missing="stop")
@@ -103,7 +98,6 @@ def test_every_site_keeps_its_journal_in_its_kit(federation: supervisor.LocalFed
         assert {entry["to"] for entry in lines} == {f"atoll-server at localhost:{guest.kit.port}"}
 
 
-@shared
 def test_the_others_go_on_and_the_lost_site_comes_back(federation: supervisor.LocalFederation, tmp_path: Path) -> None:
     """With on_missing=continue a killed site is named and the rounds go on without it; in the next run it is there again."""
     config = small("fedavg", rounds=40)
@@ -116,7 +110,6 @@ def test_the_others_go_on_and_the_lost_site_comes_back(federation: supervisor.Lo
     assert not any("missing" in row for row in again.rows)
 
 
-@shared
 def test_a_site_that_does_not_answer_is_named(federation: supervisor.LocalFederation, tmp_path: Path) -> None:
     """A site that hangs times out; the round goes on without it, and it is heard again as soon as it answers."""
     config = small("fedavg", rounds=40, timeout=10)
@@ -138,7 +131,6 @@ def test_a_site_that_does_not_answer_is_named(federation: supervisor.LocalFedera
     assert "missing" not in result.rows[-1]
 
 
-@shared
 def test_strangers_are_refused(federation: supervisor.LocalFederation, tmp_path: Path) -> None:
     """A known certificate under another name, another authority's, none at all: refused, and the federation goes on."""
     place, known = federation.server.kit, federation.sites[0].kit
