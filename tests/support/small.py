@@ -34,6 +34,7 @@ PARTITIONS: dict[str, dict[str, Any]] = {
 SAMPLES = {"edge_signal": 1, "samples": 4, "connected": "false", "train": 0.5, "val": 0.25, "test": 0.25, "batch_size": 1}
 EXTRA_SETTINGS: dict[str, dict[str, Any]] = {  # of single algorithms
     "gfl_appnp": {"connected_train_share": 0, "edge_signal": 1},
+    "adafgl": {"shared_rounds": 1, "personal_epochs": 2},
     "fedmlp": SAMPLES,
     "mlps": SAMPLES,
     "fedsage": {
