@@ -1,7 +1,7 @@
 """FGSSL: Huang, Wan, Ye & Du, IJCAI 2023. FedAvg whose parties learn from the shared model on two random views of their graphs.
 
-On a weak view the shared model, which stays as it was received, is the teacher; the party's model sees a strong view. Nodes of one
-class are to be alike in both (semantics), and a node's neighbors are to resemble it as much in both (structure).
+On a weak view the shared model, which stays as it was received, is the teacher; the party's model sees a strong view. Nodes of
+one class are to be alike in both (semantics), and a node's neighbors are to resemble it as much in both (structure).
 
 Payload bytes per round and party, w parameters: down 4·w, up 4·w + 8 (the number of training nodes; of all nodes with
 `weighting=nodes`; 1 with `weighting=parties`).
