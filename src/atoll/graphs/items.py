@@ -141,8 +141,11 @@ class Items:
 
     @property
     def origin(self) -> Tensor | None:
-        """(N,) where the rows of a batch are in the graph that it was taken from; None for a graph that was not."""
-        cut: Cut | None = self.__dict__.get("_cut")
+        """(N,) where the rows of a batch are in the graph that it was taken from; None for a graph that was not.
+
+        The graph of some parties (`selection`) is one by itself: what these parties keep has its rows.
+        """
+        cut: Cut | None = None if "_parties" in self.__dict__ else self.__dict__.get("_cut")
         if cut is None or cut.graph.origin is None:
             return None if cut is None else cut.rows
         return cut.graph.origin[cut.rows]

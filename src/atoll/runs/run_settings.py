@@ -39,7 +39,7 @@ class RunSettings:
     )
     track: tuple[str, ...] = setting(
         (),
-        "Further metrics of validation nodes to count and to record, of those that select_by can name: minority_accuracy, auc, …",
+        "Further metrics of validation nodes to count and to record, of those that select_by can name: minority_accuracy or auc.",
         since="0.2",
     )
     evaluation: str = setting(
