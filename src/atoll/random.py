@@ -78,8 +78,12 @@ class Draws:
 
     def keep(self, probability: float, sizes: Sequence[int], width: int) -> Tensor:
         """(N, width) dropout masks, kept entries scaled by 1 / probability; the rows of party p are drawn by party p."""
+        return self.scaled_mask(probability, sizes, width)[0]
+
+    def scaled_mask(self, probability: float, sizes: Sequence[int], width: int) -> tuple[Tensor, float]:
+        """The same mask, and what its kept entries are."""
         kept, scale = self.kept_values(probability, [size * width for size in sizes])
-        return torch.from_numpy(np.concatenate(list(kept)).view(np.uint8)).float().mul_(scale).view(-1, width)
+        return torch.from_numpy(np.concatenate(list(kept)).view(np.uint8)).float().mul_(scale).view(-1, width), scale
 
 
 def _below(bits: np.random.SFC64, size: int, threshold: int) -> NDArray[np.bool_]:

@@ -104,7 +104,7 @@ def dealt(graph: Graph, lists: Sequence[Ints]) -> Graph:
     parts = graph.take(order)
     ends = np.cumsum([0, *(len(members) for members in lists)])
     assert parts.graph_ptr is not None
-    return replace(parts, ptr=parts.graph_ptr[torch.from_numpy(ends)])
+    return parts.complete(ptr=parts.graph_ptr[torch.from_numpy(ends)])
 
 
 def split_graphs(graph: Graph, settings: SplitSettings, seed: int) -> Graph:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -78,6 +78,13 @@ def _shifted(x: sp.csr_array, blocks: Blocks) -> sp.csr_array:
     return sp.csr_array((x.data, columns, x.indptr), shape=(x.shape[0], parties * width))
 
 
+class Kept(NamedTuple):
+    """A dropout mask whose entries are 0 or `scale`."""
+
+    mask: Tensor
+    scale: float
+
+
 def transform(
     inputs: Features | Tensor,
     weight: Tensor,
@@ -87,13 +94,19 @@ def transform(
     through: SparseMatrix | None = None,
     hops: int = 1,
     relu: bool = False,
+    kept: Kept | None = None,
 ) -> Tensor:
-    """relu(Mʰ·(X_p·W_p) + b_p): one layer of every party at once; without `through` M is the identity."""
+    """relu(Mʰ·(X_p·W_p) + b_p): one layer of every party at once; without `through` M is the identity.
+
+    With `kept`, which is for a layer with relu on all rows, what the mask drops is zero and the rest is scaled: the result alone
+    tells the backward pass which entries were positive and kept.
+    """
     if through is not None and through.row_blocks is not None:
         return _to_fewer_rows(inputs, weight, blocks, bias, through, through.row_blocks, relu)
     rows = None if isinstance(inputs, Features) else inputs
     features = inputs if isinstance(inputs, Features) else None
-    result: Tensor = _Layer.apply(rows, weight, bias, features, through, blocks, hops, relu)  # type: ignore[no-untyped-call]
+    arguments = rows, weight, bias, features, through, blocks, hops, relu, kept
+    result: Tensor = _Layer.apply(*arguments)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -129,6 +142,7 @@ class _Layer(torch.autograd.Function):
         blocks: Blocks,
         hops: int,
         relu: bool,
+        kept: Kept | None,
     ) -> Tensor:
         early = bias if through is None else None
         result = features.product(weight, early) if features is not None else blocks.product(rows, weight, early)
@@ -139,18 +153,22 @@ class _Layer(torch.autograd.Function):
                 blocks.add_(result, bias)
         if relu:
             result.relu_()
+        if kept is not None:
+            result.mul_(kept.mask)
         ctx.save_for_backward(rows, weight, result if relu else None)
-        ctx.constants = features, through, blocks, hops
+        ctx.constants = features, through, blocks, hops, 1.0 if kept is None else kept.scale
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight, result = ctx.saved_tensors
-        features, through, blocks, hops = ctx.constants
+        features, through, blocks, hops, scale = ctx.constants
         need_rows, need_weight, need_bias = ctx.needs_input_grad[:3]
         gradient = gradients[0].contiguous()
         if result is not None:
             gradient = torch.ops.aten.threshold_backward(gradient, result, 0)
+        if scale != 1.0:
+            gradient.mul_(scale)
         of_bias = blocks.sum(gradient) if need_bias else None
         if through is not None:
             for _ in range(hops):
@@ -159,7 +177,7 @@ class _Layer(torch.autograd.Function):
         of_weight = None
         if need_weight:
             of_weight = blocks.gram(rows, gradient) if features is None else features.gram(gradient)
-        return of_rows, of_weight, of_bias, None, None, None, None, None
+        return of_rows, of_weight, of_bias, None, None, None, None, None, None
 
 
 def unit_rows(x: sp.csr_array | Tensor) -> sp.csr_array | Tensor:

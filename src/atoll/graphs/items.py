@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,10 +11,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from atoll.graphs.blocks import Blocks, spans
+from atoll.graphs.distinct import DistinctRows, distinct_rows
 from atoll.graphs.sparse import SparseMatrix
 
 if TYPE_CHECKING:
     from atoll.graphs.graph import Graph
+    from atoll.graphs.graph_batch import GraphBatch
 
 
 class Cut:
@@ -139,6 +140,15 @@ class Items:
             return graph
         return graph.take(graph.train.nonzero()[:, 0])
 
+    @cached_property
+    def distinct(self) -> DistinctRows | None:
+        """The distinct rows of (A + I)·X, found once for the graph that a batch is taken from; None where there are too many."""
+        cut: Cut | None = self.__dict__.get("_cut")
+        if cut is None:
+            return distinct_rows(cast("Graph", self))
+        whole = cut.graph.distinct
+        return None if whole is None else whole.take(cut.rows)
+
     @property
     def origin(self) -> Tensor | None:
         """(N,) where the rows of a batch are in the graph that it was taken from; None for a graph that was not.
@@ -150,28 +160,31 @@ class Items:
             return None if cut is None else cut.rows
         return cut.graph.origin[cut.rows]
 
-    def take(self, graphs: Tensor) -> Graph:
+    def take(self, graphs: Tensor) -> GraphBatch:
         """Some of the small graphs, in party order, as a graph of the same parties; a party may have none of them."""
+        from atoll.graphs.graph_batch import GraphBatch  # it is a Graph, which has these items
+
         whole = cast("Graph", self)
         cut = Cut(whole, graphs)
         counts = torch.bincount(whole.owner[graphs], minlength=whole.parties)
-        taken = _taken(whole, graphs, cut, cut.graph_ptr[pad(counts.cumsum(0), (1, 0))])
+        taken = GraphBatch.of(whole, graphs, cut, cut.graph_ptr[pad(counts.cumsum(0), (1, 0))])
         if not bool((taken.num_train > 0).all()):
             taken.__dict__["active"] = taken.num_train > 0  # the others take no step
         return taken
 
     def select_graphs(self, parties: Tensor) -> Graph:
         """The graphs of some of the parties, in the given order."""
+        from atoll.graphs.graph_batch import GraphBatch  # it is a Graph, which has these items
+
         whole = cast("Graph", self)
         starts, ends = whole.item_ptr[parties], whole.item_ptr[parties + 1]
         graphs = spans(starts, ends)
         cut = Cut(whole, graphs)
-        chosen = _taken(whole, graphs, cut, cut.graph_ptr[pad((ends - starts).cumsum(0), (1, 0))])
-        del chosen.__dict__["_cut"]  # it stands alone: the other parties' graphs need not be kept for it
+        chosen = GraphBatch.of(whole, graphs, cut, cut.graph_ptr[pad((ends - starts).cumsum(0), (1, 0))])
         widths, classes = (
             None if values is None else tuple(values[p] for p in parties.tolist()) for values in (whole.widths, whole.classes)
         )
-        return replace(chosen, widths=widths, classes=classes)
+        return chosen.complete(widths=widths, classes=classes)
 
     @cached_property
     def edge_ptr(self) -> Tensor:
@@ -197,27 +210,3 @@ class _Pool(SparseMatrix):
     def transposed_matmul(self, dense: Tensor) -> Tensor:
         """Every node gets its graph's row."""
         return dense.index_select(0, self.graph)
-
-
-def _taken(whole: Graph, graphs: Tensor, cut: Cut, ptr: Tensor) -> Graph:
-    """The graph of some small graphs, whose parties begin at `ptr`."""
-    first, last = whole.edge_ptr[graphs], whole.edge_ptr[graphs + 1]
-    edges = spans(first, last)
-    taken = replace(
-        whole,
-        x=whole.x[cut.rows] if isinstance(whole.x, Tensor) else whole.x[cut.rows.numpy()],
-        edge_index=whole.edge_index[:, edges] - torch.repeat_interleave(cut.shift, last - first),
-        edge_weight=None if whole.edge_weight is None else whole.edge_weight[edges],
-        y=whole.y[graphs],
-        train=whole.train[graphs],
-        val=whole.val[graphs],
-        test=whole.test[graphs],
-        ids=whole.ids[cut.rows],
-        graph_ids=None if whole.graph_ids is None else whole.graph_ids[graphs],
-        ptr=ptr,
-        graph_ptr=cut.graph_ptr,
-        majority=None if whole.majority is None else whole.majority[graphs],
-        node_names=None if whole.node_names is None else whole.node_names[cut.rows.numpy()],
-    )
-    taken.__dict__["_cut"] = cut
-    return taken

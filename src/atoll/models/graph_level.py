@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from atoll.graphs.distinct import DistinctRows
+from atoll.graphs.features import Kept, transform
 from atoll.graphs.graph import Graph
 from atoll.graphs.segments import segment_max
 from atoll.models.backbone import Backbone, Chain, ModelShape
 from atoll.models.framed import one_layer
-from atoll.models.layers import Dense
+from atoll.models.layers import Dense, GINLayer
 from atoll.random import Draws
 from atoll.settings import setting
 
@@ -63,11 +65,39 @@ class GraphNetwork(Backbone):
 
     def nodes(self, graph: Graph, draws: Draws | None = None) -> Tensor:
         """(N, hidden) the last representation of the nodes."""
-        x: Tensor = self.input(self.inputs(graph, draws), graph.blocks)
-        for convolution in self.layers:
-            assert isinstance(convolution, Chain)
-            x = self.drop(convolution.layer(0, x, graph, draws).relu(), graph, draws)
+        rest = list(self.layers)
+        first = inner_layer(rest[0])
+        dropped = draws is not None and self.shape.input_dropout > 0
+        if isinstance(first, GINLayer) and not dropped and graph.distinct is not None:
+            x, rest = self.begin(first, graph.distinct, graph, draws), rest[1:]
+        else:
+            x = self.input(self.inputs(graph, draws), graph.blocks)
+        for convolution in rest:
+            x = self.convolve(convolution, x, graph, draws)
         return x
+
+    def begin(self, layer: GINLayer, distinct: DistinctRows, graph: Graph, draws: Draws | None) -> Tensor:
+        """The input and the first GIN layer, of distinct rows of [(A + I)·X ‖ row sums]: these times [W·W₁; bᵀ·W₁], and so on."""
+        assert self.input.bias is not None
+        weight, first = torch.cat([self.input.weight, self.input.bias[:, None]], 1), layer.first
+        hidden = transform(distinct.features, weight @ first.weight, distinct.blocks, first.bias, relu=True)
+        return distinct.spread(layer.second(hidden, distinct.blocks, relu=True), self.mask(graph, draws))
+
+    def convolve(self, convolution: nn.Module, x: Tensor, graph: Graph, draws: Draws | None) -> Tensor:
+        """relu(conv(H)), and dropout."""
+        layer, kept = inner_layer(convolution), self.mask(graph, draws)
+        if isinstance(layer, GINLayer):
+            activated: Tensor = layer(x, graph, relu=True, kept=kept)
+            return activated
+        assert isinstance(convolution, Chain)
+        out = convolution.layer(0, x, graph, draws).relu()
+        return out if kept is None else out * kept.mask
+
+    def mask(self, graph: Graph, draws: Draws | None) -> Kept | None:
+        """What dropout keeps of the hidden units of the nodes; None outside training."""
+        if draws is None or not self.shape.dropout:
+            return None
+        return Kept(*draws.scaled_mask(1 - self.shape.dropout, graph.sizes, self.shape.hidden))
 
     def drop_items(self, hidden: Tensor, graph: Graph, draws: Draws | None) -> Tensor:
         """Dropout of the units of graphs in training."""
@@ -79,6 +109,12 @@ class GraphNetwork(Backbone):
     def embedding_width(cls, shape: ModelShape) -> int:
         """There is always a hidden layer."""
         return shape.hidden
+
+
+def inner_layer(convolution: nn.Module) -> nn.Module:
+    """The one layer of a backbone that serves as a convolution."""
+    assert isinstance(convolution, Chain)
+    return convolution.layers[0]
 
 
 def read_out(nodes: Tensor, graph: Graph, how: str) -> Tensor:

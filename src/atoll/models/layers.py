@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from atoll.graphs.attention import Attention, attend
 from atoll.graphs.blocks import Blocks, broadcast_to_rows
-from atoll.graphs.features import Features, transform
+from atoll.graphs.features import Features, Kept, transform
 from atoll.graphs.hops import Hop
 from atoll.graphs.sparse import SparseMatrix
 from atoll.random import Draws
@@ -32,10 +32,17 @@ class Dense(nn.Module):
         self.bias = parameter(None if glorot else draws, bound, parties, fan_out) if bias else None
 
     def forward(
-        self, x: Features | Tensor, blocks: Blocks, through: SparseMatrix | None = None, *, hops: int = 1, relu: bool = False
+        self,
+        x: Features | Tensor,
+        blocks: Blocks,
+        through: SparseMatrix | None = None,
+        *,
+        hops: int = 1,
+        relu: bool = False,
+        kept: Kept | None = None,
     ) -> Tensor:
-        """(N, in) → (N, out); `through` is M, applied `hops` times."""
-        return transform(x, self.weight, blocks, self.bias, through=through, hops=hops, relu=relu)
+        """(N, in) → (N, out); `through` is M, applied `hops` times; with relu, dropout may follow."""
+        return transform(x, self.weight, blocks, self.bias, through=through, hops=hops, relu=relu, kept=kept)
 
 
 class SAGELayer(nn.Module):
@@ -70,10 +77,10 @@ class GINLayer(nn.Module):
         self.first = Dense(parties, fan_in, hidden, draws, bias=bias)
         self.second = Dense(parties, hidden, fan_out, draws, bias=last_bias)
 
-    def forward(self, x: Features | Tensor, graph: Hop, *, relu: bool) -> Tensor:
-        """relu((A + I)·(H·W) + b)·V + c."""
+    def forward(self, x: Features | Tensor, graph: Hop, *, relu: bool, kept: Kept | None = None) -> Tensor:
+        """relu((A + I)·(H·W) + b)·V + c; with relu, dropout may follow."""
         inner = self.first(x, graph.blocks, graph.summed_adjacency, relu=True)
-        out: Tensor = self.second(inner, graph.out_blocks, relu=relu)
+        out: Tensor = self.second(inner, graph.out_blocks, relu=relu, kept=kept)
         return out
 
 

@@ -19,6 +19,7 @@ from atoll.models.party_tensors import (
     named_tensors,
     number_of_parties,
     party_pieces,
+    party_views,
     put_rows,
     restore_tensors,
     rows_of,
@@ -53,6 +54,28 @@ class Adam:
         self.steps = torch.zeros(number_of_parties(self.params))
         self.in_step = True  # whether all parties have taken the same number of steps
         self._live: dict[str, list[list[Tensor]]] = {}  # pieces of parameters and moments: views that stay
+        self._views: list[dict[str, tuple[Tensor, ...]]] = []  # each party's parameters and moments: likewise
+
+    @torch.no_grad()
+    def step_some(self, gradients: Sequence[Tensor], rows: Sequence[int]) -> None:
+        """One step for some of the parties, each alone; the others, and their state, stay as they are."""
+        self.steps[list(rows)] += 1
+        self.in_step = False
+        self._views = self._views or party_views(self.params, self.first, self.second)
+        views = [self._views[0], *party_views(dict(zip(self.params, gradients, strict=True))), *self._views[1:]]
+        counts = self.steps.unbind()
+        for decay, names in self.groups:
+            parts = [[part[name][row] for name in names for row in rows] for part in views]
+            self.kernel(
+                *(*parts, [], [counts[row] for row in rows] * len(names)),
+                lr=self.lr,
+                beta1=self.betas[0],
+                beta2=self.betas[1],
+                weight_decay=decay,
+                eps=self.eps,
+                amsgrad=False,
+                maximize=False,
+            )
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> None:
@@ -136,7 +159,7 @@ class Adam:
         """The same optimizer on copies of some parties' parameters and state."""
         part = copy(self)
         part.params, part.first, part.second = (rows_of(values, rows) for values in (self.params, self.first, self.second))
-        part.steps, part.in_step, part._live = self.steps[rows], self.in_step, {}
+        part.steps, part.in_step, part._live, part._views = self.steps[rows], self.in_step, {}, []
         return part
 
     def put(self, rows: Tensor, part: Adam) -> None:
@@ -178,6 +201,30 @@ class SGD:
         self.lr, self.weight_decay, self.momentum, self.clip = lr, weight_decay, momentum, clip
         self.velocity = {name: torch.zeros_like(p) for name, p in self.params.items()} if momentum else {}
         self._live: dict[str, list[list[Tensor]]] = {}  # the pieces of parameters and velocities, as in Adam
+        self._views: list[dict[str, tuple[Tensor, ...]]] = []
+
+    @torch.no_grad()
+    def step_some(self, gradients: Sequence[Tensor], rows: Sequence[int]) -> None:
+        """One step for some of the parties, each alone; the others, and their state, stay as they are."""
+        self._views = self._views or party_views(self.params, self.velocity)
+        views = [self._views[0], *party_views(dict(zip(self.params, gradients, strict=True))), self._views[1]]
+        for decay, names in self.groups:
+            params, grads, velocity = ([part[name][row] for name in names if part for row in rows] for part in views)
+            self._kernel(params, grads, velocity, decay)
+
+    def _kernel(self, params: list[Tensor], gradients: list[Tensor], velocity: list[Tensor], weight_decay: float) -> None:
+        torch._fused_sgd_(
+            params,
+            gradients,
+            velocity,
+            weight_decay=weight_decay,
+            momentum=self.momentum,
+            lr=self.lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> None:
@@ -188,18 +235,7 @@ class SGD:
                 kept = [[part[name] for name in names if part] for part in (self.params, self.velocity)]
                 self._live[names[0]] = [party_pieces(part) for part in kept]
             params, velocity = self._live[names[0]]
-            torch._fused_sgd_(
-                params,
-                party_pieces(by_name[name] for name in names),
-                velocity,
-                weight_decay=decay,
-                momentum=self.momentum,
-                lr=self.lr,
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-                is_first_step=False,
-            )
+            self._kernel(params, party_pieces(by_name[name] for name in names), velocity, decay)
 
     def state(self) -> dict[str, Tensor]:
         """The live state by name, every tensor (P, …); empty without momentum."""
@@ -217,7 +253,8 @@ class SGD:
     def select(self, rows: Tensor) -> SGD:
         """The same optimizer on copies of some parties' parameters and state."""
         part = copy(self)
-        part.params, part.velocity, part._live = rows_of(self.params, rows), rows_of(self.velocity, rows), {}
+        part.params, part.velocity = rows_of(self.params, rows), rows_of(self.velocity, rows)
+        part._live, part._views = {}, []
         return part
 
     def put(self, rows: Tensor, part: SGD) -> None:
@@ -294,6 +331,9 @@ def _step(optimizer: Optimizer, gradients: list[Tensor], active: Tensor | None) 
         optimizer.step(gradients)
         return
     rows = active.nonzero()[:, 0]
+    if len(rows) <= MAX_PIECES:
+        optimizer.step_some(gradients, rows.tolist())
+        return
     part: Any = optimizer.select(rows)
     part.step([gradient[rows] for gradient in gradients])
     optimizer.put(rows, part)

@@ -74,6 +74,11 @@ def rows_of(values: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
     return {name: value.detach()[rows] for name, value in values.items()}
 
 
+def party_views(*parts: Mapping[str, Tensor]) -> list[dict[str, tuple[Tensor, ...]]]:
+    """Each tensor's parties, one view each."""
+    return [{name: value.detach().unbind() for name, value in part.items()} for part in parts]
+
+
 def put_rows(live: Mapping[str, Tensor], rows: Tensor, values: Mapping[str, Tensor]) -> None:
     """Write some parties' rows back."""
     for name, value in values.items():

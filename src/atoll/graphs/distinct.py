@@ -1,0 +1,107 @@
+"""Nodes whose first layer is the same: those with equal sums of columns over themselves and their neighbors.
+
+A node of a molecule has one of a few labels, and so have its neighbors: of thousands of nodes a few hundred are distinct. A first
+layer is computed of these alone, and each node takes its row.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from atoll.graphs.blocks import Blocks
+from atoll.graphs.features import Features, Kept
+from atoll.graphs.sparse import multiply
+
+if TYPE_CHECKING:
+    from atoll.graphs.graph import Graph
+
+MAX_VALUES = 16  # stored values in a row; with more, rows are hardly ever the same, and finding out takes memory
+MAX_SHARE = 0.5  # of the nodes that may be distinct
+
+
+class DistinctRows:
+    """The distinct rows of [(A + I)·X ‖ row sums of A + I], party by party, and which of them each node has."""
+
+    def __init__(self, table: sp.csr_array, party: Tensor, parties: int, kind: Tensor) -> None:
+        self.table, self.party, self.parties, self.kind = table, party, parties, kind
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """How the distinct rows are divided into parties."""
+        return Blocks(torch.bincount(self.party, minlength=self.parties).tolist())
+
+    @cached_property
+    def features(self) -> Features:
+        """(K, d + 1) the distinct rows."""
+        return Features(torch.from_numpy(self.table.toarray()), self.blocks)
+
+    @cached_property
+    def nodes(self) -> Tensor:
+        """(K, N) ones where a node has a row, CSR."""
+        order = self.kind.argsort(stable=True)
+        pointer = torch.nn.functional.pad(torch.bincount(self.kind, minlength=len(self.party)).cumsum(0), (1, 0))
+        size = (len(self.party), len(self.kind))
+        return torch.sparse_csr_tensor(pointer.int(), order.int(), torch.ones(size[1]), size=size, check_invariants=False)
+
+    def take(self, nodes: Tensor) -> DistinctRows:
+        """The rows that some of the nodes have."""
+        kind = self.kind[nodes]
+        present = torch.zeros(len(self.party), dtype=torch.bool)
+        present[kind] = True
+        rows = present.nonzero()[:, 0]
+        position = torch.empty(len(self.party), dtype=torch.int64)
+        position[rows] = torch.arange(len(rows))
+        return DistinctRows(self.table[rows.numpy()], self.party[rows], self.parties, position[kind])
+
+    def spread(self, rows: Tensor, kept: Kept | None = None) -> Tensor:
+        """(K, h) → (N, h): every node's row, after dropout."""
+        result: Tensor = _Spread.apply(rows, self, kept)  # type: ignore[no-untyped-call]
+        return result
+
+
+class _Spread(torch.autograd.Function):
+    """Rows to the nodes that have them, and sums over these nodes on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, distinct: DistinctRows, kept: Kept | None) -> Tensor:
+        ctx.constants = distinct, kept
+        result = rows.index_select(0, distinct.kind)
+        return result if kept is None else result.mul_(kept.mask)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        distinct, kept = ctx.constants
+        gradient = gradients[0] if kept is None else gradients[0] * kept.mask
+        return multiply(distinct.nodes, gradient), None, None
+
+
+def distinct_rows(graph: Graph) -> DistinctRows | None:
+    """Of all nodes of a graph; None where too many are distinct."""
+    looped = graph.summed_adjacency.forward
+    matrix = sp.csr_array(
+        (looped.values().numpy(), looped.col_indices().numpy(), looped.crow_indices().numpy()), shape=looped.shape
+    )
+    summed = sp.csr_array(matrix @ graph.nonzero_features)
+    summed.sort_indices()
+    counts = np.diff(summed.indptr)
+    if not len(counts) or (most := int(counts.max())) > MAX_VALUES:
+        return None
+    degree = matrix.sum(1).astype(np.float32)
+    party = graph.party.numpy()
+    keys = np.zeros((len(counts), 2 + 2 * most), np.int32)  # party, row sum, columns + 1, values: bit patterns
+    keys[:, 0], keys[:, 1] = party, degree.view(np.int32)
+    row = np.repeat(np.arange(len(counts)), counts)
+    place = np.arange(summed.nnz) - np.repeat(summed.indptr[:-1], counts)
+    keys[row, 2 + place] = summed.indices + 1
+    keys[row, 2 + most + place] = summed.data.astype(np.float32).view(np.int32)
+    _, first, kind = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    if len(first) > MAX_SHARE * len(counts):
+        return None
+    table = sp.csr_array(sp.hstack([summed[first], sp.csr_array(degree[first, None])], format="csr"), dtype=np.float32)
+    return DistinctRows(table, torch.from_numpy(party[first]), graph.parties, torch.from_numpy(kind.reshape(-1)))

@@ -1,0 +1,84 @@
+"""Some of the small graphs of a graph, with what a step hardly ever needs (columns, edges, names) made on first use."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from atoll.graphs.blocks import spans
+from atoll.graphs.graph import Graph
+
+if TYPE_CHECKING:
+    from atoll.graphs.items import Cut
+
+LAZY = (
+    "x",
+    "edge_index",
+    "edge_weight",
+    "ids",
+    "node_names",
+)  # fields of a graph that are cut out of the whole one's on first use
+
+
+class GraphBatch(Graph):
+    """Small graphs that were taken from a graph; its matrices are cut out of the whole graph's."""
+
+    whole: Graph
+    cut: Cut
+
+    @classmethod
+    def of(cls, whole: Graph, graphs: Tensor, cut: Cut, ptr: Tensor) -> GraphBatch:
+        """The small graphs of that number; their parties begin at `ptr`."""
+        taken = object.__new__(cls)
+        values = {name: getattr(whole, name) for name in Graph.__dataclass_fields__ if name not in LAZY}
+        for name in ("y", "train", "val", "test", "graph_ids", "majority"):
+            values[name] = None if values[name] is None else values[name][graphs]
+        taken.__dict__.update(values, ptr=ptr, graph_ptr=cut.graph_ptr, whole=whole, graphs=graphs, cut=cut, _cut=cut)
+        return taken
+
+    def complete(self, **changes: Any) -> Graph:
+        """The same as a graph that stands alone: the whole one need not be kept for it."""
+        return Graph(**{name: getattr(self, name) for name in Graph.__dataclass_fields__} | changes)
+
+    @property
+    def num_nodes(self) -> int:
+        """N, of all parties together."""
+        return int(self.ptr[-1])
+
+    @cached_property
+    def x(self) -> Any:  # these are fields of the class above
+        """(N, d)."""
+        x = self.whole.x
+        return x[self.cut.rows] if isinstance(x, Tensor) else x[self.cut.rows.numpy()]
+
+    @cached_property
+    def ids(self) -> Tensor:
+        """(N,)."""
+        return self.whole.ids[self.cut.rows]
+
+    @cached_property
+    def node_names(self) -> Any:
+        """(N,)."""
+        names = self.whole.node_names
+        return None if names is None else names[self.cut.rows.numpy()]
+
+    @cached_property
+    def edges(self) -> tuple[Tensor, Tensor]:
+        """The columns of `edge_index` of the whole graph that are edges here, and by how much each is shifted."""
+        graphs: Tensor = self.__dict__["graphs"]
+        first, last = self.whole.edge_ptr[graphs], self.whole.edge_ptr[graphs + 1]
+        return spans(first, last), torch.repeat_interleave(self.cut.shift, last - first)
+
+    @cached_property
+    def edge_index(self) -> Tensor:  # type: ignore[override]
+        """(2, E)."""
+        columns, shift = self.edges
+        return self.whole.edge_index[:, columns] - shift
+
+    @cached_property
+    def edge_weight(self) -> Tensor | None:  # type: ignore[override]
+        """(E,)."""
+        return None if self.whole.edge_weight is None else self.whole.edge_weight[self.edges[0]]
