@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,11 @@ LAZY = (
     "ids",
     "node_names",
 )  # fields of a graph that are cut out of the whole one's on first use
+
+
+def _on_first_use(make: Callable[[Any], Any]) -> Any:
+    """In the place of a field of the class above: made when it is asked for, unless it is set."""
+    return cached_property(make)
 
 
 class GraphBatch(Graph):
@@ -48,18 +54,18 @@ class GraphBatch(Graph):
         """N, of all parties together."""
         return int(self.ptr[-1])
 
-    @cached_property
-    def x(self) -> Any:  # these are fields of the class above
+    @_on_first_use
+    def x(self) -> Any:
         """(N, d)."""
         x = self.whole.x
         return x[self.cut.rows] if isinstance(x, Tensor) else x[self.cut.rows.numpy()]
 
-    @cached_property
+    @_on_first_use
     def ids(self) -> Tensor:
         """(N,)."""
         return self.whole.ids[self.cut.rows]
 
-    @cached_property
+    @_on_first_use
     def node_names(self) -> Any:
         """(N,)."""
         names = self.whole.node_names
@@ -72,13 +78,13 @@ class GraphBatch(Graph):
         first, last = self.whole.edge_ptr[graphs], self.whole.edge_ptr[graphs + 1]
         return spans(first, last), torch.repeat_interleave(self.cut.shift, last - first)
 
-    @cached_property
-    def edge_index(self) -> Tensor:  # type: ignore[override]
+    @_on_first_use
+    def edge_index(self) -> Tensor:
         """(2, E)."""
         columns, shift = self.edges
         return self.whole.edge_index[:, columns] - shift
 
-    @cached_property
-    def edge_weight(self) -> Tensor | None:  # type: ignore[override]
+    @_on_first_use
+    def edge_weight(self) -> Tensor | None:
         """(E,)."""
         return None if self.whole.edge_weight is None else self.whole.edge_weight[self.edges[0]]
