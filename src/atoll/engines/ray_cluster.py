@@ -18,6 +18,7 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +31,7 @@ CONNECT_SECONDS = 10.0  # for a first answer of an address
 MAX_FOLDER_CHARS = 40  # Ray puts sockets into it, and the system limits their paths to 107
 PREFIX = "atoll-ray-"
 LOCK = "in-use"
+REMOVAL_SECONDS = 10.0
 TOKEN = secrets.token_hex(32)  # of this process's own clusters
 
 
@@ -194,11 +196,21 @@ def _folder() -> Iterator[Path]:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield folder
     finally:
+        remove(folder)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder that processes which are about to end may still write to."""
+    deadline = time.monotonic() + REMOVAL_SECONDS
+    while folder.exists():
         shutil.rmtree(folder, ignore_errors=True)
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.05)
 
 
 def remove_unused(folder: Path) -> None:
     """Remove a folder whose program has ended."""
     with contextlib.suppress(OSError), (folder / LOCK).open("r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
