@@ -35,7 +35,7 @@ from hosts import Divided, registered
 from small import ALGORITHMS, Recorded, on_shards, small
 from test_promises import assert_same, numbers
 
-pytestmark = pytest.mark.xdist_group("ray")
+pytestmark = [pytest.mark.full, pytest.mark.xdist_group("ray")]  # a cluster starts in seconds, its nodes are lost in tens
 HERE = {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
 QUICKLY = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
 ENDING_SECONDS = 60.0  # for processes that have been told to end
