@@ -28,8 +28,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadscope`, workers are handed whole files, so that what the tests of a file share is made once."""
-    if config.getvalue("dist") != "loadscope":
+    """With `--dist loadscope` (or `loadgroup`), workers are handed whole files: what the tests of a file share is made once."""
+    if config.getvalue("dist") not in ("loadscope", "loadgroup"):
         return None
     from xdist.scheduler import LoadScopeScheduling
 
