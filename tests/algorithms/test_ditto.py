@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+import torch.nn.functional as F
+
 import plain
+from atoll.errors import AtollError
 from atoll.federation.cohort import first_model
 from atoll.runs import runner
 from small import small
@@ -44,6 +48,43 @@ def test_two_rounds_equal_a_loop_over_parties() -> None:
     plain.close(result.state["model"], server)
     for p, own in enumerate(personal):
         plain.close({name: value[p] for name, value in result.memory["0"]["personal"].items()}, own)
+
+
+def test_each_party_chooses_how_strongly_it_is_held() -> None:
+    """In every step the λ of 0.1, 1 and 2 whose step has the lowest validation loss; the shared model stays FedAvg's."""
+    values = {"rounds": 2, "optimizer": "sgd", "lr": 0.3, "epochs": 3, "choose_proximal": True}
+    config = small("ditto", **values)
+    experiment, parties = plain.prepare(config)
+    validation = [experiment.party_data.parts.select([p]).val for p in range(3)]
+    server = first_model(config.settings, experiment.federation.schema, config.seed)
+    personal = [plain.leaves(server) for _ in parties]
+    taken = set()
+    for round in range(2):
+        for p, party in enumerate(parties):
+            for _ in range(3):
+                trials = []
+                for proximal in (0.1, 1.0, 2.0):
+                    trial = plain.leaves(personal[p])
+                    distance = sum((trial[name] - server[name]).square().sum() for name in trial)
+                    plain.descend(trial, party.loss(plain.forward("gcn", trial, party)) + proximal / 2 * distance, 0.3)
+                    out = plain.forward("gcn", trial, party)[validation[p]]
+                    trials.append((float(F.cross_entropy(out, party.y[validation[p]]).detach()), proximal, trial))
+                _, proximal, personal[p] = min(trials, key=lambda each: each[0])
+                taken.add(proximal if round else 0.0)
+        server = runner.run(
+            small("fedavg", **{**{k: v for k, v in values.items() if k != "choose_proximal"}, "rounds": round + 1})
+        ).state["model"]
+    result = runner.rounds(experiment)
+    plain.same(result.state["model"], server)
+    assert len(taken) > 2  # not always the same one
+    for p, own in enumerate(personal):
+        plain.close({name: value[p] for name, value in result.memory["0"]["personal"].items()}, own)
+
+
+def test_choosing_in_mini_batches_is_refused() -> None:
+    """In one sentence."""
+    with pytest.raises(AtollError, match="choose_proximal evaluates on all nodes"):
+        small("ditto", choose_proximal=True, batch_size=4)
 
 
 def test_bytes() -> None:

@@ -58,7 +58,8 @@ def test_three_rounds_equal_a_loop_over_parties(variant: str) -> None:
             weights, party = plain.leaves(server), parties[p]
             alpha = 0.3 if variant == "paper" else 0.3 * mean_size / party.n
             sign = 1 if variant == "paper" else -1
-            q = {name: sign * (own[p][name] - common[name]) for name in zeros}
+            received = {name: common[name] * (1 if variant == "paper" else mean_size / party.n) for name in zeros}
+            q = {name: sign * (own[p][name] - received[name]) for name in zeros}
             for _ in range(3):
                 penalty = sum((weights[name] - (server[name] - drift[p][name])).square().sum() for name in zeros)
                 linear = sum((weights[name] * q[name]).sum() for name in zeros)
@@ -67,7 +68,7 @@ def test_three_rounds_equal_a_loop_over_parties(variant: str) -> None:
             drift[p] = {name: drift[p][name] + delta[name] for name in zeros}
             new = {name: delta[name] / 0.6 for name in zeros}
             if variant == "authors":
-                new = {name: own[p][name] - common[name] - new[name] for name in zeros}
+                new = {name: own[p][name] - received[name] - new[name] for name in zeros}
             changes.append({name: new[name] - (own[p][name] if variant == "authors" else 0) for name in zeros})
             own[p] = new
             models.append({name: weights[name].detach() + (drift[p][name] if variant == "paper" else 0) for name in zeros})

@@ -27,10 +27,12 @@ def test_without_the_distance_it_is_local() -> None:
     assert plain.metrics(proto) == plain.metrics(local)
 
 
-@pytest.mark.parametrize("variant", ["authors", "paper"])
+@pytest.mark.parametrize("variant", ["authors", "paper", "literal"])
 def test_three_rounds_equal_a_loop_over_parties(variant: str) -> None:
     """Distances node by node and class by class, both means of prototypes, and classes with too few nodes left out."""
-    config = small("fedproto", optimizer="sgd", lr=0.2, epochs=3, prototype_weight=0.7, min_count=2, variant=variant)
+    literal = variant == "literal"
+    values = {"variant": "paper", "prototype_weights": "literal"} if literal else {"variant": variant}
+    config = small("fedproto", optimizer="sgd", lr=0.2, epochs=3, prototype_weight=0.7, min_count=2, **values)
     experiment, parties = plain.prepare(config)
     first = experiment.engine.state()["0"]["model"]
     models = [plain.leaves({name: value[p] for name, value in first.items()}) for p in range(3)]
@@ -49,10 +51,11 @@ def test_three_rounds_equal_a_loop_over_parties(variant: str) -> None:
                 plain.descend(own, loss, 0.2)
             for c, rows in members.items():
                 if len(rows) >= 2:
-                    weight = len(rows) if variant == "paper" else 1
+                    weight = 1 if variant == "authors" else len(rows)
                     sent.setdefault(c, []).append((weight, hidden(own, party)[rows].mean(0).detach()))
         for c, items in sent.items():
             shared[c] = sum(weight * value for weight, value in items) / sum(weight for weight, _ in items)
+            shared[c] = shared[c] / (len(items) if literal else 1)
     result = runner.rounds(experiment)
     assert 0 < sum(map(len, sent.values())) < 9  # some party has too few nodes of some class
     assert result.state["known"].tolist() == [c in shared for c in range(3)]

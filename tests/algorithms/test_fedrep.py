@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import plain
 from atoll.federation.cohort import first_model
 from atoll.runs import runner
 from small import small
+from test_promises import assert_resume_is_exact, assert_same, run
 
 
 def test_without_personal_layers_it_is_fedavg() -> None:
@@ -55,3 +58,28 @@ def test_bytes() -> None:
     parameters = 12 * 64 + 64
     assert result.bytes["down"] == 2 * 3 * 4 * parameters
     assert result.bytes["up"] == 2 * 3 * (4 * parameters + 8)
+
+
+def test_fine_tuned_heads_are_judged_and_forgotten() -> None:
+    """evaluation=finetuned: `head_epochs` more of the heads on the server's base, by a loop; training goes on without them."""
+    values = {"rounds": 2, "optimizer": "sgd", "lr": 0.3, "head_epochs": 3, "epochs": 2}
+    usual = runner.run(small("fedrep", **values))
+    experiment, parties = plain.prepare(small("fedrep", evaluation="finetuned", **values))
+    tuned = runner.rounds(experiment)
+    plain.same(tuned.state["base"], usual.state["base"])
+    assert tuned.rows[-1]["val_loss"] != usual.rows[-1]["val_loss"]
+    for p, party in enumerate(parties):
+        own = plain.leaves({name: usual.state["base"].get(name, value[p]) for name, value in usual.memory["0"]["model"].items()})
+        heads = {name: value for name, value in own.items() if name.startswith("layers.1")}
+        for _ in range(3):
+            plain.descend(heads, party.loss(plain.forward("gcn", own, party)), 0.3)
+        plain.close({name: value[p] for name, value in tuned.memory["0"]["model"].items()}, own)
+
+
+def test_promises_of_fine_tuned_heads(tmp_path: Path) -> None:
+    """Wherever parties live and whatever they forget; resume is exact; what is saved predicts what was judged."""
+    values = {"evaluation": "finetuned", "participation": 0.7, "dropout": 0.3}
+    usual = run(small("fedrep", **values))
+    assert_same(usual, run(small("fedrep", **values, placement="apart")), 1e-5)
+    assert_same(usual, run(small("fedrep", **values, amnesia="true")), 1e-6)
+    assert_resume_is_exact(small("fedrep", **values, checkpoint_every=1), 2, tmp_path)

@@ -7,12 +7,16 @@ The server sees the sum of the parties' versions of the shared model, weighted, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from atoll.algorithms import State, fedavg
 from atoll.algorithms.fedavg import LEVELS, SCENARIOS, start, step
+from atoll.errors import AtollError
 from atoll.federation import metrics
 from atoll.federation.cohort import PARTY, Fields, backbone, first_model, verb
 from atoll.federation.declarations import COUNTS
@@ -25,12 +29,14 @@ from atoll.models import optim
 from atoll.models.backbone import Backbone
 from atoll.models.optim import Optimizer
 from atoll.models.parameters import get_parameters, set_parameters, squared_distance
+from atoll.models.party_tensors import clipped
 from atoll.random import Draws
 from atoll.settings import setting
 
 __all__ = ["LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 EVALUATIONS = ("personal",)
+PROXIMALS = (0.1, 1.0, 2.0)  # what λ is chosen from
 
 
 @dataclass(frozen=True)
@@ -38,11 +44,21 @@ class Settings(fedavg.Settings):
     """FedAvg's settings, how strongly personal models are held, and where they begin."""
 
     proximal: float = setting(1.0, "Weight λ of the term λ/2·‖v_k − θ‖² of the personal models; 0 is Local.", low=0)
+    choose_proximal: bool = setting(
+        False,
+        "Each party takes, in every step, that λ of 0.1, 1 and 2 whose step has the lowest validation loss; `proximal` has no "
+        "effect then.",
+    )
     start: str = setting(
         "shared",
         "First values of the personal models: FedAvg's first model (the authors' code), or drawn by each party.",
         choices=("shared", "own"),
     )
+
+    def __post_init__(self) -> None:
+        """Refuse to evaluate in every mini-batch."""
+        if self.choose_proximal and self.batch_size:
+            raise AtollError("ditto: choose_proximal evaluates on all nodes in every step; leave it or batch_size out.")
 
 
 class Cohort(LocalTraining):
@@ -71,6 +87,40 @@ class Cohort(LocalTraining):
         if self.settings.proximal:
             personal = personal + self.settings.proximal / 2 * squared_distance(self.personal, model)
         return personal + self.task.loss(self.model(batch, same_draws), batch)
+
+    def descend(self, optimizers: Sequence[Optimizer], draws: Draws, *args: Any, **arguments: Any) -> Tensor:
+        """The steps of both; with `choose_proximal` those of v_k each with the λ that serves the party best."""
+        if not self.settings.choose_proximal:
+            return super().descend(optimizers, draws, *args, **arguments)
+        model, same_draws, steps = arguments["model"], arguments["same_draws"], 0
+        for batch in self.batches(draws):
+            self.descend_chosen(batch, draws, model)
+            optim.descend(self.optimizer, self.task.loss(self.model(batch, same_draws), batch))
+            steps += 1
+        return torch.full((self.graph.parties,), steps)
+
+    def descend_chosen(self, batch: Graph, draws: Draws, model: Fields) -> None:
+        """One step of v_k by each λ from the same gradient; each party keeps the one with the lowest validation loss."""
+        one, every = self.personal_optimizer, torch.arange(self.graph.parties)
+        plain = dict(zip(one.params, optim.gradients(one, self.task.loss(self.personal(batch, draws), batch)), strict=True))
+        away = {name: value.detach() - model.get(name, value.detach()) for name, value in one.params.items()}
+        judged = backbone(self.settings, self.schema, self.graph.parties, None, self.graph)
+        trials: list[Any] = []
+        losses, column = [], self.task.fields["validation"].most.index("sum")
+        for proximal in PROXIMALS:
+            trial: Any = one.select(every)
+            trial.step(clipped([plain[name] + proximal * away[name] for name in plain], one.clip))
+            with torch.no_grad():
+                set_parameters(judged, get_parameters(self.personal) | trial.params)
+                validation = self.task.counts(judged(self.graph), self.graph)["validation"]
+            losses.append(validation[:, column] / validation[:, 0].clamp(min=1))
+            trials.append(trial)
+        best = torch.stack(losses).argmin(0)
+        for number, trial in enumerate(trials):
+            rows = (best == number).nonzero()[:, 0]
+            if len(rows):
+                with torch.no_grad():
+                    one.put(rows, trial.select(rows))
 
     @property
     def optimizers(self) -> list[Optimizer]:

@@ -1,7 +1,8 @@
 """FedDC: Gao et al., CVPR 2022. Every party learns its drift h_k from the shared model; what is averaged is θ_k + h_k.
 
 Payload bytes per round and party, w parameters: down 8·w (model and g), up 8·w + 8 (model, the party's share of g, weight);
-4·w down and 4·w + 8 up with `correction=none`. With `scale_by_size`, once 8 up and 4 more down per round.
+4·w down and 4·w + 8 up with `correction=none`. With `scale_by_size` or `scale_control`, once 8 up and 4 more
+down per round.
 The server sees the weighted sums of θ_k + h_k (of θ_k with `drift_mean=all`) and of the updates or changes of controls, and the
 sum of the weights.
 """
@@ -16,7 +17,7 @@ from atoll.algorithms import State, feddyn
 from atoll.algorithms.fedavg import EVALUATIONS, LEVELS, SCENARIOS, answered_share, evaluate
 from atoll.errors import AtollError
 from atoll.federation.cohort import MODEL, PARTY, Fields, verb
-from atoll.federation.declarations import WEIGHT, Case, Forms
+from atoll.federation.declarations import WEIGHT, Case, Forms, real
 from atoll.federation.federation import Federation
 from atoll.federation.memory import FRESH, SHARED
 from atoll.graphs.graph import Graph
@@ -46,9 +47,12 @@ class Settings(feddyn.Settings):
         "Whose drifts enter the server's model: of the parties that answered (paper), or the mean over all (authors' code).",
         choices=("answered", "all"),
     )
+    scale_control: bool = setting(
+        False, "Divide what the server sends, c or g, by a party's training nodes relative to the mean, as the authors' code."
+    )
     variant: str = setting(
         "paper",
-        "The paper's method or the authors' code, which sets correction, drift_mean and scale_by_size.",
+        "The paper's method or the authors' code, which sets correction, drift_mean, scale_by_size and scale_control.",
         choices=("paper", "authors"),
     )
 
@@ -66,6 +70,8 @@ class Settings(feddyn.Settings):
 def taken(case: Case) -> Forms:
     """What a party takes: FedDyn's and, with a correction, g."""
     forms = feddyn.taken(case)
+    if case.settings.scale_control:
+        forms = {**forms, "size": real(low=0)}
     return forms if case.settings.correction == "none" else {**forms, "reference": MODEL}
 
 
@@ -95,7 +101,13 @@ class Cohort(feddyn.Cohort):
     def fit(self, model: Fields, reference: Fields | None = None, size: Tensor | None = None) -> Fields:  # type: ignore[override]
         """Local training; h_k ← h_k + θ_k − θ; θ_k + h_k and the party's share of g go back."""
         self.load(model)
-        steps = self.train(model=model, size=size, correction=None if reference is None else self.correction(reference))
+        if reference is not None and size is not None and self.settings.scale_control:
+            reference = self.scaled(reference, size)
+        steps = self.train(
+            model=model,
+            size=size if self.settings.scale_by_size else None,
+            correction=None if reference is None else self.correction(reference),
+        )
         update = difference(self.shared(), model)  # Δ_k
         if self.settings.drift:
             self.drift = {name: self.drift[name] + value for name, value in update.items()}
@@ -113,6 +125,11 @@ class Cohort(feddyn.Cohort):
         """L_k(θ_k) + α/2·‖θ_k − (θ − h_k)‖² + ⟨θ_k, q_k⟩, up to a constant."""
         loss = super().objective(batch, draws, model, size)
         return loss if correction is None else loss + inner_product(self.model, correction)
+
+    def scaled(self, reference: Fields, size: Tensor) -> Parameters:
+        """(P, …) c divided by n_k relative to the parties' mean."""
+        whole = {name: value.expand(self.graph.parties, *value.shape) for name, value in reference.items()}
+        return weighted(whole, size / self.graph.num_train.clamp(min=1))
 
     def correction(self, reference: Fields) -> Parameters:
         """q_k: the mean step minus the party's last one, per step and learning rate; or c − c_k."""
@@ -133,6 +150,8 @@ class Cohort(feddyn.Cohort):
 def start(federation: Federation, settings: Settings) -> State:
     """As FedDyn; g ← 0."""
     first = feddyn.start(federation, settings)
+    if settings.scale_control and "size" not in first:
+        first["size"] = federation.total("count")["n"] / len(federation.parties)
     return first if settings.correction == "none" else first | {"reference": zeros_of(first["model"])}
 
 

@@ -1,7 +1,8 @@
 """FedProto: Tan et al., AAAI 2022. Every party trains its own model; what is shared is the mean representation of each class.
 
 Payload bytes per round and party, C classes, h columns of the representation: down 4·C·h + C (prototypes and which there are), up
-4·C·h + 8·C (prototypes times their weights, and the weights). With `predict=nearest` evaluation sends the prototypes again.
+4·C·h + 8·C (prototypes times their weights, and the weights; 8·C more with `prototype_weights=literal`). With `predict=nearest`
+evaluation sends the prototypes again.
 The server sees, of each class, the sum of the parties' weighted prototypes and of the weights. Seen alone, a prototype of one
 node is that node's representation: use secure totals, or `min_count`.
 """
@@ -42,8 +43,9 @@ class Settings(local.Settings):
     prototype_weight: float = setting(1.0, "Weight λ of the distance to the shared prototypes; 0 is Local.", low=0)
     prototype_weights: str = setting(
         "parties",
-        "How the parties' prototypes of a class are averaged: those that have it alike (the authors), or by training nodes.",
-        choices=("parties", "counts"),
+        "How the parties' prototypes of a class are averaged: those that have it alike (the authors), by training nodes, or "
+        "these divided by the number of parties once more, as the paper's equation is printed.",
+        choices=("parties", "counts", "literal"),
     )
     regularize: str = setting(
         "embedding",
@@ -65,6 +67,13 @@ class Settings(local.Settings):
 def width(case: Case) -> int:
     """h."""
     return embedding_width(case.settings, case.schema)
+
+
+def given(case: Case) -> Forms:
+    """What `fit` gives: prototypes times their weights, the weights and, where it is needed, which classes the party sends."""
+    weights = whole("classes", high="max_weight")
+    forms: Forms = {"prototypes": real("classes", width), "weights": weights}
+    return {**forms, "holders": whole("classes", high=1)} if case.settings.prototype_weights == "literal" else forms
 
 
 PROTOTYPES: Forms = {"prototypes": real("classes", width), "known": flag("classes")}
@@ -92,7 +101,7 @@ class Cohort(local.Cohort):
 
     @verb(
         takes=PROTOTYPES,
-        gives={"prototypes": real("classes", width), "weights": whole("classes", high="max_weight")},
+        gives=given,
         averaged={"prototypes": "weights"},
     )
     def fit(self, prototypes: Tensor, known: Tensor) -> Fields:  # type: ignore[override]
@@ -101,8 +110,9 @@ class Cohort(local.Cohort):
         graph = self.graph.trained
         counts, sums = self.counts(graph), self.sums(graph, self.represented(graph).detach())
         sent = counts >= self.settings.min_count
-        weights = torch.where(sent, counts if self.settings.prototype_weights == "counts" else 1, 0)  # (P, C)
-        return {"prototypes": sums / counts.clamp(min=1)[..., None] * weights[..., None], "weights": weights}
+        weights = torch.where(sent, 1 if self.settings.prototype_weights == "parties" else counts, 0)  # (P, C)
+        reply: Fields = {"prototypes": sums / counts.clamp(min=1)[..., None] * weights[..., None], "weights": weights}
+        return reply | ({"holders": sent.long()} if self.settings.prototype_weights == "literal" else {})
 
     @verb(takes=judged_with, gives=COUNTS)
     def evaluate(self, prototypes: Tensor | None = None, known: Tensor | None = None) -> Fields:  # type: ignore[override]
@@ -184,10 +194,12 @@ def start(federation: Federation, settings: Settings) -> State:
 
 
 def step(federation: Federation, state: State, settings: Settings) -> State:
-    """p_c ← Σ_k a_kc p_kc / Σ_k a_kc (Eq. 6); a class that nobody sends keeps its last prototype."""
+    """p_c ← Σ_k a_kc p_kc / Σ_k a_kc (Eq. 6, `literal`: divided by |N_c| again); a class that nobody sends keeps its last one."""
     total = federation.total("fit", prototypes=state["prototypes"], known=state["known"])
     sent = total["weights"] > 0
     mean = total["prototypes"] / total["weights"].clamp(min=1)[:, None]
+    if "holders" in total:
+        mean = mean / total["holders"].clamp(min=1)[:, None]
     return {"prototypes": torch.where(sent[:, None], mean, state["prototypes"]), "known": state["known"] | sent}
 
 

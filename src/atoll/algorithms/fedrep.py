@@ -1,7 +1,8 @@
 """FedRep: Collins et al., ICML 2021. FedPer whose parties train their own layers first, then, with those fixed, the shared ones.
 
 Payload bytes per round and party, w_B parameters in the shared layers: down 4·w_B, up 4·w_B + 8 (the number of training nodes; of
-all nodes with `weighting=nodes`; 1 with `weighting=parties`).
+all nodes with `weighting=nodes`; 1 with `weighting=parties`). The evaluation `finetuned` sends the base once more, 4·w_B down,
+counted as evaluation.
 The server sees the sum of the parties' shared layers, weighted by these nodes, and the sum of the nodes.
 """
 
@@ -13,13 +14,19 @@ import torch
 from torch import Tensor
 
 from atoll.algorithms import fedavg, fedper
-from atoll.algorithms.fedper import EVALUATIONS, LEVELS, SCENARIOS, base_of, evaluate, start, step
-from atoll.federation.cohort import PARTY
+from atoll.algorithms.fedper import BASE, LEVELS, SCENARIOS, base_of, evaluate, start, step
+from atoll.errors import AtollError
+from atoll.federation import metrics
+from atoll.federation.cohort import PARTY, Fields, verb
+from atoll.federation.declarations import WEIGHT
 from atoll.models import optim
 from atoll.models.optim import Optimizer
+from atoll.models.parameters import Parameters, get_parameters, set_parameters
 from atoll.settings import setting
 
 __all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+
+EVALUATIONS = (*fedper.EVALUATIONS, metrics.FINETUNED)
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,7 @@ class Cohort(fedper.Cohort):
     """FedPer's parties, which train one part of the model at a time; what is fixed does not move at all."""
 
     memory = {"model": PARTY, "base_optimizer": PARTY, "head_optimizer": PARTY}
+    training_memory = frozenset({"heads"})
     settings: Settings
 
     def setup(self) -> None:
@@ -48,6 +56,38 @@ class Cohort(fedper.Cohort):
         live = dict(self.model.named_parameters())
         self.base_optimizer = self._optimizer("base_optimizer", {name: live[name] for name in live if name in shared})
         self.head_optimizer = self._optimizer("head_optimizer", {name: live[name] for name in live if name not in shared})
+
+        self.heads: Parameters = {}  # φ_k, where the model holds fine-tuned ones after an evaluation
+        if self.evaluation == metrics.FINETUNED:
+            self.memory = {**self.memory, "heads": PARTY}  # type: ignore[misc]
+            self.heads = self._heads()
+
+    def _heads(self) -> Parameters:
+        shared = base_of(self.model, self.settings)
+        return {name: value for name, value in get_parameters(self.model, copy=True).items() if name not in shared}
+
+    @verb(takes={"base": BASE}, gives={"base": BASE, "n": WEIGHT}, averaged={"base": "n"})
+    def fit(self, base: Fields | None = None) -> Fields:
+        """Both parts in turn; only the base goes back."""
+        if self.heads:
+            set_parameters(self.model, get_parameters(self.model) | self.heads)
+        reply = super().fit(base)
+        self.heads = self._heads() if self.heads else {}
+        return reply
+
+    @verb(takes={"base": BASE}, gives={})
+    def finetune(self, base: Fields | None = None) -> None:
+        """Keep the server's base with heads trained for `head_epochs` more, to be judged next; training goes on without them."""
+        if self.evaluation != metrics.FINETUNED:
+            raise AtollError("this run does not judge fine-tuned models.")
+        set_parameters(self.model, get_parameters(self.model) | self.heads)
+        self.load(base)
+        live, draws = dict(self.model.named_parameters()), self.draws()
+        if self.heads:
+            optimizer = optim.of_settings(self.settings, {name: live[name] for name in self.heads})
+            with torch.enable_grad():
+                for batch in self.batches(draws, self.settings.head_epochs):
+                    optim.descend(optimizer, self.objective(batch, draws), batch.active)
 
     def _optimizer(self, name: str, parameters: dict[str, Tensor]) -> Optimizer | None:
         if parameters:
