@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from atoll.device import CPU
+
 Word = int | str
 
 SERVER = -1  # the party number under which the server draws
@@ -29,10 +31,14 @@ def generator(*words: Word) -> torch.Generator:
 
 
 class Draws:
-    """One generator per party, keyed by (seed, party, call): a party draws the same numbers whoever else is in the cohort."""
+    """One generator per party, keyed by (seed, party, call): a party draws the same numbers whoever else is in the cohort.
 
-    def __init__(self, seed: int, parties: Sequence[int], *call: Word) -> None:
+    All numbers are drawn on the CPU and then moved to the `device`: they are the same on every device.
+    """
+
+    def __init__(self, seed: int, parties: Sequence[int], *call: Word, device: torch.device = CPU) -> None:
         self.generators = [generator(seed, party, *call) for party in parties]
+        self.device = device
 
     @cached_property
     def bits(self) -> list[np.random.SFC64]:
@@ -42,6 +48,7 @@ class Draws:
     def repeated(self, times: int) -> Draws:
         """Each party `times` times, side by side: party p's generator is shared by p·times, p·times + 1, …"""
         result = object.__new__(Draws)
+        result.device = self.device
         result.generators = [one for one in self.generators for _ in range(times)]
         result.bits = [one for one in self.bits for _ in range(times)]
         return result
@@ -49,21 +56,24 @@ class Draws:
     def select(self, parties: Sequence[int]) -> Draws:
         """The draws of some of the parties, which go on with them."""
         result = object.__new__(Draws)
+        result.device = self.device
         result.generators = [self.generators[p] for p in parties]
         result.bits = [self.bits[p] for p in parties]
         return result
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
         """(P, *shape) uniform numbers."""
-        return torch.stack([torch.rand(shape, generator=g) for g in self.generators]) * (high - low) + low
+        drawn = torch.stack([torch.rand(shape, generator=g) for g in self.generators]) * (high - low) + low
+        return drawn.to(self.device)
 
     def normal(self, *shape: int) -> Tensor:
         """(P, *shape) standard normal numbers."""
-        return torch.stack([torch.randn(shape, generator=g) for g in self.generators])
+        return torch.stack([torch.randn(shape, generator=g) for g in self.generators]).to(self.device)
 
     def orders(self, sizes: Sequence[int]) -> list[Tensor]:
         """A permutation of 0 … sizes[p] − 1 by each party."""
-        return [torch.randperm(size, generator=g) for size, g in zip(sizes, self.generators, strict=True)]
+        drawn = [torch.randperm(size, generator=g) for size, g in zip(sizes, self.generators, strict=True)]
+        return [order.to(self.device) for order in drawn]
 
     def kept_values(self, probability: float, sizes: Sequence[int]) -> tuple[Iterator[NDArray[np.bool_]], float]:
         """Which of its `sizes[p]` values each party keeps, with this probability (16 bits); and the factor to scale them by."""
@@ -83,7 +93,8 @@ class Draws:
     def scaled_mask(self, probability: float, sizes: Sequence[int], width: int) -> tuple[Tensor, float]:
         """The same mask, and what its kept entries are."""
         kept, scale = self.kept_values(probability, [size * width for size in sizes])
-        return torch.from_numpy(np.concatenate(list(kept)).view(np.uint8)).float().mul_(scale).view(-1, width), scale
+        mask = torch.from_numpy(np.concatenate(list(kept)).view(np.uint8)).to(self.device)
+        return mask.float().mul_(scale).view(-1, width), scale
 
 
 def _below(bits: np.random.SFC64, size: int, threshold: int) -> NDArray[np.bool_]:

@@ -99,7 +99,9 @@ def pieces(payload: Payload, *, compact: bool = False) -> list[bytes | memoryvie
 
 def rows_are_shared(value: Any) -> bool:
     """Whether all rows of a tensor are the same memory (`expand`): what all parties share is stored once."""
-    return type(value) is Tensor and value.ndim > 0 and len(value) > 1 and value.layout == torch.strided and not value.stride(0)
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return False
+    return value.ndim > 0 and len(value) > 1 and not value.stride(0)
 
 
 def decode(data: bytes) -> dict[str, Any]:

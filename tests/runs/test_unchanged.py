@@ -87,7 +87,7 @@ def test_what_changes_no_number_may_be_changed(run: Path) -> None:
 
 def test_the_record_names_every_setting() -> None:
     """All that config.toml holds is recorded, but for what is harmless: a new setting is guarded unless somebody says so."""
-    config = replace(small("fedavg"), start_from="runs/a", start_digest="0")
+    config = replace(small("fedavg"), start_from="runs/a", start_digest="0", device="cuda")
     named = set()
     for name, value in config.to_dict().items():
         named |= {f"{name}.{key}" for key in value} if isinstance(value, dict) else {name}

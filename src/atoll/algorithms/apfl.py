@@ -63,8 +63,9 @@ class Cohort(LocalTraining):
         """v, α, a model for w, and an optimizer for each model."""
         super().setup()  # w_k
         s = self.settings
-        self.personal = backbone(s, self.schema, self.graph.parties, self.first_draws("model"), self.graph)  # v_k
-        self.mixture = torch.full((self.graph.parties,), s.mixture)  # α_k
+        own = self.first_draws("model")
+        self.personal = backbone(s, self.schema, self.graph.parties, own, self.graph, device=self.device)  # v_k
+        self.mixture = torch.full((self.graph.parties,), s.mixture, device=self.device)  # α_k
         self.personal_optimizer = optim.of_settings(s, self.personal)
 
     def train(self, model: Fields) -> Tensor:
@@ -122,7 +123,7 @@ class Cohort(LocalTraining):
 
     def mixed_models(self) -> Backbone:
         """v̄_k as a model."""
-        model = backbone(self.settings, self.schema, self.graph.parties, None)
+        model = backbone(self.settings, self.schema, self.graph.parties, None, device=self.device)
         set_parameters(model, mix(self.mixture, get_parameters(self.personal), self.shared()))
         return model
 

@@ -72,13 +72,13 @@ class Cohort(nfedgnn.Cohort):
     def setup(self) -> None:
         """W_i and its optimizer for the non-zero features as in nFedGNN, and for the others."""
         users, shape = self.graph.parties, (self.schema.features, self.settings.width)
-        self.rest = self.rest_first = self.rest_second = torch.zeros(shape).expand(users, *shape)
-        self.steps = torch.zeros(users)
+        self.rest = self.rest_first = self.rest_second = torch.zeros(shape, device=self.device).expand(users, *shape)
+        self.steps = torch.zeros(users, device=self.device)
         super().setup()
 
     def begin(self) -> None:
         """The same W_i for all."""
-        weight = first_weight(self.settings, self.schema, self.seed)
+        weight = first_weight(self.settings, self.schema, self.seed).to(self.device)
         self.weights.share(weight)
         self.rest = weight.expand_as(self.rest)
 
@@ -113,7 +113,7 @@ class Cohort(nfedgnn.Cohort):
     def sum_weights(self) -> Fields:
         """W_i and 1 for each of its rows; the server sees sums."""
         rest = fixed_point(self.rest[:1] if wire.rows_are_shared(self.rest) else self.rest).expand_as(self.rest)
-        ones = torch.ones(1, self.schema.features, 1, dtype=torch.int64).expand(len(self.steps), -1, 1)
+        ones = rest.new_ones(1, self.schema.features, 1).expand(len(self.steps), -1, 1)
         return {"weight": Patched(self.features, fixed_point(self.weights.rows), rest), "count": ones}
 
     def _descend(self, gradient: Tensor) -> None:

@@ -72,7 +72,7 @@ class Cohort(LocalTraining):
         super().setup()
         s = self.settings
         draws = self.first_draws("model") if s.start == "own" or self.share in LAYERS else None
-        self.personal = backbone(s, self.schema, self.graph.parties, draws, self.graph)  # v_k
+        self.personal = backbone(s, self.schema, self.graph.parties, draws, self.graph, device=self.device)  # v_k
         if s.start == "shared" and not self.blank:
             set_parameters(self.personal, get_parameters(self.personal) | first_model(s, self.schema, self.seed))
         self.personal_optimizer = optim.of_settings(s, self.personal)

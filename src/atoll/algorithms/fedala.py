@@ -64,7 +64,7 @@ class Cohort(LocalTraining):
         self.previous = zeros_of(self.shared())  # θ_k
         names = list(self.previous)[max(len(self.previous) - self.settings.mixed_tensors, 0) :]
         self.mixing = {name: torch.full_like(self.previous[name], self.settings.initial_mixing) for name in names}  # W
-        self.stage = torch.full((self.graph.parties,), NEW)
+        self.stage = torch.full((self.graph.parties,), NEW, device=self.device)
 
     @verb(takes={"model": MODEL}, gives={"model": MODEL, "n": WEIGHT}, averaged={"model": "n"})
     def fit(self, model: Fields) -> Fields:
@@ -129,7 +129,7 @@ class Cohort(LocalTraining):
         start = (self.draws("mixing").uniform() * (graph.num_train - count + 1)).long().minimum(graph.num_train - count)
         rows = graph.train.nonzero()[:, 0]
         party = graph.owner[rows]
-        index = torch.arange(len(rows)) - (graph.num_train.cumsum(0) - graph.num_train)[party]
+        index = torch.arange(len(rows), device=self.device) - (graph.num_train.cumsum(0) - graph.num_train)[party]
         mask = torch.zeros_like(graph.train)
         mask[rows] = (index >= start[party]) & (index < (start + count)[party])
         return graph.fitting(mask) if graph.graph_ptr is None else graph.take(mask.nonzero()[:, 0])
@@ -137,7 +137,7 @@ class Cohort(LocalTraining):
     def settled(self, losses: list[Tensor]) -> Tensor:
         """(P,) whether each party's last losses hardly differ any more."""
         if len(losses) <= LAST_LOSSES:
-            return torch.zeros(self.graph.parties, dtype=torch.bool)
+            return torch.zeros(self.graph.parties, dtype=torch.bool, device=self.device)
         return torch.stack(losses[-LAST_LOSSES:]).std(0, correction=0) < self.settings.mixing_threshold
 
 

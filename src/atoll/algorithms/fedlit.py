@@ -76,8 +76,8 @@ class Cohort(LocalTraining):
     def setup(self) -> None:
         """The network and its optimizer; the links."""
         s, parties, types = self.settings, self.graph.parties, self.settings.link_types
-        shared = shared_layers(s, self.schema, parties, None)
-        self.network = BranchedModel(shared, branch(s, parties * types, None), self.graph, types, s.dropout)
+        shared, branches = shared_layers(s, self.schema, parties, None), branch(s, parties * types, None)
+        self.network = BranchedModel(shared.to(self.device), branches.to(self.device), self.graph, types, s.dropout)
         self.optimizer = optim.of_settings(s, self.network.trainable)
         self.links = LinkEnds(self.graph)
 

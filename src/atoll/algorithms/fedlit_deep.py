@@ -72,7 +72,8 @@ class Cohort(LocalTraining):
     def setup(self) -> None:
         """The channels and their optimizer, which clips each channel's gradient by itself; the links."""
         s, parties = self.settings, self.graph.parties
-        self.channels = RelationalModel(backbone(s, self.schema, parties * s.link_types, None), self.graph, s.link_types)
+        network = backbone(s, self.schema, parties * s.link_types, None, device=self.device)
+        self.channels = RelationalModel(network, self.graph, s.link_types)
         self.optimizer = optim.of_settings(s, self.channels.channels)
         self.links = self.channels.nodes.links
 

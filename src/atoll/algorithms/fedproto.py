@@ -26,6 +26,7 @@ from atoll.federation.first_model import embedding_width
 from atoll.graphs.graph import Graph
 from atoll.graphs.inference import Stage, in_blocks
 from atoll.graphs.masks import party_shares
+from atoll.graphs.segments import occurrences
 from atoll.models.backbone import Backbone
 from atoll.random import Draws
 from atoll.settings import setting
@@ -106,7 +107,8 @@ class Cohort(local.Cohort):
     )
     def fit(self, prototypes: Tensor, known: Tensor) -> Fields:  # type: ignore[override]
         """Local training, then the party's own prototypes, computed without dropout."""
-        self.train(prototypes=prototypes, known=known)
+        held = bool(self.settings.prototype_weight) and bool(known.any())
+        self.train(prototypes=prototypes, known=known, held=held)
         graph = self.graph.trained
         counts, sums = self.counts(graph), self.sums(graph, self.represented(graph).detach())
         sent = counts >= self.settings.min_count
@@ -148,9 +150,9 @@ class Cohort(local.Cohort):
             )
         return super().party_models(*args, **arguments)
 
-    def objective(self, batch: Graph, draws: Draws, prototypes: Tensor, known: Tensor) -> Tensor:
-        """L_S + λ·L_R (Eq. 8)."""
-        if not self.settings.prototype_weight or not bool(known.any()):
+    def objective(self, batch: Graph, draws: Draws, prototypes: Tensor, known: Tensor, held: bool) -> Tensor:
+        """L_S + λ·L_R (Eq. 8), the second where representations are `held` near prototypes."""
+        if not held:
             return self.task.loss(self.model(batch, draws), batch)
         embedded, out = self.model.embed_and_output(batch, draws)
         distance = self.from_nodes if self.settings.regularize == "embedding" else self.from_means
@@ -172,7 +174,7 @@ class Cohort(local.Cohort):
     def counts(self, graph: Graph) -> Tensor:
         """(P, C) labeled training nodes of each class."""
         cells = self.cells(graph)
-        return torch.bincount(cells[cells >= 0], minlength=graph.parties * graph.num_classes).view(graph.parties, -1)
+        return occurrences(cells[cells >= 0], graph.parties * graph.num_classes).view(graph.parties, -1)
 
     def sums(self, graph: Graph, rows: Tensor) -> Tensor:
         """(P, C, h) rows added up over the training nodes of each class."""

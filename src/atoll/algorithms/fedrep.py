@@ -97,7 +97,7 @@ class Cohort(fedper.Cohort):
 
     def train(self) -> Tensor:
         """`head_epochs` of φ_k with the base fixed, then `epochs` of the base with φ_k fixed (Algorithm 1, lines 6 to 9)."""
-        draws, steps = self.draws(), torch.zeros(self.graph.parties, dtype=torch.int64)
+        draws, steps = self.draws(), torch.zeros(self.graph.parties, dtype=torch.int64, device=self.device)
         for optimizer, epochs in ((self.head_optimizer, self.settings.head_epochs), (self.base_optimizer, self.settings.epochs)):
             if optimizer is None:
                 continue

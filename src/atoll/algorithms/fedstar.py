@@ -189,12 +189,13 @@ class Cohort(LocalTraining):
     def setup(self) -> None:
         """The structure embeddings, both encoders, and one optimizer for both."""
         s, parties = self.settings, self.graph.parties
-        self.features = FeatureEncoder(s, self.schema, self.first_draws("features"), self.graph)
-        self.structure = StructureEncoder(s, parties, len(self.features.layers), None)
+        self.features = FeatureEncoder(s, self.schema, self.first_draws("features"), self.graph).to(self.device)
+        self.structure = StructureEncoder(s, parties, len(self.features.layers), None).to(self.device)
         both = {"features": self.features, "structure": self.structure}
         self.optimizer = optim.of_settings(s, nn.ModuleDict(both))
         width = s.walk_steps + s.max_degree
-        self.embedding = torch.zeros(self.graph.num_nodes, width) if self.blank else self.structures()
+        empty = torch.zeros(self.graph.num_nodes, width, device=self.device)
+        self.embedding = empty if self.blank else self.structures()
 
     def structures(self) -> Tensor:
         """(N, k₁ + k₂) the structure embeddings of the parties' nodes."""

@@ -53,8 +53,8 @@ class Cohort(fedavg.Cohort):
         if self.batched and self.settings.contrast_on == "all":
             raise AtollError("contrast_on=all contrasts all nodes of a party in every step; leave it or batch_size out.")
         self.previous = zeros_of(self.shared())  # w_k of the party's last round
-        self.trained_before = torch.zeros(self.graph.parties, dtype=torch.bool)
-        self.frozen = backbone(self.settings, self.schema, self.graph.parties, None)
+        self.trained_before = torch.zeros(self.graph.parties, dtype=torch.bool, device=self.device)
+        self.frozen = backbone(self.settings, self.schema, self.graph.parties, None, device=self.device)
 
     @verb(takes={"model": MODEL}, gives={"model": MODEL, "n": WEIGHT}, averaged={"model": "n"})
     def fit(self, model: Fields) -> Fields:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli.options import (
+    Device,
     Jobs,
     Log,
     Parties,
@@ -23,6 +24,7 @@ from atoll.cli.options import (
     read_seeds,
     read_tuning,
     read_values,
+    say_device,
     split_names,
 )
 from atoll.errors import AtollError
@@ -57,6 +59,7 @@ def compare(
     against: Annotated[str | None, typer.Option(help="The row that differences are taken from; the first by default.")] = None,
     jobs: Jobs = 1,
     out: Annotated[Path | None, typer.Option(help="Folder for all runs; those already there are not run again.")] = None,
+    device: Device = None,
     log: Log = None,
     threads: Threads = None,
     quiet: Quiet = False,
@@ -74,6 +77,7 @@ def compare(
         if tune == 0 and (space != "defaults" or tune_seeds != "2"):
             raise AtollError("--space and --tune-seeds are for tuning; give --tune N, the number of trials, too.")
         request = read_tuning(tune, tune_seeds, space, within=True) if tune else None
+        say_device(device, quiet=quiet)
         comparisons = {
             name: Comparison(
                 split_names(algorithms),
@@ -86,6 +90,7 @@ def compare(
                 sweep=read_sweep(sweep),
                 against=against,
                 tuned_files=[read_tuned(path) for path in tuned or []],
+                device=device or "cpu",
             )
             for name, each in read_datasets(dataset).items()
         }

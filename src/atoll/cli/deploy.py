@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from atoll.cli.options import (
+    Device,
     Log,
     Quiet,
     Threads,
@@ -18,6 +19,7 @@ from atoll.cli.options import (
     open_loggers,
     print_result,
     read_toml,
+    say_device,
     split_names,
 )
 from atoll.errors import AtollError
@@ -55,6 +57,7 @@ def serve(
 
     opened = Kit.open(kit, server=True)
     chosen, target = launch.deployment_config(read_toml(config), str(config), opened.sites), out or opened.path / "result"
+    say_device(chosen.device, quiet=quiet)
     with open_loggers(chosen.algorithm, quiet=quiet, log=log, folder=target, config=chosen) as watch:
         result = launch.serve(opened, chosen, target, watch=watch)
         watch.finish(result)
@@ -71,6 +74,7 @@ def join(
         float, typer.Option(help="Take part with noise only, up to this ε over all runs with this kit; 0 insists on none.")
     ] = 0.0,
     dp_delta: Annotated[float, typer.Option(help="The δ of --dp-epsilon.")] = 1e-5,
+    device: Device = None,
     threads: Threads = None,
 ) -> None:
     """Be a site of a federation, until the run is over. Started again, it goes on from what it saved."""
@@ -78,6 +82,7 @@ def join(
     from atoll.deploy import launch
     from atoll.deploy.policy import SitePolicy
 
+    say_device(device)
     names = tuple(split_names(only))
     if secure_min < 2:
         raise AtollError(f"--secure-min is {secure_min} but must be at least 2: the sum of one party is its reply.")
@@ -86,7 +91,7 @@ def join(
     if not 0 < dp_delta < 1:
         raise AtollError(f"--dp-delta is {dp_delta:g} but must be above 0 and below 1.")
     policy = SitePolicy(only=names, secure=secure, secure_min=secure_min, dp_epsilon=dp_epsilon, dp_delta=dp_delta)
-    launch.join(kit, data, policy)
+    launch.join(kit, data, policy, device=device or "cpu")
 
 
 def _threads(threads: int | None) -> None:

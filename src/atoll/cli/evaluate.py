@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.options import Quiet, Threads, prepare_torch
+from atoll.cli.options import Device, Quiet, Threads, prepare_torch, say_device
 from atoll.cli.predict import Join, Known
 
 
@@ -33,6 +33,7 @@ def evaluate(
     model: Annotated[
         str | None, typer.Option(help="The file of a model of your own: a folder alone never makes atoll run one.")
     ] = None,
+    device: Device = None,
     threads: Threads = None,
     quiet: Quiet = False,
 ) -> None:
@@ -43,8 +44,9 @@ def evaluate(
     from atoll.cli.predict import open_model
     from atoll.runs.folder import finite
 
+    say_device(device, quiet=quiet or as_json)
     with stage("Predicting", quiet=quiet):
-        judged = open_model(run, name, algorithm, model).evaluate(data, party, known, join)
+        judged = open_model(run, name, algorithm, model, device).evaluate(data, party, known, join)
     if as_json:
         print(json.dumps(finite(judged.to_dict()), indent=1, ensure_ascii=False))
     else:

@@ -38,6 +38,10 @@ Address = Annotated[
     str | None, typer.Option(help="Engine ray: the cluster, as HOST:PORT, or auto for the one that this machine belongs to.")
 ]
 Rounds = Annotated[int | None, typer.Option(help="Maximum number of rounds.")]
+Device = Annotated[
+    str | None,
+    typer.Option(help="Where the parties compute: cpu, cuda, cuda:1, mps, or auto, the first of these that is here."),
+]
 Threads = Annotated[int | None, typer.Option(help="Threads of torch; all cores by default.")]
 Jobs = Annotated[int, typer.Option(help="Runs at the same time, each in a process with one thread.")]
 Space = Annotated[str, typer.Option(metavar="FILE|defaults", help="What to search: a TOML file with one line per setting.")]
@@ -122,6 +126,18 @@ def prepare_torch(threads: int | None) -> None:
         import torch
 
         torch.set_num_threads(threads)
+
+
+def say_device(device: str | None, *, quiet: bool = False) -> None:
+    """Refuse a device that is not here; say which one `auto` is."""
+    if device is None:
+        return
+    from atoll import device as devices
+    from atoll.cli.console import out as console
+
+    found = devices.name(devices.find(device))
+    if device == devices.AUTO and not quiet:
+        console.print(f"Device {found} (this machine has {devices.available()})")
 
 
 def open_loggers(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.options import Quiet, Threads, prepare_torch
+from atoll.cli.options import Device, Quiet, Threads, prepare_torch, say_device
 from atoll.errors import AtollError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def predict(
     model: Annotated[
         str | None, typer.Option(help="The file of a model of your own: a folder alone never makes atoll run one.")
     ] = None,
+    device: Device = None,
     threads: Threads = None,
     quiet: Quiet = False,
 ) -> None:
@@ -58,7 +59,8 @@ def predict(
     from atoll.cli.console import stage
     from atoll.runs.outputs import table
 
-    opened = open_model(run, name, algorithm, model)
+    say_device(device, quiet=quiet)
+    opened = open_model(run, name, algorithm, model, device)
     if party is not None:
         opened.party_number(party)
     if data is None and known is None:
@@ -75,17 +77,19 @@ def predict(
         console.print(f"Written to {out}")
 
 
-def open_model(path: Path, name: str | None, algorithm: Path | None, model: str | None) -> TrainedModel:
+def open_model(
+    path: Path, name: str | None, algorithm: Path | None, model: str | None, device: str | None = None
+) -> TrainedModel:
     """The model of a run, or of a run at a site."""
     from atoll.deploy.site_predictions import is_kit, open_site_model
 
     if is_kit(path):
-        return open_site_model(path, name)
+        return open_site_model(path, name, device=device or "cpu")
     if name is not None:
         raise AtollError(f"{path} is not a kit, so it holds one run; leave --run out.")
     from atoll.runs.trained import load_model
 
-    return load_model(path, algorithm=algorithm, model=model)
+    return load_model(path, algorithm=algorithm, model=model, device=device or "cpu")
 
 
 def _check_target(path: Path, force: bool) -> None:

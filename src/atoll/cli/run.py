@@ -10,6 +10,7 @@ import typer
 from atoll.cli.options import (
     Address,
     Dataset,
+    Device,
     Log,
     Model,
     Parties,
@@ -23,6 +24,7 @@ from atoll.cli.options import (
     print_result,
     read_toml,
     read_values,
+    say_device,
 )
 from atoll.errors import AtollError
 
@@ -54,6 +56,7 @@ def run(
         Path | None, typer.Option(metavar="FILE", help="The tuned.json of `atoll tune`: its values, with another seed.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the configuration, history, checkpoint and result.")] = None,
+    device: Device = None,
     log: Log = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="The same as --log tensorboard.")] = False,
     threads: Threads = None,
@@ -65,7 +68,8 @@ def run(
 
     values = read_values(sets, model=model, rounds=rounds, address=address) | ({"secure": True} if secure else {})
     given = {"dataset": dataset, "partition": partition, "parties": parties, "seed": seed, "engine": engine}
-    given |= {"start_from": start_from}
+    given |= {"start_from": start_from, "device": device}
+    say_device(device, quiet=quiet)
     config = _config(what, {name: value for name, value in given.items() if value is not None}, values, tuned)
     names = [*(log or []), *(["tensorboard"] if tensorboard else [])]
     with open_loggers(config.algorithm, quiet=quiet, log=names, folder=out, config=config) as watch:
@@ -107,6 +111,7 @@ def resume(
         str | None, typer.Option(help="The file of a model of your own: a folder alone never makes atoll run one.")
     ] = None,
     address: Address = None,
+    device: Device = None,
     log: Log = None,
     threads: Threads = None,
     quiet: Quiet = False,
@@ -117,8 +122,9 @@ def resume(
     from atoll.runs.folder import Folder
 
     ending = read_values(sets, rounds=rounds)
+    say_device(device, quiet=quiet)
     with open_loggers(str(folder), quiet=quiet, log=log, folder=folder, config=Folder.open(folder)[1]) as watch:
-        own: dict[str, Any] = {"algorithm": algorithm, "model": model}
+        own: dict[str, Any] = {"algorithm": algorithm, "model": model, "device": device}
         result = runner.resume(folder, **own, watch=watch, ending=ending, address=address)
         watch.finish(result)
     print_result(result)

@@ -9,6 +9,7 @@ import typer
 
 from atoll.cli.options import (
     Dataset,
+    Device,
     Jobs,
     Model,
     Parties,
@@ -22,6 +23,7 @@ from atoll.cli.options import (
     prepare_torch,
     read_tuning,
     read_values,
+    say_device,
 )
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ def tune(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the trials and tuned.json; an interrupted tuning continues.")
     ] = None,
+    device: Device = None,
     threads: Threads = None,
     quiet: Quiet = False,
 ) -> None:
@@ -71,7 +74,9 @@ def tune(
             partition=partition,
             parties=parties,
             values=read_values(sets, rounds=rounds),
+            device=device or "cpu",
         )
+        say_device(device, quiet=quiet)
         [tuning] = comparison.tunings(request).values()
         line = TuningLine(quiet=quiet)
         with line.screen:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll import algorithms, storage
+from atoll import device as devices
 from atoll.data import files
 from atoll.data.damage import require_no_damage
 from atoll.data.federated import federate
@@ -170,9 +171,13 @@ def _refuse_class_names(config: Config, where: str) -> None:
             )
 
 
-def join(kit_path: str | Path, data: Path, policy: SitePolicy | None = None) -> None:
-    """Take part in a federation as a site until the server ends it; `policy` is what the site insists on."""
+def join(kit_path: str | Path, data: Path, policy: SitePolicy | None = None, *, device: str = "cpu") -> None:
+    """Take part in a federation as a site until the server ends it; `policy` is what the site insists on.
+
+    `device`: where the site computes, which is its own business.
+    """
     require_nvflare()
+    devices.find(device)
     policy = policy or SitePolicy()
     for name in policy.only:
         algorithms.find(name)
@@ -181,16 +186,16 @@ def join(kit_path: str | Path, data: Path, policy: SitePolicy | None = None) -> 
         Signing.open(kit.path)
         policy.min_total_parties(len(kit.sites))
     with _in_use(kit):
-        _join(kit, data, policy)
+        _join(kit, data, policy, device)
 
 
-def _join(kit: Kit, data: Path, policy: SitePolicy) -> None:
+def _join(kit: Kit, data: Path, policy: SitePolicy, device: str) -> None:
     inform = with_prefix(str(kit.site), _warn)
     graph = files.read(data)  # report problems with the data before joining
     address = f"{kit.host}:{kit.port}"
     columns = f"{graph.num_features} features" if graph.table is None else f"{len(graph.table.columns)} columns to encode"
     inform(f"{graph.num_nodes} nodes, {columns}, {graph.num_classes} classes; joining {address}")
-    env = {"ATOLL_SITE_POLICY": policy.to_json()}
+    env = {"ATOLL_SITE_POLICY": policy.to_json(), "ATOLL_SITE_DEVICE": device}
     site, began, hinted = SiteProcess(kit, kit.path / "runs", data, inform, inform, env), time.monotonic(), False
     try:
         while not site.left:

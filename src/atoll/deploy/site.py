@@ -10,6 +10,7 @@ import math
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +69,18 @@ class Site:
         policy: SitePolicy | None = None,
         journal: Journal | None = None,
         kit: Path | None = None,
+        *,
+        device: str = "cpu",
     ) -> None:
         """`folder` is for the site's own files; `policy` is what it insists on; the journal is in `folder` unless given;
-        `kit` holds the signing keys of all sites (None: the site is simulated)."""
+        `kit` holds the signing keys of all sites (None: the site is simulated); `device` is where a site with its own data
+        computes, whatever the server's configuration says."""
         self.folder = folder
         self.data = data
         self._notify, self._last_note = notify, ""
         self.policy = policy or SitePolicy()
         self.journal = journal or Journal(folder / JOURNAL_FILE)
-        self.kit = kit
+        self.kit, self.device = kit, device
         self.run = ""
         self.cohort: Cohort | None = None
         self.model: SiteModel | None = None  # of the run that the cohort is of
@@ -279,7 +283,7 @@ class Site:
         self.policy.check(config)
         if self.data is not None and config.dp.active and config.dp.noise_source == "seed":
             raise AtollError("noise from the run's seed is not secret from the server; set dp.noise_source to system.")
-        return config
+        return config if self.data is None else replace(config, device=self.device)
 
     def _save(self, round: int, cohort: Cohort, model: SiteModel) -> Fields:
         SiteCheckpoints(self._run_folder(), self.notify).write(round, cohort.state(), model.document(round))

@@ -17,7 +17,7 @@ def is_kit(path: Path) -> bool:
     return (path.expanduser() / KIT_FILE).is_file()
 
 
-def open_site_model(path: Path, name: str | None = None) -> TrainedModel:
+def open_site_model(path: Path, name: str | None = None, *, device: str = "cpu") -> TrainedModel:
     """The model of a run at a site: of the newest finished one unless it is named."""
     if is_server(path):
         raise AtollError(f"{path} is the server's kit, which holds no model; give the server's run folder, or a site's kit.")
@@ -28,4 +28,4 @@ def open_site_model(path: Path, name: str | None = None) -> TrainedModel:
     if name is not None and name not in runs:
         raise AtollError(f"{path} holds no finished run {name!r}{suggest(name, list(runs))}")
     newest = max(runs.values(), key=lambda each: each.stat().st_mtime)
-    return load_model((newest if name is None else runs[name]).parent)
+    return load_model((newest if name is None else runs[name]).parent, device=device)

@@ -90,7 +90,9 @@ def site_from_environment(environment: Mapping[str, str]) -> Site:
         raise AtollError("A site needs data of its own; start it with `atoll join KIT --data FOLDER`.")
     journal = Journal(Path(environment["ATOLL_SITE_JOURNAL"]), environment["ATOLL_SITE_SERVER"])
     kit = Path(environment["ATOLL_SITE_KIT"]) if environment.get("ATOLL_SITE_KIT") else None
-    return Site(Path(environment["ATOLL_SITE_FOLDER"]), data, lambda text: report(say=text), policy, journal, kit)
+    device = environment.get("ATOLL_SITE_DEVICE", "cpu")
+    folder = Path(environment["ATOLL_SITE_FOLDER"])
+    return Site(folder, data, lambda text: report(say=text), policy, journal, kit, device=device)
 
 
 if __name__ == "__main__":

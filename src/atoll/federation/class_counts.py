@@ -67,7 +67,9 @@ def declare(cohort: Cohort) -> None:
     """Add the weights to a cohort's memory, unknown yet, where its task needs them."""
     if getattr(cohort.task, "balanced", False):
         cohort.memory = {**cohort.memory, MEMORY: PARTY}  # type: ignore[misc]
-        cohort.class_weights = torch.full((cohort.graph.parties, cohort.schema.classes), torch.nan, dtype=torch.float64)
+        cohort.class_weights = torch.full(
+            (cohort.graph.parties, cohort.schema.classes), torch.nan, dtype=torch.float64, device=cohort.device
+        )
 
 
 def apply(cohort: Cohort, message: Message) -> None:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from atoll import deferred
+from atoll.device import CPU
 from atoll.errors import AtollError
-from atoll.federation import class_counts, secure_steps
+from atoll.federation import class_counts, door, secure_steps
 from atoll.federation.bounds import Limits
 from atoll.federation.fields import Fields, pick, put, take
 from atoll.federation.first_model import MODEL, backbone, first_model
@@ -124,7 +125,9 @@ class Cohort:
         self.blank, self.evaluation = blank, evaluation
         self.message: Message | None = None
         self.subgraphs: dict[bytes, tuple[Graph, Graph | None]] = {}  # and the clean ones
-        self.phase = torch.full((len(self.parties),), -1)  # 2·round + training that the round memory of each party belongs to
+        unbegun = torch.full((len(self.parties),), -1, device=self.device)
+        self.phase = unbegun  # 2·round + training that the round memory of each party belongs to
+        self.entered: int | None = None  # the same, once it is known of all parties
         class_counts.declare(self)
         self.setup()
         self.clear_round()
@@ -132,6 +135,11 @@ class Cohort:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.memory = declared_memory(cls.__module__, cls.memory, cls.round_memory)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parties compute: whatever they make is made there (`device=self.device`), or like what is there."""
+        return self.graph.device
 
     def setup(self) -> None:
         """Make the things named in `memory`."""
@@ -162,10 +170,10 @@ class Cohort:
         call: tuple[Word, ...] = ("setup",)
         if self.message is not None:
             call = (self.message.verb, self.message.round, self.message.call)
-        return Draws(self.seed, self.parties, *call, *words)
+        return Draws(self.seed, self.parties, *call, *words, device=self.device)
 
     def first_draws(self, *words: Word) -> Draws | None:
-        """Randomness for first values; None where memory is about to be restored."""
+        """Randomness for first values, on the CPU; None where memory is about to be restored."""
         return None if self.blank else Draws(self.seed, self.parties, "setup", *words)
 
     def answer(self, message: Message) -> Fields:
@@ -175,8 +183,10 @@ class Cohort:
             return self._answer_for_some(message)
         self._receive(message)
         sessions = secure_steps.enter_sessions(self, message, message.secure) if message.secure is not None else []
+        device = CPU if message.verb in SECURE_STEPS else self.device
         with torch.set_grad_enabled(message.training), graph_for(self, message, judged=message.verb == "evaluate"):
-            fields = method(self, **message.common, **message.each) or {}
+            common, each = (door.inward(part, device) for part in (message.common, message.each))
+            fields: Fields = door.outward(method(self, **common, **each) or {}, device)
         for guard in self.guards:
             fields = guard(message, fields, Draws(self.seed, self.parties, "guard", message.verb, message.round, message.call))
         if message.secure is not None:
@@ -208,7 +218,7 @@ class Cohort:
         """Build a cohort of the addressed parties alone, let it answer, and take its memory back."""
         part, whole, rows = self._part(message.parties)
         fields = part.answer(message)
-        for name, value in part.state().items():
+        for name, value in part.live().items():
             whole[name] = put(whole[name], rows[name], value)
         self.restore(whole)
         return fields
@@ -218,11 +228,11 @@ class Cohort:
         if message.parties != self.parties:
             return self._part(message.parties)[0].observe(message, hidden=hidden)
         self._receive(message)
-        arguments = {**message.common, **message.each}
+        arguments = door.inward({**message.common, **message.each}, self.device)
         with torch.no_grad(), graph_for(self, message):
             output, embeddings = self.predict(**arguments), self.embeddings(**arguments) if hidden else None
-            output = only_own(output, self.graph)
-            return Observation(self.parties, self.graph, output, embeddings, personal=bool(message.each))
+            output, embeddings = door.outward([only_own(output, self.graph), embeddings], self.device)
+            return Observation(self.parties, self.graph.host, output, embeddings, personal=bool(message.each))
 
     def _part(self, parties: Parties) -> tuple[Cohort, Fields, dict[str, Tensor]]:
         """A cohort of some of the parties; the memory of all, and the rows of theirs in each piece of it."""
@@ -243,7 +253,7 @@ class Cohort:
         )
         part.limits = self.limits
         part.clean_graph = clean
-        whole = self.state()
+        whole = self.live()
         axes = axes_of(self.memory, self.round_memory)
         rows = {name: rows_of(index, axes[name], self.graph) for name in whole}
         part.restore({name: take(whole[name], rows[name]) for name in whole})
@@ -271,22 +281,30 @@ class Cohort:
         return {name: fields for name, fields in declared.items() if fields}
 
     def state(self) -> Fields:
-        """The whole memory as tensors, the round's included."""
+        """The whole memory as tensors of the CPU, the round's included."""
+        state: Fields = door.outward(self.live(), self.device)
+        return state
+
+    def live(self) -> Fields:
+        """The whole memory as the tensors that it is, on their device."""
         state = {name: state_of(getattr(self, name)) for name in (*self.memory, *self.round_memory)}
         return state | {PHASE: self.phase} if self.round_memory else state
 
     def trained(self) -> Fields:
-        """What of the memory makes predictions, as live tensors: all but the round's and what only training needs."""
+        """What of the memory makes predictions, as tensors of the CPU: all but the round's and what only training needs."""
         held = {name: getattr(self, name) for name in self.memory if name not in {class_counts.MEMORY, *self.training_memory}}
         states = {name: state_of(value) for name, value in held.items() if not isinstance(value, Optimizer)}
-        return {name: state for name, state in states.items() if not (isinstance(state, Mapping) and not state)}  # nothing in it
+        kept = {name: state for name, state in states.items() if not (isinstance(state, Mapping) and not state)}  # nothing in it
+        trained: Fields = door.outward(kept, self.device)
+        return trained
 
     def restore(self, memory: Mapping[str, Any]) -> None:
         """Return to what `state` gave."""
         declared = {*self.memory, *self.round_memory, *([PHASE] if self.round_memory else [])}
         if unknown := sorted(memory.keys() - declared):
             raise AtollError(f"{type(self).__module__}: the saved memory holds {unknown[0]!r}, which is not declared.")
-        restore_attributes(self, memory)
+        self.entered = None
+        restore_attributes(self, door.inward(memory, self.device))
 
     def transfer(self, memory: Mapping[str, Any]) -> None:
         """Take what `trained` gave to predict other nodes than those it was trained on: what is kept per party.

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from atoll import deferred
+from atoll.device import CPU
 from atoll.errors import AtollError
 from atoll.federation import secure
 from atoll.federation.bounds import Limits
@@ -79,6 +80,7 @@ class Federation:
         task: Task | None = None,
         evaluation: str = "auto",
         average: str = "pooled",
+        device: torch.device = CPU,
     ) -> None:
         """`verbs`: name → public or private. `robust`: how replies are averaged where parties may lie.
         `public`: what the scenario lets the server know (the node scenario's edges).
@@ -89,6 +91,7 @@ class Federation:
         `evaluated`: the share of the parties that evaluate, drawn once; `PARTICIPANTS` for those of the round.
         `limits`: what the verbs declare of their replies. `task`: what is predicted and how it is judged.
         `evaluation`: which models are judged, where the algorithm offers several. `average`: how parties' metrics become one.
+        `device`: where the server may calculate what takes long; the state, messages and replies are tensors of the CPU.
         """
         self.engine = engine
         self.schema = schema
@@ -107,7 +110,7 @@ class Federation:
         self.network = network
         self.names = tuple(names)
         self.limits = limits
-        self.evaluation, self.average = evaluation, average
+        self.evaluation, self.average, self.device = evaluation, average, device
         self.task = task or TASKS.find(DEFAULT_TASK)
         self.derived: dict[str, Any] = {}  # what the server makes once of what it knows, by name
         self.counted: Fields = {}  # the counts of the last evaluation (`metrics.keep_counts`)
@@ -126,13 +129,13 @@ class Federation:
 
     @property
     def topology(self) -> Graph:
-        """Node scenario: what the server knows, as a graph without features; only training nodes have labels."""
+        """Node scenario: what the server knows, as a graph without features on its device; only training nodes have labels."""
         if "topology" not in self.derived:
             y = self.public["y_train"]
             none = torch.zeros(len(y), dtype=torch.bool)
             ids, ptr = torch.arange(len(y)), torch.tensor([0, len(y)])
             known = (torch.empty(len(y), 0), self.public["edge_index"], y, y >= 0, none, none)
-            self.derived["topology"] = Graph(*known, self.schema.classes, ids, ptr)
+            self.derived["topology"] = Graph(*known, self.schema.classes, ids, ptr).to(self.device)
         graph: Graph = self.derived["topology"]
         return graph
 

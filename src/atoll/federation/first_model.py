@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from atoll.device import CPU
 from atoll.errors import AtollError
 from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.messages import Schema
@@ -18,11 +20,25 @@ from atoll.settings import Training
 LAYERS = ("layers", "layers+post")  # values of `share` with which some of the parameters stay with their party
 
 
-def backbone(settings: Training, schema: Schema, parties: int, draws: Draws | None, graph: Graph | None = None) -> Backbone:
+def backbone(
+    settings: Training,
+    schema: Schema,
+    parties: int,
+    draws: Draws | None,
+    graph: Graph | None = None,
+    *,
+    device: torch.device = CPU,
+) -> Backbone:
     """The graph neural network that the settings name; its first values are drawn, or zero without draws.
 
-    `graph` is the parties', where their numbers of columns and classes may differ.
+    `graph` is the parties', where their numbers of columns and classes may differ. It is made on the CPU, so that its first
+    values are the same on every device, and then moved to the `device`.
     """
+    made = _backbone(settings, schema, parties, draws, graph)
+    return made if device == CPU else made.to(device)
+
+
+def _backbone(settings: Training, schema: Schema, parties: int, draws: Draws | None, graph: Graph | None) -> Backbone:
     if schema.level == "graph":
         return _graph_network(settings, schema, parties, draws, graph)
     return build(

@@ -67,7 +67,7 @@ class LocalTraining(Cohort):
         draws = self.first_draws("model") if "model" in self.memory else None
         if self.evaluation in KEPT:
             self.memory = {**self.memory, "model": PARTY}  # type: ignore[misc]
-        self.model = backbone(s, self.schema, self.graph.parties, draws, self.graph)
+        self.model = backbone(s, self.schema, self.graph.parties, draws, self.graph, device=self.device)
         self.optimizer = optim.of_settings(s, self.model)
 
     @verb(takes={"model": MODEL}, gives={"model": MODEL, "n": WEIGHT}, averaged={"model": "n"})
@@ -95,7 +95,7 @@ class LocalTraining(Cohort):
 
     def descend(self, optimizers: Sequence[Optimizer], draws: Draws, *args: Any, **arguments: Any) -> Tensor:
         """The steps of local training, and how many of them each party took (P,)."""
-        steps = torch.zeros(self.graph.parties, dtype=torch.int64)
+        steps = torch.zeros(self.graph.parties, dtype=torch.int64, device=self.device)
         for batch in self.batches(draws):
             self.stepped(optim.descend(optimizers, self.objective(batch, draws, *args, **arguments), batch.active), batch)
             steps += 1 if batch.active is None else batch.active.long()
@@ -165,7 +165,7 @@ class LocalTraining(Cohort):
         """(P,) n_k, how much each party counts: its training items; with the setting `weighting`, perhaps all nodes, or 1."""
         weighting = getattr(self.settings, "weighting", "train")
         if weighting == "parties":
-            return torch.ones(self.graph.parties, dtype=torch.int64)
+            return torch.ones(self.graph.parties, dtype=torch.int64, device=self.device)
         return self.graph.item_ptr.diff() if weighting == "nodes" else self.graph.num_train
 
     def load(self, model: Fields | None = None) -> None:
@@ -194,7 +194,8 @@ class LocalTraining(Cohort):
         """Draws of an evaluation, the same for every call in a round; none unless dropout is applied in evaluation."""
         if not getattr(self.settings, "evaluation_dropout", False):
             return None
-        return Draws(self.seed, self.parties, "evaluation", 0 if self.message is None else self.message.round)
+        round = 0 if self.message is None else self.message.round
+        return Draws(self.seed, self.parties, "evaluation", round, device=self.device)
 
     def embeddings(self, *args: Any, **arguments: Any) -> Tensor | None:
         """(N, h) the last hidden representation of what `load` makes of the arguments."""

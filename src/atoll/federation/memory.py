@@ -81,11 +81,11 @@ def restore_attributes(owner: object, memory: Mapping[str, Any]) -> None:
 
 def rows_of(parties: NDArray[np.int64], axis: str, graph: Graph) -> Tensor:
     """The rows of some parties (by their index in the graph) in memory that is kept along an axis."""
-    index = torch.from_numpy(parties)
+    index = torch.from_numpy(parties).to(graph.device)
     if axis == PARTY:
         return index
     if axis == STORED_FEATURE:
-        starts = torch.from_numpy(graph.nonzero_features.indptr.astype(np.int64))[graph.ptr]
+        starts = torch.from_numpy(graph.nonzero_features.indptr.astype(np.int64)).to(graph.device)[graph.ptr]
     else:
         sizes = graph.ptr.diff() if axis == NODE else graph.num_train
         starts = nn.functional.pad(sizes.cumsum(0), (1, 0))

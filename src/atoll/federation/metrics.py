@@ -9,6 +9,7 @@ import torch
 
 from atoll.deferred import dense
 from atoll.errors import AtollError
+from atoll.federation import door
 from atoll.federation.averages import POOLED, averaged, every_average
 from atoll.federation.cohort import Fields, backbone
 from atoll.federation.federation import Federation
@@ -82,12 +83,14 @@ def evaluate_shared(
     wanted = asked or (federation.evaluation == "auto" and federation.scenario == "overlapping")
     if federation.load_whole is None or not wanted:
         return metrics
-    whole = federation.load_whole()
-    network = backbone(settings, federation.schema, 1, None)
+    if "whole" not in federation.derived:
+        federation.derived["whole"] = federation.load_whole().to(federation.device)
+    whole: Graph = federation.derived["whole"]
+    network = backbone(settings, federation.schema, 1, None, device=federation.device)
     set_parameters(network, model)
     with torch.no_grad():
         union = whole if over is None else over(whole)
-        counts = federation.task.counts(network(union), whole)
+        counts = door.outward(federation.task.counts(network(union), whole), federation.device)
     on_union = federation.task.metrics({name: value[0] for name, value in counts.items()})
     return {name: value for name, value in on_union.items() if not name.startswith(NOT_TEST)} | metrics
 

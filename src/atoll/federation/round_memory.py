@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 def enter_phase(cohort: Cohort, phase: int) -> None:
     """Clear the round memory of the parties for which another round, or an evaluation, begins."""
-    current = cohort.phase == phase
+    if cohort.entered == phase:
+        return
+    current, cohort.entered = cohort.phase == phase, phase
     if bool(current.all()):
         return
     kept = {name: state_of(getattr(cohort, name)) for name in cohort.round_memory} if bool(current.any()) else {}
     cohort.clear_round()
     if kept:
-        parties = current.nonzero()[:, 0].numpy()
+        parties = current.nonzero()[:, 0].cpu().numpy()
         rows = {name: rows_of(parties, cohort.round_memory[name], cohort.graph) for name in kept}
         cleared = {name: state_of(getattr(cohort, name)) for name in kept}
         restore_attributes(cohort, {name: put(cleared[name], rows[name], take(kept[name], rows[name])) for name in kept})

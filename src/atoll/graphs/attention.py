@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from atoll.device import CPU
 from atoll.graphs.blocks import Blocks
-from atoll.graphs.sparse import SparseMatrix, csr, multiply, with_values
+from atoll.graphs.compressed import Compressed
+from atoll.graphs.sparse import SparseMatrix, Stored, csr, multiply, with_values
 
 
 class Attention:
@@ -21,7 +23,7 @@ class Attention:
     as the sum of both matrices says: its exp(score) is multiplied by that before the softmax is normalized.
     """
 
-    def __init__(self, adjacency: sp.csr_array, heads: int, more: sp.csr_array | None = None) -> None:
+    def __init__(self, adjacency: sp.csr_array, heads: int, more: sp.csr_array | None = None, device: torch.device = CPU) -> None:
         nodes = adjacency.shape[0]
         looped = sp.csr_array(adjacency + sp.eye_array(nodes, format="csr"))
         if more is not None:
@@ -31,26 +33,29 @@ class Attention:
         indptr = np.concatenate([[0], *(looped.indptr[1:].astype(np.int64) + head * entries for head in range(heads))])
         columns = np.concatenate([looped.indices.astype(np.int64) + head * nodes for head in range(heads)])
         rows = heads * nodes
-        self.pattern = SparseMatrix(sp.csr_array((np.ones(heads * entries, np.float32), columns, indptr), shape=(rows, rows)))
-        self.weights = None if more is None else torch.from_numpy(np.tile(looped.data.astype(np.float32), heads))  # of entries
-        self.offsets = torch.from_numpy(indptr)
-        self.source = torch.from_numpy(columns)
-        self.target = torch.repeat_interleave(torch.arange(rows), self.offsets.diff())
-        ones, order = np.ones(heads * entries, np.float32), self.pattern.transposed_order.numpy()
-        back = self.pattern.transposed.crow_indices().numpy()
-        self.sum_by_target = csr(sp.csr_array((ones, np.arange(heads * entries), indptr), shape=(rows, heads * entries)))
-        self.sum_by_source = csr(sp.csr_array((ones, order, back), shape=(rows, heads * entries)))
+        whole = sp.csr_array((np.ones(heads * entries, np.float32), columns, indptr), shape=(rows, rows))
+        self.pattern = SparseMatrix(whole, device=device)
+        self.weights = None if more is None else torch.from_numpy(np.tile(looped.data.astype(np.float32), heads)).to(device)
+        self.ends = looped.indptr  # of the rows of one head
+        self.offsets = torch.from_numpy(indptr).to(device)
+        self.source = torch.from_numpy(columns).to(device)
+        self.target = torch.repeat_interleave(torch.arange(rows), torch.from_numpy(np.diff(indptr))).to(device)
+        ones, backward = np.ones(heads * entries, np.float32), self.pattern.transpose(np.arange(heads * entries, dtype=np.int32))
+        order, back = backward.data, backward.indptr
+        shape = (rows, heads * entries)
+        self.sum_by_target = csr(sp.csr_array((ones, np.arange(heads * entries), indptr), shape=shape), device)
+        self.sum_by_source = csr(sp.csr_array((ones, order, back), shape=shape), device)
 
     def counts(self, blocks: Blocks) -> list[int]:
         """(P,) entries of each party in one head."""
-        counts: list[int] = self.offsets[[0, *(end for _, end in blocks.ranges)]].diff().tolist()
+        counts: list[int] = np.diff(self.ends[[0, *(end for _, end in blocks.ranges)]]).tolist()
         return counts
 
-    def matrix(self, values: Tensor) -> Tensor:
+    def matrix(self, values: Tensor) -> Stored:
         """The matrix of these values, one per entry."""
         return with_values(self.pattern.forward, values)
 
-    def transposed(self, values: Tensor) -> Tensor:
+    def transposed(self, values: Tensor) -> Stored:
         """The transpose of that matrix."""
         return with_values(self.pattern.transposed, values.index_select(0, self.pattern.transposed_order))
 
@@ -78,7 +83,7 @@ class _Attend(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, source: Tensor, target: Tensor, attention: Attention, kept: Tensor | None) -> Tensor:
         raw = source.index_select(0, attention.source).add_(target.index_select(0, attention.target))
         scores = F.leaky_relu(raw, _Attend.slope)
-        peak = torch.segment_reduce(scores, "max", offsets=attention.offsets, unsafe=True)
+        peak = _highest(scores, attention)
         scores.sub_(peak.index_select(0, attention.target)).exp_()
         if attention.weights is not None:
             scores.mul_(attention.weights)
@@ -93,8 +98,7 @@ class _Attend(torch.autograd.Function):
         rows, raw, share, kept = ctx.saved_tensors
         attention, gradient = ctx.attention, gradients[0].contiguous()
         of_rows = multiply(attention.transposed(share if kept is None else share * kept), gradient)
-        empty = attention.matrix(torch.zeros_like(share))
-        of_share = torch.sparse.sampled_addmm(empty, gradient, rows.t(), beta=0.0).values()
+        of_share = _sampled(gradient, rows, attention)
         if kept is not None:
             of_share.mul_(kept)
         of_scores = of_share.mul_(share)  # through the softmax: α·(∂α − Σ_j α_j·∂α_j)
@@ -104,3 +108,21 @@ class _Attend(torch.autograd.Function):
         of_source = multiply(attention.sum_by_source, of_raw[:, None]).flatten()
         of_target = multiply(attention.sum_by_target, of_raw[:, None]).flatten()
         return of_rows, of_source, of_target, None, None
+
+
+def _highest(scores: Tensor, attention: Attention) -> Tensor:
+    """(H·N,) the highest score of the entries of each row, all of which have some."""
+    if scores.device == CPU:
+        return torch.segment_reduce(scores, "max", offsets=attention.offsets, unsafe=True)
+    lowest = scores.new_full((len(attention.offsets) - 1,), -torch.inf)
+    return lowest.scatter_reduce_(0, attention.target, scores, "amax")
+
+
+def _sampled(left: Tensor, right: Tensor, attention: Attention) -> Tensor:
+    """(entries,) the entries of left·rightᵀ at the pattern."""
+    pattern = attention.pattern.forward
+    if isinstance(pattern, Compressed):
+        return (left.index_select(0, attention.target) * right.index_select(0, attention.source)).sum(1)
+    empty = with_values(pattern, left.new_zeros(len(attention.source)))
+    entries: Tensor = torch.sparse.sampled_addmm(empty, left, right.t(), beta=0.0).values()
+    return entries

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.device import CPU
+
 NARROW_COLUMNS = 16  # below this width a product is computed with its narrow factor transposed
 MAX_LOOPED_PARTIES = 64  # with more parties one indexed operation is faster than a loop over them
 MIN_BATCHED = 400  # multiplications per party: with fewer, torch's batched product rounds differently from its single one
@@ -21,8 +23,8 @@ MIN_PER_SIZE = 4  # parties per size, on average, for which parties of one size 
 class Blocks:
     """How N rows are divided into the blocks of P parties; plain arithmetic, without gradients."""
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self.sizes = list(sizes)
+    def __init__(self, sizes: Sequence[int], device: torch.device = CPU) -> None:
+        self.sizes, self.device = list(sizes), device
         ends = np.cumsum([0, *sizes]).tolist()
         self.ranges = list(pairwise(ends))
         self.rows: int = ends[-1]
@@ -31,7 +33,7 @@ class Blocks:
     @cached_property
     def party(self) -> Tensor:
         """(N,) which party each row belongs to."""
-        return torch.repeat_interleave(torch.arange(len(self.sizes)), torch.tensor(self.sizes))
+        return torch.repeat_interleave(torch.arange(len(self.sizes)), torch.tensor(self.sizes)).to(self.device)
 
     @cached_property
     def by_size(self) -> list[tuple[Tensor, Tensor]]:
@@ -42,7 +44,8 @@ class Blocks:
             return []
         starts = sizes.cumsum(0) - sizes
         groups = [(sizes == size).nonzero()[:, 0] for size in distinct]
-        return [(some, starts[some, None] + torch.arange(size)) for some, size in zip(groups, distinct, strict=True)]
+        rows = [starts[some, None] + torch.arange(size) for some, size in zip(groups, distinct, strict=True)]
+        return [(some.to(self.device), index.to(self.device)) for some, index in zip(groups, rows, strict=True)]
 
     def _batches(self, work: int) -> tuple[list[tuple[Tensor, Tensor]], list[int] | range]:
         """Parties to multiply together, by size, and those to go one by one, at `work` multiplications per row; same bits."""
@@ -116,7 +119,7 @@ def spans(starts: Tensor, ends: Tensor) -> Tensor:
     """starts[0], …, ends[0] − 1, starts[1], …: ranges one after the other."""
     sizes = ends - starts
     before = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-    return torch.arange(int(before[-1])) + torch.repeat_interleave(starts - before[:-1], sizes)
+    return torch.arange(int(before[-1]), device=sizes.device) + torch.repeat_interleave(starts - before[:-1], sizes)
 
 
 def row_pieces(run: slice, rows: int, multiple: int) -> list[slice]:

@@ -15,8 +15,8 @@ MAX_SCALED = 1 << 20  # values that are scaled at once
 
 def adjacency_matrix(edge_index: Tensor, edge_weight: Tensor | None, nodes: int) -> sp.csr_array:
     """(N, N) float64; row i holds the sources of the edges into i, with weight 1 where edges have none."""
-    source, target = edge_index.numpy()
-    values = np.ones(len(source)) if edge_weight is None else edge_weight.numpy().astype(np.float64)
+    source, target = edge_index.cpu().numpy()
+    values = np.ones(len(source)) if edge_weight is None else edge_weight.cpu().numpy().astype(np.float64)
     matrix = sp.csr_array((values, (target, source)), shape=(nodes, nodes))
     matrix.sort_indices()
     return matrix
@@ -82,4 +82,6 @@ def stacked_weights(edge_indices: Sequence[Tensor], edge_weights: Sequence[Tenso
     if all(weights is None for weights in edge_weights):
         return None
     pairs = zip(edge_indices, edge_weights, strict=True)
-    return torch.cat([torch.ones(edges.shape[1]) if weights is None else weights for edges, weights in pairs])
+    return torch.cat(
+        [torch.ones(edges.shape[1], device=edges.device) if weights is None else weights for edges, weights in pairs]
+    )

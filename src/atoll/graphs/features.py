@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ class Features:
     @classmethod
     def of(cls, x: sp.csr_array | Tensor, blocks: Blocks) -> Features:
         """The operator for features as a graph holds them."""
-        return cls(x if isinstance(x, Tensor) else SparseMatrix(_shifted(x, blocks)), blocks)
+        return cls(x if isinstance(x, Tensor) else SparseMatrix(_shifted(x, blocks), device=blocks.device), blocks)
 
     def product(self, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """(P, d, h), (P, h) → (N, h): each party's features times its weight, plus its bias."""
@@ -45,17 +46,22 @@ class Features:
         """The features after dropout: each party draws for its own values; where they are sparse, for the stored ones only."""
         if isinstance(self.values, Tensor):
             return Features(self.values * draws.keep(1 - probability, self.blocks.sizes, self.values.shape[1]), self.blocks)
-        starts = self.values.forward.crow_indices()[[0, *(end for _, end in self.blocks.ranges)]]
-        kept, scale = draws.kept_values(1 - probability, starts.diff().tolist())
+        kept, scale = draws.kept_values(1 - probability, self._stored_per_party)
         return Features(self.values.masked(kept, scale), self.blocks)
 
     def take(self, index: Tensor, blocks: Blocks) -> Features:
         """Some of the rows, ascending, divided into parties by `blocks`."""
         if isinstance(self.values, Tensor):
             return Features(self.values.index_select(0, index), blocks)
-        forward = self.values.forward
-        arrays = (forward.values().numpy(), forward.col_indices().numpy(), forward.crow_indices().numpy())
-        return Features(SparseMatrix(sp.csr_array(sp.csr_array(arrays, shape=self.values.shape)[index.numpy()])), blocks)
+        rows = sp.csr_array(self.values.arrays, shape=self.values.shape)[index.cpu().numpy()]
+        return Features(SparseMatrix(sp.csr_array(rows), device=self.blocks.device), blocks)
+
+    @cached_property
+    def _stored_per_party(self) -> list[int]:
+        """How many values are stored of each party's sparse features."""
+        assert not isinstance(self.values, Tensor)
+        counts: list[int] = np.diff(self.values.arrays[2][[0, *(end for _, end in self.blocks.ranges)]]).tolist()
+        return counts
 
     def __matmul__(self, weight: Tensor) -> Tensor:
         return transform(self, weight, self.blocks)

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from atoll.device import CPU
 from atoll.graphs import edges as matrices
 from atoll.graphs.attention import Attention
 from atoll.graphs.blocks import Blocks, spans
@@ -25,7 +26,10 @@ from atoll.graphs.selection import Slices
 from atoll.graphs.sparse import SparseMatrix
 from atoll.graphs.table import Table
 
-TRAIN_DEPENDENT = ("derived", "num_train", "merged", "judged", "trained", "_fitted")  # what `Graph.fitting` must not share
+TRAIN_DEPENDENT = (  # what `Graph.fitting` must not share
+    *("derived", "num_train", "most_train", "train_rows", "merged", "judged", "trained"),
+    *("_fitted", "_host"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,15 +92,44 @@ class Graph(Items, Slices, AllNodes):
         """P, the number of blocks."""
         return self.ptr.shape[0] - 1
 
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors are; whatever is of numpy or scipy is in the memory of the CPU."""
+        return self.y.device
+
+    def to(self, device: torch.device) -> Graph:
+        """The same graph with its tensors on a device; what it was is kept as `host`."""
+        if device == self.device:
+            return self
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        tensors: dict[str, Any] = {name: value.to(device) for name, value in fields.items() if isinstance(value, Tensor)}
+        moved = replace(self, **tensors)
+        moved.__dict__["_host"] = self if self.device == CPU else None
+        return moved
+
+    @property
+    def host(self) -> Graph:
+        """The same graph with its tensors in the memory of the CPU."""
+        kept: Graph | None = self if self.device == CPU else self.__dict__.get("_host")
+        if kept is None:
+            kept = self.__dict__["_host"] = self.to(CPU)
+        return kept
+
     @cached_property
     def sizes(self) -> list[int]:
         """Nodes of each party."""
         return self.ptr.diff().tolist()
 
     @cached_property
+    def bounds(self) -> NDArray[np.int64]:
+        """(P + 1,) where each party's rows begin: `ptr` in the memory of the CPU."""
+        array: NDArray[np.int64] = self.ptr.cpu().numpy()
+        return array
+
+    @cached_property
     def blocks(self) -> Blocks:
         """How the rows are divided into parties: the arithmetic of rows times each party's own weights."""
-        return Blocks(self.sizes)
+        return Blocks(self.sizes, self.device)
 
     @cached_property
     def features(self) -> Features:
@@ -105,21 +138,23 @@ class Graph(Items, Slices, AllNodes):
 
     def dense_features(self, rows: Tensor) -> Tensor:
         """(T, d) some rows of the features."""
-        return self.x[rows] if isinstance(self.x, Tensor) else torch.from_numpy(self.x[rows.numpy()].toarray())
+        if isinstance(self.x, Tensor):
+            return self.x[rows]
+        return torch.from_numpy(self.x[rows.cpu().numpy()].toarray()).to(self.device)
 
     @cached_property
     def nonzero_features(self) -> sp.csr_array:
         """(N, d) the features as CSR, without zeros."""
-        return nonzero_values(self.x) if isinstance(self.x, Tensor) else self.x
+        return nonzero_values(self.x.cpu()) if isinstance(self.x, Tensor) else self.x
 
     @property
     def digest(self) -> int:
         """A number that changes with the features, edges, labels or splits."""
-        x = [self.x.numpy()] if isinstance(self.x, Tensor) else [self.x.data, self.x.indices, self.x.indptr]
+        x = [self.x.cpu().numpy()] if isinstance(self.x, Tensor) else [self.x.data, self.x.indices, self.x.indptr]
         rest = (self.edge_index, self.y, self.train, self.val, self.test, self.ids, self.ptr)
         total = hashlib.blake2b(digest_size=7)
         more = [tensor for tensor in (self.edge_weight, self.graph_ptr) if tensor is not None]
-        for array in [*x, *(tensor.numpy() for tensor in (*rest, *more))]:
+        for array in [*x, *(tensor.cpu().numpy() for tensor in (*rest, *more))]:
             total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return int.from_bytes(total.digest(), "little")
 
@@ -153,17 +188,19 @@ class Graph(Items, Slices, AllNodes):
         """The normalized adjacency as an operator."""
         if self.looped is not None:
             return self.looped.normalized()
-        return SparseMatrix(self.normalized, symmetric=self.symmetric)
+        return SparseMatrix(self.normalized, symmetric=self.symmetric, device=self.device)
 
     @operator
     def summed_adjacency(self) -> SparseMatrix:
         """A + I: the sum over a node's neighbors, by the weights of the edges, and itself."""
-        return SparseMatrix(matrices.looped_matrix(self.weighted_adjacency), symmetric=self.symmetric)
+        looped = matrices.looped_matrix(self.weighted_adjacency)
+        return SparseMatrix(looped, symmetric=self.symmetric, device=self.device)
 
     @operator
     def unlooped_adjacency(self) -> SparseMatrix:
         """D_in^(-1/2)·A·D_out^(-1/2): normalized without self loops."""
-        return SparseMatrix(matrices.unlooped_matrix(self.weighted_adjacency), symmetric=self.symmetric)
+        unlooped = matrices.unlooped_matrix(self.weighted_adjacency)
+        return SparseMatrix(unlooped, symmetric=self.symmetric, device=self.device)
 
     @operator
     def spectral_adjacency(self) -> SparseMatrix:
@@ -175,17 +212,18 @@ class Graph(Items, Slices, AllNodes):
         """L with Σ_i xᵢᵀ(L·x)ᵢ = Σ ‖x_i − x_j‖² over all edges (i, j): D_in + D_out − A − Aᵀ."""
         if self.looped is not None:
             return self.looped.laplacian()
-        return SparseMatrix(matrices.laplacian_matrix(self.weighted_adjacency, symmetric=self.symmetric), symmetric=True)
+        laplacian = matrices.laplacian_matrix(self.weighted_adjacency, symmetric=self.symmetric)
+        return SparseMatrix(laplacian, symmetric=True, device=self.device)
 
     @operator
     def mean_adjacency(self) -> SparseMatrix:
         """D⁻¹·A: the mean over a node's neighbors by the weights of the edges, 0 for a node without any."""
-        return SparseMatrix(matrices.mean_matrix(self.weighted_adjacency))
+        return SparseMatrix(matrices.mean_matrix(self.weighted_adjacency), device=self.device)
 
     def attention(self, heads: int) -> Attention:
         """The entries of attention with that many heads: every node's neighbors and itself."""
         if heads not in self._attention:
-            self._attention[heads] = Attention(self.adjacency, heads, self.attention_weights)
+            self._attention[heads] = Attention(self.adjacency, heads, self.attention_weights, device=self.device)
         return self._attention[heads]
 
     @cached_property
@@ -205,7 +243,8 @@ class Graph(Items, Slices, AllNodes):
     @cached_property
     def merged(self) -> Graph:
         """The same graph as one block (P = 1): what a model that all parties share runs on."""
-        graph, shared = replace(self, ptr=self.ptr[[0, -1]], widths=None), ("normalized_adjacency", "mean_adjacency", "neighbors")
+        ends, shared = torch.stack([self.ptr[0], self.ptr[-1]]), ("normalized_adjacency", "mean_adjacency", "neighbors")
+        graph = replace(self, ptr=ends, widths=None)
         graph.__dict__.update({name: self.__dict__[name] for name in shared if name in self.__dict__})
         return graph
 
@@ -247,27 +286,31 @@ class Graph(Items, Slices, AllNodes):
     @cached_property
     def party(self) -> Tensor:
         """(N,) which party each row belongs to."""
-        return torch.repeat_interleave(torch.arange(self.parties), self.ptr.diff())
+        every = torch.arange(self.parties, device=self.device)
+        return torch.repeat_interleave(every, self.ptr.diff(), output_size=self.num_nodes)
 
     def select(self, parties: Sequence[int] | NDArray[np.int64]) -> Graph:
         """The graph of some of the parties, in the given order."""
-        index = torch.from_numpy(np.array(parties, dtype=np.int64))
-        if torch.equal(index, torch.arange(self.parties)):
+        numbers = np.array(parties, dtype=np.int64)
+        if np.array_equal(numbers, np.arange(self.parties)):
             return self
+        if self.device != CPU and self.__dict__.get("_host") is not None:  # without a wait for the device
+            return self.host.select(parties).to(self.device)
+        index = torch.from_numpy(numbers).to(self.device)
         if self.graph_ptr is not None:
             return self.select_graphs(index)
         rows = spans(self.ptr[index], self.ptr[index + 1])
         sizes = self.ptr.diff()[index]
         widths = None if self.widths is None else tuple(self.widths[p] for p in parties)
-        return replace(self.rows(rows), ptr=torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]), widths=widths)
+        return replace(self.rows(rows), ptr=torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]), widths=widths)
 
     def rows(self, rows: Tensor) -> Graph:
         """The induced subgraph of distinct rows as one block (P = 1)."""
-        position = torch.full((self.num_nodes,), -1, dtype=torch.int64)
-        position[rows] = torch.arange(len(rows))
+        position = torch.full((self.num_nodes,), -1, dtype=torch.int64, device=self.device)
+        position[rows] = torch.arange(len(rows), device=self.device)
         edges = position[self.edge_index]
         kept = (edges >= 0).all(0)
-        x = self.x[rows] if isinstance(self.x, Tensor) else self.x[rows.numpy()]
+        x = self.x[rows] if isinstance(self.x, Tensor) else self.x[rows.cpu().numpy()]
         return Graph(
             x=x,
             edge_index=edges[:, kept],
@@ -278,12 +321,12 @@ class Graph(Items, Slices, AllNodes):
             test=self.test[rows],
             num_classes=self.num_classes,
             ids=self.ids[rows],
-            ptr=torch.tensor([0, len(rows)]),
+            ptr=torch.tensor([0, len(rows)]).to(self.device),
             class_names=self.class_names,
             majority=None if self.majority is None else self.majority[rows],
             feature_names=self.feature_names,
-            table=None if self.table is None else self.table.rows(rows.numpy()),
-            node_names=None if self.node_names is None else self.node_names[rows.numpy()],
+            table=None if self.table is None else self.table.rows(rows.cpu().numpy()),
+            node_names=None if self.node_names is None else self.node_names[rows.cpu().numpy()],
         )
 
 

@@ -58,7 +58,7 @@ class GraphBatch(Graph):
     def x(self) -> Any:
         """(N, d)."""
         x = self.whole.x
-        return x[self.cut.rows] if isinstance(x, Tensor) else x[self.cut.rows.numpy()]
+        return x[self.cut.rows] if isinstance(x, Tensor) else x[self.cut.rows.cpu().numpy()]
 
     @_on_first_use
     def ids(self) -> Tensor:
@@ -69,7 +69,7 @@ class GraphBatch(Graph):
     def node_names(self) -> Any:
         """(N,)."""
         names = self.whole.node_names
-        return None if names is None else names[self.cut.rows.numpy()]
+        return None if names is None else names[self.cut.rows.cpu().numpy()]
 
     @cached_property
     def edges(self) -> tuple[Tensor, Tensor]:

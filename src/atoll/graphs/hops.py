@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from atoll.device import CPU
 from atoll.graphs.attention import Attention
 from atoll.graphs.blocks import Blocks
 from atoll.graphs.features import Features
@@ -103,7 +104,8 @@ class AllNodes:
     @cached_property
     def looped(self) -> Looped | None:
         """The pattern of A + I, where it can be had of the edges alone: they are sorted, go both ways and have no weights."""
-        return Looped.of(self.edge_index, len(self.ids)) if self.edge_weight is None else None
+        sortable = self.edge_weight is None and self.edge_index.is_cpu
+        return Looped.of(self.edge_index, len(self.ids)) if sortable else None
 
     @property
     def out_blocks(self) -> Blocks:
@@ -143,19 +145,21 @@ class SampledHop:
         columns: Ints | NDArray[np.int32],
         counts: Ints,
         positions: Ints,
+        device: torch.device = CPU,
     ) -> None:
         """`rows`: those that are read, ascending; `out`: where the computed ones stand among them; `columns`: likewise the
         sampled neighbors of each computed one, `counts` of them; `positions`: where these stand in the lists."""
         self.lists, self.x, self.rows, self.out = lists, x, rows, out
         self.columns, self.counts, self.positions = columns, counts, positions
+        self.device = device
         cuts = np.searchsorted(rows, ptr)
-        self.blocks = Blocks(np.diff(cuts).tolist())
-        self.out_blocks = Blocks(np.diff(np.searchsorted(out, cuts)).tolist())
+        self.blocks = Blocks(np.diff(cuts).tolist(), device)
+        self.out_blocks = Blocks(np.diff(np.searchsorted(out, cuts)).tolist(), device)
 
     @property
     def index(self) -> Tensor:
         """(n,) the rows of the graph that are read."""
-        return torch.from_numpy(self.rows)
+        return torch.from_numpy(self.rows).to(self.device)
 
     @property
     def sizes(self) -> list[int]:
@@ -190,7 +194,8 @@ class SampledHop:
         counts[self.out] = self.counts
         indptr = np.concatenate([[0], counts.cumsum()])
         shape = (len(self.rows), len(self.rows))
-        return Attention(sp.csr_array((np.ones(len(self.columns)), self.columns, indptr), shape=shape), heads)
+        adjacency = sp.csr_array((np.ones(len(self.columns)), self.columns, indptr), shape=shape)
+        return Attention(adjacency, heads, device=self.device)
 
     @overload
     def targets(self, rows: Tensor) -> Tensor: ...
@@ -200,7 +205,7 @@ class SampledHop:
         """Of the rows that are read, those that are computed."""
         if len(self.out) == len(self.rows):
             return rows
-        index = torch.from_numpy(self.out)
+        index = torch.from_numpy(self.out).to(self.device)
         return rows.take(index, self.out_blocks) if isinstance(rows, Features) else rows.index_select(0, index)
 
     @cached_property
@@ -218,6 +223,7 @@ class SampledHop:
 
     def _matrix(self, values: Floats, columns: Ints | NDArray[np.int32], counts: Ints) -> SparseMatrix:
         indptr = np.concatenate([[0], counts.cumsum()])
-        matrix = SparseMatrix(sp.csr_array((values, columns, indptr), shape=(len(self.out), len(self.rows))))
+        entries = sp.csr_array((values, columns, indptr), shape=(len(self.out), len(self.rows)))
+        matrix = SparseMatrix(entries, device=self.device)
         matrix.row_blocks = self.out_blocks
         return matrix

@@ -34,8 +34,9 @@ class Stage(NamedTuple):
 def in_blocks(stages: Sequence[Stage], graph: Graph) -> Tensor:
     """(N, C) the last stage's output for all nodes; the first stage reads their features."""
     result: Tensor | None = None
+    starts = graph.bounds.tolist()
     for first, last in party_groups(graph.sizes):
-        start, end = int(graph.ptr[first]), int(graph.ptr[last])
+        start, end = starts[first], starts[last]
         state: Tensor | None = None
         for stage in stages:
             state = _stage(stage, graph, start, end, state)
@@ -62,10 +63,10 @@ def _stage(stage: Stage, graph: Graph, start: int, end: int, state: Tensor | Non
 
 def block(graph: Graph, first: int, last: int, hops: int) -> SampledHop:
     """The rows from `first` to `last`, and all their neighbors where there is a hop."""
-    lists, ptr, rows = graph.neighbors, graph.ptr.numpy(), np.arange(first, last)
+    lists, ptr, rows = graph.neighbors, graph.bounds, np.arange(first, last)
     if not hops:
         none = np.empty(0, np.int64)
-        return SampledHop(lists, graph.x, ptr, rows, rows - first, none, np.zeros(len(rows), np.int64), none)
+        return SampledHop(lists, graph.x, ptr, rows, rows - first, none, np.zeros(len(rows), np.int64), none, graph.device)
     positions = np.arange(lists.indptr[first], lists.indptr[last])
     near = lists.indices[lists.indptr[first] : lists.indptr[last]]
     low, high = (min(first, int(near.min())), max(last, int(near.max()) + 1)) if len(near) else (first, last)
@@ -74,7 +75,8 @@ def block(graph: Graph, first: int, last: int, hops: int) -> SampledHop:
     read[first - low : last - low] = True
     local: Ints = read.cumsum() - 1
     columns, out = local[near - low], local[first - low : last - low]
-    return SampledHop(lists, graph.x, ptr, np.flatnonzero(read) + low, out, columns, lists.degree[first:last], positions)
+    rows = np.flatnonzero(read) + low
+    return SampledHop(lists, graph.x, ptr, rows, out, columns, lists.degree[first:last], positions, graph.device)
 
 
 def party_groups(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from atoll.graphs.blocks import Blocks, spans
+from atoll.device import CPU
 from atoll.graphs.distinct import DistinctRows, distinct_rows
-from atoll.graphs.sparse import SparseMatrix
+from atoll.graphs.sparse import SparseMatrix, Stored, stored
 
 if TYPE_CHECKING:
     from atoll.graphs.graph import Graph
@@ -39,19 +40,19 @@ class Cut:
         """The diagonal blocks of these graphs: spans of the stored values; only columns are shifted, nothing is sorted."""
         return _CutMatrix(matrix, self)
 
-    def csr(self, whole: Tensor) -> Tensor:
-        """The same of a CSR tensor."""
+    def csr(self, whole: Stored) -> Stored:
+        """The same of a matrix as it is stored."""
         return cut_rows(whole, self.starts, self.ends, self.shift, (len(self.rows), len(self.rows)))
 
 
-def cut_rows(whole: Tensor, starts: Tensor, ends: Tensor, shift: Tensor, size: tuple[int, int]) -> Tensor:
-    """Spans of rows of a CSR tensor, from `starts` to `ends`, with their columns moved down by the `shift` of each span."""
+def cut_rows(whole: Stored, starts: Tensor, ends: Tensor, shift: Tensor, size: tuple[int, int]) -> Stored:
+    """Spans of rows of a matrix, from `starts` to `ends`, with their columns moved down by the `shift` of each span."""
     indptr = whole.crow_indices()
     first, last = indptr[starts].long(), indptr[ends].long()
-    stored = spans(first, last)
-    columns = whole.col_indices()[stored] - torch.repeat_interleave(shift, last - first).int()
+    entries = spans(first, last)
+    columns = whole.col_indices()[entries] - torch.repeat_interleave(shift, last - first).int()
     pointer = pad(indptr.diff()[spans(starts, ends)].cumsum(0, dtype=torch.int32), (1, 0))
-    return torch.sparse_csr_tensor(pointer, columns, whole.values()[stored], size=size, check_invariants=False)
+    return stored(pointer, columns, whole.values()[entries], size)
 
 
 class _CutMatrix(SparseMatrix):
@@ -63,7 +64,7 @@ class _CutMatrix(SparseMatrix):
         self._whole, self._cut = whole, cut
 
     @cached_property
-    def transposed(self) -> Tensor:
+    def transposed(self) -> Stored:
         """Mᵀ, cut out of the whole matrix's."""
         return self.forward if self.symmetric else self._cut.csr(self._whole.transposed)
 
@@ -105,7 +106,7 @@ class Items:
     @cached_property
     def items(self) -> Blocks:
         """How the items are divided into parties."""
-        return self.blocks if self.graph_ptr is None else Blocks(self.item_ptr.diff().tolist())
+        return self.blocks if self.graph_ptr is None else Blocks(self.item_ptr.diff().tolist(), self.ptr.device)
 
     @cached_property
     def owner(self) -> Tensor:
@@ -116,7 +117,17 @@ class Items:
     def num_train(self) -> Tensor:
         """(P,) training items of each party."""
         parties = len(self.ptr) - 1
-        return torch.zeros(parties, dtype=torch.int64).index_add_(0, self.owner, self.train.long())
+        return torch.zeros(parties, dtype=torch.int64, device=self.ptr.device).index_add_(0, self.owner, self.train.long())
+
+    @cached_property
+    def most_train(self) -> int:
+        """Training items of the party that has most."""
+        return int(self.num_train.max())
+
+    @cached_property
+    def train_rows(self) -> Tensor:
+        """The training items."""
+        return self.train.nonzero()[:, 0]
 
     @cached_property
     def pool(self) -> SparseMatrix:
@@ -144,6 +155,8 @@ class Items:
     def distinct(self) -> DistinctRows | None:
         """The distinct rows of (A + I)·X, found once for the graph that a batch is taken from; None where there are too many."""
         cut: Cut | None = self.__dict__.get("_cut")
+        if cast("Graph", self).device != CPU:
+            return None
         if cut is None:
             return distinct_rows(cast("Graph", self))
         whole = cut.graph.distinct
@@ -191,7 +204,8 @@ class Items:
         """(G + 1,) where each small graph's edges begin; they are stored graph after graph."""
         graph = cast("Graph", self)
         assert graph.graph_ptr is not None
-        small = torch.repeat_interleave(torch.arange(len(graph.graph_ptr) - 1), graph.graph_ptr.diff())
+        every = torch.arange(len(graph.graph_ptr) - 1, device=graph.device)
+        small = torch.repeat_interleave(every, graph.graph_ptr.diff(), output_size=graph.num_nodes)
         return pad(torch.bincount(small[graph.edge_index[1]], minlength=len(graph.graph_ptr) - 1).cumsum(0), (1, 0))
 
 
@@ -201,11 +215,10 @@ class _Pool(SparseMatrix):
     def __init__(self, graph_ptr: Tensor) -> None:
         nodes = int(graph_ptr[-1])
         self.shape, self.symmetric = (len(graph_ptr) - 1, nodes), False
-        columns = torch.arange(nodes, dtype=torch.int32)
-        self.forward = torch.sparse_csr_tensor(
-            graph_ptr.int(), columns, torch.ones(nodes), size=self.shape, check_invariants=False
-        )
-        self.graph = torch.repeat_interleave(torch.arange(self.shape[0]), graph_ptr.diff())
+        device = graph_ptr.device
+        columns, ones = torch.arange(nodes, dtype=torch.int32, device=device), torch.ones(nodes, device=device)
+        self.forward = stored(graph_ptr.int(), columns, ones, self.shape)
+        self.graph = torch.repeat_interleave(torch.arange(self.shape[0], device=device), graph_ptr.diff(), output_size=nodes)
 
     def transposed_matmul(self, dense: Tensor) -> Tensor:
         """Every node gets its graph's row."""

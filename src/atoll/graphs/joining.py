@@ -15,7 +15,7 @@ from atoll.graphs.table import stack_tables
 
 def joined_ptr(values: Sequence[Tensor]) -> Tensor:
     """Where blocks begin, of graphs one after the other."""
-    return torch.cat([torch.zeros(1, dtype=torch.int64), *(ptr.diff() for ptr in values)]).cumsum(0)
+    return torch.cat([values[0].new_zeros(1), *(ptr.diff() for ptr in values)]).cumsum(0)
 
 
 def _flat(values: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

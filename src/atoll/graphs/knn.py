@@ -48,11 +48,12 @@ def exact_search(embeddings: Tensor, count: int, *, itself: bool = True) -> tupl
     """
     nodes = embeddings.shape[0]
     if not count:
-        return embeddings.new_empty(nodes, 0), torch.empty(nodes, 0, dtype=torch.int32)
+        return embeddings.new_empty(nodes, 0), torch.empty(nodes, 0, dtype=torch.int32, device=embeddings.device)
     groups = min(nodes, max(count, int((nodes * count) ** 0.5)))  # balances the two sorts
     depth = -(-nodes // groups)
     padded = F.pad(embeddings, (0, 0, 0, groups * depth - nodes)).t().contiguous()
-    scores, columns = embeddings.new_empty(nodes, count), torch.empty(nodes, count, dtype=torch.int32)
+    scores = embeddings.new_empty(nodes, count)
+    columns = torch.empty(nodes, count, dtype=torch.int32, device=embeddings.device)
     step = min(nodes, max(1, MAX_SIMILARITIES // (groups * depth)))
     buffer = embeddings.new_empty(step, groups * depth)  # allocating every block would take longer than the product
     for start in range(0, nodes, step):
@@ -80,7 +81,7 @@ def approximate_search(embeddings: Tensor, count: int, *, itself: bool = True) -
     if not itself:
         return _others(*approximate_search(embeddings, count + 1))
     faiss = _faiss()
-    points = np.ascontiguousarray(embeddings.numpy())
+    points = np.ascontiguousarray(embeddings.cpu().numpy())  # faiss searches on the CPU
     nodes, width = points.shape
     clusters = max(1, int(nodes**0.5))
     quantizer = faiss.IndexFlatIP(width)
@@ -89,13 +90,13 @@ def approximate_search(embeddings: Tensor, count: int, *, itself: bool = True) -
     index.train(points[:: max(1, nodes // (64 * clusters))])
     index.add(points)
     index.nprobe = max(1, clusters // 16)
-    scores, columns = (torch.from_numpy(matches) for matches in index.search(points, count))
+    scores, columns = (torch.from_numpy(matches).to(embeddings.device) for matches in index.search(points, count))
     return scores.masked_fill(columns < 0, 0), columns.clamp_(min=0)
 
 
 def _others(scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     """The entries without the row's own, or without the last and smallest where the own one is not among them."""
-    is_self = columns == torch.arange(len(columns))[:, None]
+    is_self = columns == torch.arange(len(columns), device=columns.device)[:, None]
     is_self[~is_self.any(1), -1] = True
     rest = ~is_self | (is_self.cumsum(1) > 1)  # where zeros fill a row, its own column may stand there several times
     shape = (len(columns), columns.shape[1] - 1)
@@ -119,10 +120,10 @@ def _faiss() -> Any:
 def project(graph: Graph, columns: Tensor, weights: Tensor) -> sp.csr_array:
     """Ā⁽ᵏ⁾, Fig. 4, of every party: the pseudo graph's entries between nodes that the party holds, block-diagonal (N, N)."""
     counts, rows, values = [], [], []
-    entries, scores = columns.numpy(), weights.numpy()
+    entries, scores, every = columns.cpu().numpy(), weights.cpu().numpy(), graph.host.ids.numpy()
     row_of = np.full(len(entries), -1, np.int32)
     for start, end in graph.blocks.ranges:
-        ids = graph.ids[start:end].numpy()
+        ids = every[start:end]
         row_of[ids] = np.arange(start, end, dtype=np.int32)
         local_rows, local_scores = row_of[entries[ids]], scores[ids]
         kept = (local_rows >= 0) & (local_scores > 0)
@@ -152,12 +153,13 @@ def complement(graph: Graph, columns: Tensor, weights: Tensor, beta: float, form
     pseudo = project(graph, columns, weights)
     if form != "joint":
         added = sp.csr_array(graph.normalized.astype(np.float32) + beta * normalize(pseudo, form))
-        return graph.with_adjacency(SparseMatrix(added))
+        return graph.with_adjacency(SparseMatrix(added, device=graph.device))
     pseudo = symmetric(pseudo)
     pseudo.setdiag(0)
     looped = graph.weighted_adjacency + sp.eye_array(graph.num_nodes, format="csr")
     both = sp.csr_array(looped.astype(np.float32) + beta * pseudo)
-    return graph.with_adjacency(SparseMatrix(scaled(both, both.sum(1)), symmetric=graph.symmetric))
+    made = SparseMatrix(scaled(both, both.sum(1)), symmetric=graph.symmetric, device=graph.device)
+    return graph.with_adjacency(made)
 
 
 def complement_attention(graph: Graph, columns: Tensor, weights: Tensor, beta: float, form: str) -> Graph:
@@ -169,7 +171,7 @@ def complement_attention(graph: Graph, columns: Tensor, weights: Tensor, beta: f
     """
     pseudo = project(graph, columns, weights)
     if form != "joint":
-        return graph.with_attention(beside=SparseMatrix(sp.csr_array(beta * normalize(pseudo, form))))
+        return graph.with_attention(beside=SparseMatrix(sp.csr_array(beta * normalize(pseudo, form)), device=graph.device))
     pseudo = symmetric(pseudo)
     pseudo.setdiag(0)
     return graph.with_attention(weights=sp.csr_array(beta * pseudo))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from atoll.graphs.blocks import Blocks
 from atoll.graphs.graph import Graph, stack
+from atoll.graphs.segments import occurrences
 from atoll.graphs.sparse import SparseMatrix
 
 LINKS_AT_A_TIME = 4096  # represented together: this many fit in the cache
@@ -27,7 +28,7 @@ class Links:
         pairs, self.of_edge = (low * graph.num_nodes + high).unique(return_inverse=True)  # type: ignore[no-untyped-call]  # (L,), (E,)
         self.ends = torch.stack([pairs // graph.num_nodes, pairs % graph.num_nodes])  # (2, L)
         self.party = graph.party[self.ends[0]]
-        self.blocks = Blocks(torch.bincount(self.party, minlength=graph.parties).tolist())
+        self.blocks = Blocks(torch.bincount(self.party, minlength=graph.parties).tolist(), graph.device)
 
     def represent(self, nodes: Tensor) -> Tensor:
         """(N, h) → (L, 2·h): [a + b ‖ |a − b|] of a link's ends as a unit vector; its length is √(2·(‖a‖² + ‖b‖²))."""
@@ -45,11 +46,11 @@ class Links:
 
     def sample(self, links: Tensor, uniform: Tensor) -> Tensor:
         """(P, K, r): K links of each party, chosen by uniform numbers (P, K); zeros for a party without links."""
-        sizes = torch.tensor(self.blocks.sizes)
+        sizes = torch.tensor(self.blocks.sizes).to(links.device)
         starts = F.pad(sizes.cumsum(0)[:-1], (1, 0))
         selected = (uniform * sizes[:, None]).long() + starts[:, None]
         if not len(links):
-            return torch.zeros(*selected.shape, links.shape[1])
+            return links.new_zeros(*selected.shape, links.shape[1])
         return links[selected.clamp(max=len(links) - 1)] * (sizes > 0)[:, None, None]
 
     def nearest(self, links: Tensor, centers: Tensor) -> Tensor:
@@ -59,14 +60,14 @@ class Links:
     def means(self, links: Tensor, types: Tensor, centers: Tensor) -> Tensor:
         """(P, K, r): the mean of every party's links of each type; the center stays where a type has none."""
         parties, count, width = centers.shape
-        sums = torch.zeros(parties * count, width).index_add_(0, self.party * count + types, links)
+        sums = centers.new_zeros(parties * count, width).index_add_(0, self.party * count + types, links)
         sizes = self.count(types, count)[:, :, None]
         return torch.where(sizes > 0, sums.view(parties, count, width) / sizes.clamp(min=1), centers)
 
     def count(self, types: Tensor, count: int) -> Tensor:
         """(P, K) links of each type."""
         parties = len(self.blocks.sizes)
-        return torch.bincount(self.party * count + types, minlength=parties * count).view(parties, count)
+        return occurrences(self.party * count + types, parties * count).view(parties, count)
 
 
 class LinkEnds(Links):
@@ -84,7 +85,8 @@ class LinkEnds(Links):
 
         The first is any link; each further one has a probability proportional to its squared distance from the nearest before.
         """
-        ends, nearest = self.ends.t(), torch.full((self.ends.shape[1],), torch.inf, dtype=torch.float64)
+        ends = self.ends.t()
+        nearest = torch.full((self.ends.shape[1],), torch.inf, dtype=torch.float64, device=nodes.device)
         centers = nodes.new_zeros(*uniform.shape, 2, nodes.shape[1])
         for k in range(uniform.shape[1]):
             chance = torch.ones_like(nearest) if k == 0 else nearest
@@ -106,7 +108,7 @@ class LinkEnds(Links):
     def means(self, nodes: Tensor, types: Tensor, centers: Tensor) -> Tensor:
         """(P, K, 2·h): the mean of every party's links of each type; the center stays where a type has none."""
         count = centers.shape[1]
-        cells = [torch.bincount(end * count + types, minlength=len(nodes) * count) for end in self.ends]
+        cells = [occurrences(end * count + types, len(nodes) * count) for end in self.ends]
         sums = [self.nodes.gram(ends.view(-1, count).to(nodes.dtype), nodes) for ends in cells]
         sizes = self.count(types, count)[:, :, None]
         return torch.where(sizes > 0, torch.cat(sums, 2) / sizes.clamp(min=1), centers)
@@ -118,13 +120,14 @@ class TypedCopies:
     def __init__(self, graph: Graph, types: int) -> None:
         self.graph, self.links = graph, Links(graph)
         self.copies = stack([graph.select([p]) for p in range(graph.parties) for _ in range(types)])
-        self.unlinked = _rewired(self.copies, torch.zeros(2, 0, dtype=torch.int64), None)
+        self.unlinked = _rewired(self.copies, graph.edge_index[:, :0], None)
         start, size = graph.ptr[graph.party], graph.ptr.diff()[graph.party]
-        offsets = torch.arange(types)[:, None] * size + torch.arange(graph.num_nodes) - start
+        types_, nodes = torch.arange(types, device=graph.device), torch.arange(graph.num_nodes, device=graph.device)
+        offsets = types_[:, None] * size + nodes - start
         self.copy_of = types * start + offsets  # (K, N): the row of each node's copy for each type
         summing = _summing(self.copy_of)
-        self.total = SparseMatrix(summing)  # (N, N·K): adds up a node's copies
-        self.each = SparseMatrix(sp.csr_array(summing.T))  # (N·K, N): gives every copy what the node has
+        self.total = SparseMatrix(summing, device=graph.device)  # (N, N·K): adds up a node's copies
+        self.each = SparseMatrix(sp.csr_array(summing.T), device=graph.device)  # (N·K, N): gives every copy what the node has
         self.last: tuple[Tensor, Graph] | None = None  # types seldom change
 
     def linked(self, types: Tensor) -> Graph:
@@ -156,7 +159,7 @@ def greedy_matching(scores: Tensor) -> Tensor:
 def touched(graph: Graph) -> Tensor:
     """(N,) whether a node has an edge; kept with the graph."""
     if "touched" not in graph.derived:
-        linked = torch.zeros(graph.num_nodes, dtype=torch.bool)
+        linked = torch.zeros(graph.num_nodes, dtype=torch.bool, device=graph.device)
         linked[graph.edge_index.flatten()] = True
         graph.derived["touched"] = linked
     return graph.derived["touched"]
@@ -166,7 +169,7 @@ def _summing(copy_of: Tensor) -> sp.csr_array:
     types, nodes = copy_of.shape
     starts = np.arange(0, types * nodes + 1, types)
     ones = np.ones(types * nodes)
-    return sp.csr_array((ones, copy_of.t().flatten().numpy(), starts), shape=(nodes, types * nodes))
+    return sp.csr_array((ones, copy_of.t().flatten().cpu().numpy(), starts), shape=(nodes, types * nodes))
 
 
 def _rewired(graph: Graph, edge_index: Tensor, edge_weight: Tensor | None, *, symmetric: bool = True) -> Graph:

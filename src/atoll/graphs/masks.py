@@ -7,6 +7,7 @@ from torch import Tensor
 
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
+from atoll.graphs.segments import occurrences
 from atoll.random import Draws
 
 Mask = str | Tensor  # "train", "val", "test", or (N,) bool
@@ -17,7 +18,7 @@ ABSENT = -1e9  # the logit of a class that a party does not have; not −∞, wh
 def resolve(graph: Graph, mask: Mask | None) -> Tensor:
     """(N,) bool: the graph's mask of that name, or the mask itself; all nodes for None."""
     if mask is None:
-        return torch.ones(len(graph.y), dtype=torch.bool)
+        return torch.ones(len(graph.y), dtype=torch.bool, device=graph.device)
     if isinstance(mask, Tensor):
         return mask
     if mask not in MASKS:
@@ -54,7 +55,7 @@ def party_shares(graph: Graph, selected: Tensor) -> Tensor:
 def class_shares(graph: Graph, selected: Tensor) -> Tensor:
     """(N,) shares that sum to 1 for each party and are spread evenly over the classes of its selected nodes."""
     cells = graph.owner * graph.num_classes + graph.y.clamp(min=0)
-    counts = torch.bincount(cells[selected], minlength=graph.parties * graph.num_classes)
+    counts = occurrences(cells[selected], graph.parties * graph.num_classes)
     classes = (counts.view(graph.parties, -1) > 0).sum(1)
     return (selected / (counts[cells] * classes[graph.owner]).clamp(min=1).double()).to(torch.float32)
 
@@ -63,20 +64,20 @@ def party_sums(values: Tensor, graph: Graph, mask: Mask | None = None) -> Tensor
     """(N, …) → (P, …): each party's sum over its (masked) nodes."""
     if mask is not None:
         selected = resolve(graph, mask).view(-1, *[1] * (values.ndim - 1))
-        values = torch.where(selected, values, torch.zeros((), dtype=values.dtype))
+        values = torch.where(selected, values, values.new_zeros(()))
     return graph.items.sum(values)
 
 
 def random_batch(graph: Graph, size: int, draws: Draws) -> Mask:
     """`size` training nodes per party, each party drawing its own; all of a party that has fewer, and everybody's for 0."""
-    if size <= 0 or size >= (most := int(graph.num_train.max())):
+    if size <= 0 or size >= (most := graph.most_train):
         return "train"
-    rows = graph.train.nonzero()[:, 0]
+    rows = graph.train_rows
     starts = graph.num_train.cumsum(0) - graph.num_train
-    keys = torch.full((graph.parties, most), 2.0)
-    cells = graph.owner[rows], torch.arange(len(rows)) - starts[graph.owner[rows]]
+    keys = torch.full((graph.parties, most), 2.0, device=graph.device)
+    cells = graph.owner[rows], torch.arange(len(rows), device=graph.device) - starts[graph.owner[rows]]
     keys[cells] = draws.uniform(most)[cells]
-    selected = torch.zeros(len(graph.y), dtype=torch.bool)
+    selected = torch.zeros_like(graph.train)
     selected[rows] = (keys.argsort(1).argsort(1) < size)[cells]
     return selected
 
@@ -87,5 +88,5 @@ def only_own(out: Tensor, graph: Graph) -> Tensor:
         return out
     if "absent" not in graph.derived:
         present = torch.arange(graph.num_classes) < torch.tensor(graph.classes)[:, None]  # (P, C)
-        graph.derived["absent"] = ~present[graph.owner]
+        graph.derived["absent"] = ~present.to(graph.device)[graph.owner]
     return out.masked_fill(graph.derived["absent"], ABSENT)

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from atoll.graphs.blocks import Blocks
 from atoll.graphs.clusters import clusters
 from atoll.graphs.graph import Graph
 from atoll.graphs.hops import Hop, SampledHop
@@ -60,7 +61,7 @@ class Sampled:
     def __init__(self, graph: Graph, seeds: Ints, fan_outs: Sequence[int], sampler: str, draws: Draws) -> None:
         self.graph, self.hops = graph, len(fan_outs)
         self.lists: NeighborLists = graph.neighbors
-        self.ptr: Ints = graph.ptr.numpy()
+        self.ptr: Ints = graph.bounds
         depth = np.full(graph.num_nodes, -1, np.int16)
         depth[seeds] = 0
         expanded, pieces, frontier = [], [], seeds
@@ -130,7 +131,13 @@ class Sampled:
         entries = ranges((self.counts.cumsum() - self.counts)[rows], self.counts[rows])
         around = self.lists, self.graph.x, self.ptr
         return SampledHop(
-            *around, self.rows[read], local[computed], local[self.columns[entries]], counts, self.positions[entries]
+            *around,
+            self.rows[read],
+            local[computed],
+            local[self.columns[entries]],
+            counts,
+            self.positions[entries],
+            self.graph.device,
         )
 
     @cached_property
@@ -142,23 +149,25 @@ class Sampled:
         target = np.repeat(np.flatnonzero(self.depth < self.hops), self.counts)
         edges = torch.from_numpy(np.stack([self.columns.astype(np.int64), target]))
         weight = None if self.lists.weight is None else torch.from_numpy(self.lists.weight[self.positions])
-        return _part(self.graph, self.rows, edges, weight), torch.from_numpy(np.flatnonzero(self.depth == 0))
+        inside = torch.from_numpy(np.flatnonzero(self.depth == 0)).to(self.graph.device)
+        return _part(self.graph, self.rows, edges, weight), inside
 
 
 def _part(graph: Graph, rows: Ints, edge_index: Tensor, edge_weight: Tensor | None) -> Graph:
-    """Some rows of a graph as a graph with these edges."""
-    index = torch.from_numpy(rows)
+    """Some rows of a graph as a graph with these edges, which are in the memory of the CPU."""
+    device = graph.device
+    index = torch.from_numpy(rows).to(device)
     return Graph(
         x=graph.x[index] if isinstance(graph.x, Tensor) else graph.x[rows],
-        edge_index=edge_index,
-        edge_weight=edge_weight,
+        edge_index=edge_index.to(device),
+        edge_weight=None if edge_weight is None else edge_weight.to(device),
         y=graph.y[index],
         train=graph.train[index],
         val=graph.val[index],
         test=graph.test[index],
         num_classes=graph.num_classes,
         ids=graph.ids[index],
-        ptr=torch.from_numpy(np.searchsorted(rows, graph.ptr.numpy())),
+        ptr=torch.from_numpy(np.searchsorted(rows, graph.bounds)).to(device),
     )
 
 
@@ -175,7 +184,7 @@ def epoch(
         draws: Each party's randomness.
         items: (N,) mask of the nodes that are passed over instead of the training nodes.
     """
-    train = graph.train if items is None else items
+    train = (graph.train if items is None else items).cpu()
     groups = _clusters(graph, size, train, draws) if sampler == "clusters" else _shuffled(graph, size, train, draws)
     for step in range(max(map(len, groups), default=0)):
         active = torch.tensor([step < len(batches) for batches in groups])
@@ -187,13 +196,14 @@ def epoch(
             edges, weight = torch.empty(2, 0, dtype=torch.int64), None
         part = _part(graph, rows, edges, weight)
         fields = {name: getattr(part, name) for name in Graph.__dataclass_fields__}
-        yield MiniBatch(**fields, index=torch.from_numpy(rows), active=None if bool(active.all()) else active, sampled=batch)
+        index = torch.from_numpy(rows).to(graph.device)
+        yield MiniBatch(**fields, index=index, active=None if bool(active.all()) else active.to(graph.device), sampled=batch)
 
 
 def _shuffled(graph: Graph, size: int, train: Tensor, draws: Draws) -> list[list[Ints]]:
     """Each party's training rows in random order, cut into batches; one empty batch for a party without any."""
     rows = train.nonzero()[:, 0].numpy()
-    cuts = np.searchsorted(rows, graph.ptr.numpy())
+    cuts = np.searchsorted(rows, graph.bounds)
     groups = []
     for generator, start, end in zip(draws.generators, cuts[:-1], cuts[1:], strict=True):
         order = rows[start:end][torch.randperm(int(end - start), generator=generator).numpy()]
@@ -203,7 +213,7 @@ def _shuffled(graph: Graph, size: int, train: Tensor, draws: Draws) -> list[list
 
 def _clusters(graph: Graph, size: int, train: Tensor, draws: Draws) -> list[list[Ints]]:
     """Each party's nodes, a few random clusters at a time, with about `size` training nodes; those without any are left out."""
-    counts = graph.blocks.sum(train.long()).tolist()
+    counts = Blocks(graph.sizes).sum(train.long()).tolist()
     wanted = [CLUSTERS_PER_BATCH * max(1, -(-count // size)) for count in counts]
     groups = []
     for generator, cells in zip(draws.generators, clusters(graph, wanted), strict=True):

@@ -28,8 +28,8 @@ class NeighborLists:
     """
 
     def __init__(self, edge_index: Tensor, edge_weight: Tensor | None, nodes: int) -> None:
-        source, target = (side.numpy().astype(np.int32) for side in edge_index)
-        values = np.ones(len(source), np.int8) if edge_weight is None else edge_weight.numpy()
+        source, target = (side.numpy().astype(np.int32) for side in edge_index.cpu())
+        values = np.ones(len(source), np.int8) if edge_weight is None else edge_weight.cpu().numpy()
         matrix = sp.coo_array((values, (target, source)), shape=(nodes, nodes)).tocsr()
         self.indptr: Ints = matrix.indptr.astype(np.int64)
         self.indices: NDArray[np.int32] = matrix.indices

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -20,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from atoll.device import CPU
 from atoll.graphs.attention import Attention
 from atoll.graphs.blocks import Blocks
 from atoll.graphs.features import Features
@@ -31,30 +33,33 @@ from atoll.graphs.sparse import SparseMatrix
 class Level:
     """The nodes of one level: rows of the parties' block-diagonal graph, ascending, and how many are each party's."""
 
-    def __init__(self, rows: Ints, sizes: Sequence[int]) -> None:
-        self.rows = rows
-        self.blocks = Blocks(sizes)
+    def __init__(self, rows: Ints, sizes: Sequence[int], device: torch.device = CPU) -> None:
+        self.rows, self.device = rows, device
+        self.blocks = Blocks(sizes, device)
 
     @property
     def index(self) -> Tensor:
         """The rows as a tensor."""
-        return torch.from_numpy(self.rows)
+        return torch.from_numpy(self.rows).to(self.device)
 
     @classmethod
     def everything(cls, graph: Graph) -> Level:
         """All nodes of all parties."""
-        return cls(np.arange(graph.num_nodes), graph.sizes)
+        return cls(np.arange(graph.num_nodes), graph.sizes, graph.device)
 
     @classmethod
     def from_nodes(cls, graph: Graph, nodes: Sequence[Tensor]) -> Level:
         """From node numbers within each party's block, one tensor per party."""
-        rows = [np.sort(sampled.numpy()) + start for sampled, start in zip(nodes, graph.ptr.tolist(), strict=False)]
-        return cls(np.concatenate(rows), [*map(len, nodes)])
+        starts = graph.bounds.tolist()
+        rows = [np.sort(sampled.cpu().numpy()) + start for sampled, start in zip(nodes, starts, strict=False)]
+        return cls(np.concatenate(rows), [*map(len, nodes)], graph.device)
 
     def nodes(self, graph: Graph) -> list[Tensor]:
         """Each party's nodes, numbered within its block."""
-        starts = graph.ptr.tolist()
-        return [torch.from_numpy(self.rows[a:b] - start) for (a, b), start in zip(self.blocks.ranges, starts, strict=False)]
+        starts, rows = graph.bounds.tolist(), self.rows
+        return [
+            torch.from_numpy(rows[a:b] - start).to(self.device) for (a, b), start in zip(self.blocks.ranges, starts, strict=False)
+        ]
 
 
 class Batch:
@@ -91,7 +96,7 @@ class Batch:
         if len(level.rows) == self.graph.num_nodes:
             return self.graph.features
         x = self.graph.x
-        return Features.of(x[torch.from_numpy(level.rows)] if isinstance(x, Tensor) else x[level.rows], level.blocks)
+        return Features.of(x[level.index] if isinstance(x, Tensor) else x[level.rows], level.blocks)
 
     def matrix(self, layer: int) -> SparseMatrix:
         """A(E[l]), level l + 1 by level l."""
@@ -118,20 +123,20 @@ class Batch:
         below, above = self.level(lower), self.level(upper)
         if len(below.rows) == len(above.rows):
             return hidden
-        return hidden.index_select(0, torch.from_numpy(np.searchsorted(below.rows, above.rows)))
+        return hidden.index_select(0, torch.from_numpy(np.searchsorted(below.rows, above.rows)).to(hidden.device))
 
 
 def below(graph: Graph, level: Level, fan_out: int, draws: Sequence[torch.Generator]) -> Level:
     """The level under this one: its nodes and, of each party, a uniform sample of `fan_out` neighbors per node (0: all)."""
-    pattern = graph.normalized_adjacency.forward
-    positions, _ = _stored(pattern, level.rows)
+    _, columns, indptr = graph.normalized_adjacency.arrays
+    positions, _ = _stored(indptr, level.rows)
     near = np.zeros(graph.num_nodes, bool)
-    near[pattern.col_indices().numpy()[positions]] = True
+    near[columns[positions]] = True
     near[level.rows] = False
     most = [fan_out * size for size in level.blocks.sizes]
-    chosen = choose(np.flatnonzero(near), graph.ptr.numpy(), most, draws)
+    chosen = choose(np.flatnonzero(near), graph.bounds, most, draws)
     parts = [np.sort(np.concatenate([level.rows[a:b], one])) for (a, b), one in zip(level.blocks.ranges, chosen, strict=True)]
-    return Level(np.concatenate(parts), [*map(len, parts)])
+    return Level(np.concatenate(parts), [*map(len, parts)], graph.device)
 
 
 def choose(candidates: Ints, ptr: Ints, most: Sequence[int], draws: Sequence[torch.Generator]) -> Iterator[Ints]:
@@ -147,16 +152,17 @@ def between(graph: Graph, upper: Level, lower: Level) -> SparseMatrix:
     """The scaled submatrix of Â from the lower level's nodes to the upper level's."""
     if len(upper.rows) == len(lower.rows) == graph.num_nodes:
         return graph.normalized_adjacency
-    pattern = graph.normalized_adjacency.forward
-    positions, counts = _stored(pattern, upper.rows)
-    source = pattern.col_indices().numpy()[positions]
+    stored, columns, indptr = graph.normalized_adjacency.arrays
+    positions, counts = _stored(indptr, upper.rows)
+    source = columns[positions]
     column = _index_in(graph, lower)[source]
     kept = column >= 0
     starts = np.concatenate([[0], kept.cumsum()])[np.concatenate([[0], counts.cumsum()])]
     factor = (counts - 1) / np.maximum(np.diff(starts) - 1, 1)  # d_i / d_i[l]
     scale = np.where(source == np.repeat(upper.rows, counts), 1, np.repeat(factor, counts))
-    values = (pattern.values().numpy()[positions] * scale)[kept]
-    return SparseMatrix(sp.csr_array((values, column[kept], starts), shape=(len(upper.rows), len(lower.rows))))
+    values = (stored[positions].astype(np.float32, copy=False) * scale)[kept]
+    matrix = sp.csr_array((values, column[kept], starts), shape=(len(upper.rows), len(lower.rows)))
+    return SparseMatrix(matrix, device=graph.device)
 
 
 def attention_between(graph: Graph, upper: Level, lower: Level, heads: int) -> Attention:
@@ -174,12 +180,12 @@ def attention_between(graph: Graph, upper: Level, lower: Level, heads: int) -> A
     counts[np.searchsorted(lower.rows, upper.rows)] = np.diff(inside[bounds])
     indptr = np.concatenate([[0], counts.cumsum()])
     shape = (len(lower.rows), len(lower.rows))
-    return Attention(sp.csr_array((np.ones(int(kept.sum())), column[kept], indptr), shape=shape), heads)
+    adjacency = sp.csr_array((np.ones(int(kept.sum())), column[kept], indptr), shape=shape)
+    return Attention(adjacency, heads, device=graph.device)
 
 
-def _stored(pattern: Tensor, rows: Ints) -> tuple[Ints, Ints]:
-    """Where the stored values of some rows of a CSR tensor stand, one row after the other, and how many each row has."""
-    indptr = pattern.crow_indices().numpy()
+def _stored(indptr: NDArray[Any], rows: Ints) -> tuple[Ints, Ints]:
+    """Where the stored values of some rows of a matrix stand, one row after the other, and how many each row has."""
     starts = indptr[rows].astype(np.int64)
     counts = indptr[rows + 1] - starts
     return ranges(starts, counts), counts

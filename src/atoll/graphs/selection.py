@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from atoll.device import CPU
 from atoll.graphs.blocks import spans
 from atoll.graphs.items import Cut, cut_rows
-from atoll.graphs.sparse import SparseMatrix
+from atoll.graphs.sparse import SparseMatrix, Stored
 
 if TYPE_CHECKING:
     from atoll.graphs.graph import Graph
@@ -26,6 +27,8 @@ class Slices:
     def slice(self, parties: NDArray[np.int64]) -> Graph:
         """As `select`, but its matrices are cut out of those of this graph, which is kept for it."""
         whole, index = cast("Graph", self), torch.from_numpy(np.array(parties, dtype=np.int64))
+        if whole.device != CPU:
+            return whole.select(parties)
         starts = None if torch.equal(index, torch.arange(whole.parties)) else edge_starts(whole)
         if starts is None or whole.graph_ptr is not None or whole.table is not None:
             return whole.select(parties)
@@ -85,7 +88,7 @@ class SlicedFeatures(SparseMatrix):
         self.forward = cut_rows(whole.forward, cut.starts, cut.ends, shift, self.shape)
 
     @cached_property
-    def transposed(self) -> Tensor:
+    def transposed(self) -> Stored:
         """Mᵀ, cut out of that of all parties."""
         whole, cut, parties, width = self._parts
         return cut_rows(whole.transposed, parties * width, (parties + 1) * width, cut.shift, self.shape[::-1])

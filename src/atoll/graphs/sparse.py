@@ -14,9 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from atoll.device import CPU
 from atoll.graphs.blocks import Blocks
+from atoll.graphs.compressed import Compressed
 
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+
+
+Stored = Tensor | Compressed  # CSR: torch's on the CPU, arrays on any other device
 
 
 class SparseMatrix:
@@ -26,36 +31,48 @@ class SparseMatrix:
     """
 
     row_blocks: Blocks | None = None  # how the rows of a product are divided into parties, where not as the rows that it reads
+    _source: sp.csr_array | None = None
 
-    def __init__(self, matrix: sp.csr_array, *, symmetric: bool = False) -> None:
+    def __init__(self, matrix: sp.csr_array, *, symmetric: bool = False, device: torch.device = CPU) -> None:
         self.shape: tuple[int, int] = matrix.shape
-        self.forward = csr(matrix)
+        self.forward = csr(matrix, device)
         self.symmetric = symmetric
+        self._source = matrix if device != CPU else None  # so that nothing has to come back from the device
 
     @cached_property
-    def transposed(self) -> Tensor:
+    def transposed(self) -> Stored:
         """Mᵀ; M itself where M is symmetric."""
-        return self.forward if self.symmetric else csr(self._transpose(self.forward.values().numpy()))
+        if self.symmetric:
+            return self.forward
+        return csr(self.transpose(self.arrays[0]), self.forward.device)
 
     @cached_property
     def transposed_order(self) -> Tensor:
         """(nnz,) for each stored value of Mᵀ, its index among those of M."""
-        return torch.from_numpy(self._transpose(np.arange(self.forward.values().numel(), dtype=np.int32)).data)
+        order = self.transpose(np.arange(self.forward.values().numel(), dtype=np.int32)).data
+        return torch.from_numpy(order).to(self.forward.device)
 
-    def _transpose(self, values: np.ndarray) -> sp.csr_array:
-        columns, indptr = self.forward.col_indices().numpy(), self.forward.crow_indices().numpy()
+    def transpose(self, values: NDArray[Any]) -> sp.csr_array:
+        """Mᵀ with other values in the places of M's, in the memory of the CPU."""
+        _, columns, indptr = self.arrays
         return sp.csr_array(sp.csr_array((values, columns, indptr), shape=self.shape).T.tocsr())
+
+    @property
+    def arrays(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Values, columns and where rows begin, in the memory of the CPU."""
+        if self._source is not None:
+            return self._source.data, self._source.indices, self._source.indptr
+        forward = self.forward
+        return forward.values().numpy(), forward.col_indices().numpy(), forward.crow_indices().numpy()
 
     @cached_property
     def transposed_csc(self) -> sp.csc_array:
         """Mᵀ in CSC, which shares the arrays of M in CSR."""
-        forward = self.forward
-        arrays = (forward.values().numpy(), forward.col_indices().numpy(), forward.crow_indices().numpy())
-        return sp.csc_array(arrays, shape=self.shape[::-1])
+        return sp.csc_array(self.arrays, shape=self.shape[::-1])
 
-    def masked(self, kept: Iterable[NDArray[np.bool_]], scale: float) -> MaskedMatrix:
+    def masked(self, kept: Iterable[NDArray[np.bool_]], scale: float) -> SparseMatrix:
         """The stored values that are kept, times `scale`, without the others; `kept` are masks of consecutive values."""
-        return MaskedMatrix(self, kept, scale)
+        return MaskedMatrix(self, kept, scale) if self.forward.device == CPU else ZeroedMatrix(self, kept, scale)
 
     def transposed_matmul(self, dense: Tensor) -> Tensor:
         """Mᵀ·X, without gradients."""
@@ -98,6 +115,20 @@ class MaskedMatrix(SparseMatrix):
         return torch.from_numpy(self.transposed_csc @ dense.numpy())
 
 
+class ZeroedMatrix(SparseMatrix):
+    """The same for a device: the values that are not kept are zero, so that nothing is cut out or sorted there."""
+
+    def __init__(self, whole: SparseMatrix, kept: Iterable[NDArray[np.bool_]], scale: float) -> None:
+        self.shape, self.symmetric, self._whole = whole.shape, False, whole
+        factor = np.concatenate([mask * np.float32(scale) for mask in kept])
+        self.forward = with_values(whole.forward, whole.forward.values() * torch.from_numpy(factor).to(whole.forward.device))
+
+    @cached_property
+    def transposed(self) -> Stored:
+        """Mᵀ, its values in the order of the whole matrix's."""
+        return with_values(self._whole.transposed, self.forward.values().index_select(0, self._whole.transposed_order))
+
+
 class _Product(torch.autograd.Function):
     """Y = M·X and its gradient Mᵀ·G."""
 
@@ -111,11 +142,13 @@ class _Product(torch.autograd.Function):
         return None, ctx.matrix.transposed_matmul(gradients[0])
 
 
-def multiply(matrix: Tensor, dense: Tensor) -> Tensor:
+def multiply(matrix: Stored, dense: Tensor) -> Tensor:
     """CSR · dense without gradients: each row of the result is a weighted sum of rows of `dense`.
 
-    The embedding-bag kernel computes that in half the time of torch's own CSR product (benchmarks/kernels.py).
+    On the CPU the embedding-bag kernel computes that in half the time of torch's own CSR product (benchmarks/kernels.py).
     """
+    if isinstance(matrix, Compressed):
+        return matrix.product(dense)
     indptr, columns, values = matrix.crow_indices(), matrix.col_indices(), matrix.values()
     if not columns.numel():
         return dense.new_zeros(matrix.shape[0], dense.shape[1])
@@ -125,25 +158,28 @@ def multiply(matrix: Tensor, dense: Tensor) -> Tensor:
     return bags[0]
 
 
-def csr(matrix: sp.csr_array) -> Tensor:
-    """A torch CSR tensor with 32-bit indices; arrays that have the right type are not copied."""
+def csr(matrix: sp.csr_array, device: torch.device = CPU) -> Stored:
+    """The matrix with 32-bit indices, on the CPU as a torch CSR tensor; arrays that have the right type are not copied."""
     arrays = (
         matrix.indptr.astype(np.int32),
         matrix.indices.astype(np.int32, copy=False),
         matrix.data.astype(np.float32, copy=False),
     )
     indptr, columns, values = (torch.from_numpy(array if array.flags.writeable else array.copy()) for array in arrays)
-    return torch.sparse_csr_tensor(
-        indptr,
-        columns,
-        values,
-        size=matrix.shape,
-        check_invariants=False,
-    )
+    return stored(indptr.to(device), columns.to(device), values.to(device), matrix.shape)
 
 
-def with_values(pattern: Tensor, values: Tensor) -> Tensor:
-    """A CSR tensor with the same pattern and other values."""
+def stored(indptr: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, ...]) -> Stored:
+    """The matrix of these arrays, on their device."""
+    if values.device == CPU:
+        return torch.sparse_csr_tensor(indptr, columns, values, size=shape, check_invariants=False)
+    return Compressed(indptr, columns, values, shape)
+
+
+def with_values(pattern: Stored, values: Tensor) -> Stored:
+    """The same pattern with other values."""
+    if isinstance(pattern, Compressed):
+        return pattern.with_values(values)
     return torch.sparse_csr_tensor(
         pattern.crow_indices(), pattern.col_indices(), values, size=pattern.shape, check_invariants=False
     )
@@ -169,7 +205,7 @@ class _Diffusion(torch.autograd.Function):
         return _diffused(matrix.transposed, gradients[0], steps, teleport), None, None, None
 
 
-def _diffused(matrix: Tensor, start: Tensor, steps: int, teleport: float) -> Tensor:
+def _diffused(matrix: Stored, start: Tensor, steps: int, teleport: float) -> Tensor:
     result = start
     for _ in range(steps):
         result = multiply(matrix, result).lerp_(start, teleport)

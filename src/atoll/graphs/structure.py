@@ -13,8 +13,12 @@ from atoll.graphs.sparse import SparseMatrix
 
 
 def structure_embedding(graph: Graph, walks: int, degrees: int, *, least: int = 0) -> Tensor:
-    """(N, walks + degrees): random walk and degree embeddings of every node within its party's graph, or its small graph."""
-    return torch.cat([return_probabilities(graph, walks), degree_embedding(graph, degrees, least)], 1)
+    """(N, walks + degrees): random walk and degree embeddings of every node within its party's graph, or its small graph.
+
+    They are made once, on the CPU.
+    """
+    here = graph.host
+    return torch.cat([return_probabilities(here, walks), degree_embedding(here, degrees, least)], 1).to(graph.device)
 
 
 def degree_embedding(graph: Graph, degrees: int, least: int = 0) -> Tensor:

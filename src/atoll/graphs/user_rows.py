@@ -16,7 +16,8 @@ from atoll.deferred import Deferred
 from atoll.errors import AtollError
 from atoll.graphs.blocks import spans
 from atoll.graphs.graph import Graph
-from atoll.graphs.sparse import multiply
+from atoll.graphs.segments import occurrences
+from atoll.graphs.sparse import Stored, multiply, stored
 from atoll.random import Streams
 
 MAX_TOGETHER = 1 << 20  # entries whose users and columns are held: of more, those of some at a time are made when needed
@@ -33,33 +34,37 @@ class Entries:
                 f"Party {party} has {int(graph.ptr[party + 1] - graph.ptr[party])} feature vectors but users here have one each; "
                 "use --partition node and data with one sample a node."
             )
-        stored = graph.nonzero_features
-        self.users, self.features = stored.shape
-        self.starts = torch.from_numpy(stored.indptr.astype(np.int64))
-        self.feature = torch.from_numpy(stored.indices)
-        self.value = torch.from_numpy(stored.data)
-        self._users = 0, torch.empty(0, dtype=torch.int32)
+        nonzero = graph.nonzero_features
+        self.users, self.features = nonzero.shape
+        self.starts = torch.from_numpy(nonzero.indptr.astype(np.int64)).to(graph.device)
+        self.feature = torch.from_numpy(nonzero.indices).to(graph.device)
+        self.value = torch.from_numpy(nonzero.data).to(graph.device)
+        self._users = 0, torch.empty(0, dtype=torch.int32, device=graph.device)
 
     @cached_property
     def columns(self) -> Tensor:
         """0, 1, …: the columns of `matrix`."""
-        return torch.arange(min(len(self.value), MAX_TOGETHER + self.most), dtype=torch.int32)
+        count = len(self.value) if len(self.pieces) == 1 else min(len(self.value), MAX_TOGETHER + self.most)
+        return torch.arange(count, dtype=torch.int32, device=self.value.device)
 
     @cached_property
     def most(self) -> int:
         """The most entries of a user."""
         return int(self.starts.diff().max()) if self.users else 0
 
-    def matrix(self, users: slice) -> Tensor:
+    def matrix(self, users: slice) -> Stored:
         """(n, e) CSR: the values of some users in a row, each in a column of its own."""
         starts = self.starts[users.start : users.stop + 1]
-        first, count = int(starts[0]), int(starts[-1] - starts[0])
-        arrays = (starts - first).int(), self.columns[:count], self.value[first : first + count]
-        return torch.sparse_csr_tensor(*arrays, size=(len(starts) - 1, count), check_invariants=False)
+        first, count = 0, len(self.value)
+        if len(self.pieces) > 1:
+            first, count = int(starts[0]), int(starts[-1] - starts[0])
+        return stored((starts - first).int(), self.columns[:count], self.value[first : first + count], (len(starts) - 1, count))
 
     @cached_property
     def pieces(self) -> list[slice]:
         """The users, so many at a time that they have about `MAX_TOGETHER` entries."""
+        if not self.value.is_cpu:
+            return [slice(0, self.users)]
         marks = torch.arange(0, len(self.value), MAX_TOGETHER)
         cuts = torch.searchsorted(self.starts, marks).unique().tolist() if len(marks) > 1 else [0]  # type: ignore[no-untyped-call]
         return [slice(first, last) for first, last in pairwise([*cuts, self.users])]
@@ -73,6 +78,10 @@ class Entries:
         """(e,) whose features some entries in a row are; those after them are kept for the next call."""
         first, kept = self._users
         if not (first <= entries.start and entries.stop <= first + len(kept)):
+            if not self.value.is_cpu:  # all at once, without a wait
+                every = torch.arange(self.users, dtype=torch.int32, device=self.value.device)
+                self._users = 0, torch.repeat_interleave(every, self.starts.diff(), output_size=len(self.value))
+                return self._users[1][entries]
             first, last = entries.start, min(max(entries.stop, entries.start + MAX_TOGETHER), len(self.value))
             start = max(int(torch.searchsorted(self.starts, first, right=True)) - 1, 0)
             end = int(torch.searchsorted(self.starts, last))
@@ -92,7 +101,7 @@ class Entries:
         part.users, part.features = len(users), self.features
         part.starts = nn.functional.pad(self.starts.diff()[users].cumsum(0), (1, 0))
         part.feature, part.value = self.feature[chosen], self.value[chosen]
-        part._users = 0, torch.empty(0, dtype=torch.int32)
+        part._users = 0, self._users[1][:0]
         return part
 
     def product(self, rows: Tensor) -> Tensor:
@@ -115,8 +124,8 @@ class Weights(nn.Module):
     def __init__(self, entries: Entries, width: int) -> None:
         super().__init__()
         self.entries = entries
-        self.rows = nn.Parameter(torch.zeros(len(entries.value), width), requires_grad=False)
-        self.buffer = torch.empty(0, width)  # overwritten by every piece of `backward`
+        self.rows = nn.Parameter(entries.value.new_zeros(len(entries.value), width), requires_grad=False)
+        self.buffer = entries.value.new_empty(0, width)  # overwritten by every piece of `backward`
         self.latent: Tensor | None = None  # the last product,
         self.version = -1  # and the version of `rows` that it is of
 
@@ -131,19 +140,20 @@ class Weights(nn.Module):
         self.latent = None  # a step follows, and the fused optimizers change rows without a new version
         count = entries.stop - entries.start
         if len(self.buffer) < count:
-            self.buffer = torch.empty(count, self.rows.shape[1])
+            self.buffer = self.rows.new_empty(count, self.rows.shape[1])
         return self.entries.outer(gradient, self.buffer[:count], entries)
 
     @torch.no_grad()
     def share(self, weight: Tensor) -> None:
         """Every user starts with the same weight (d, h)."""
-        torch.index_select(weight, 0, self.entries.feature, out=self.rows)
+        torch.index_select(weight.to(self.rows.device), 0, self.entries.feature, out=self.rows)
 
     @torch.no_grad()
     def draw(self, streams: Streams, bound: float) -> None:
         """Every user draws its own W_i from U(−bound, bound); only the kept rows are made."""
         width = self.rows.shape[1]
-        self.rows.copy_(streams.rows(self.entries.user, self.entries.feature, width, low=-bound, high=bound))
+        here = self.entries.user.cpu(), self.entries.feature.cpu()
+        self.rows.copy_(streams.rows(*here, width, low=-bound, high=bound))
 
 
 class Patched(Deferred):
@@ -182,7 +192,7 @@ class Patched(Deferred):
         precise = torch.float64 if self.dtype.is_floating_point else torch.int64
         if not self.shared:
             return self.dense().sum(0, dtype=precise)
-        idle = self.entries.users - torch.bincount(self.entries.feature, minlength=self.entries.features)
+        idle = self.entries.users - occurrences(self.entries.feature, self.entries.features)
         result: Tensor = idle[:, None] * self.rest[0].to(precise)
         step = max(1, MAX_DOUBLES // self.rows.shape[1])
         for start in range(0, len(self.rows), step):

@@ -24,7 +24,7 @@ def closed_walks(matrix: sp.csr_array, nodes: Tensor, steps: int) -> Iterator[tu
     start, width, dense = 0, 1, np.zeros(matrix.shape[0])
     while start < len(nodes):
         span = slice(start, min(start + width, len(nodes)))
-        row = _unit_rows(nodes[span].numpy(), matrix.shape[0])  # e_kᵀ·Mⁱ
+        row = _unit_rows(nodes[span].cpu().numpy(), matrix.shape[0])  # e_kᵀ·Mⁱ
         walks = [np.ones(span.stop - span.start)]
         while len(walks) <= steps:
             walks += _products(row, matrix, dense)  # of 2i + 1 and 2i + 2 steps

@@ -124,7 +124,9 @@ class AttentionLayer(nn.Module):
         """Σ_j α_ij·W·h_j of every head, without the bias; `kept` masks the coefficients."""
         parties, heads, width = self.source.shape
         vectors = torch.stack([self.source, self.target], 3)  # (P, H, C, 2)
-        apart = vectors[..., None] * torch.eye(heads)[:, None, None]  # (P, H, C, 2, H): each head sees only its own columns
+        apart = (
+            vectors[..., None] * torch.eye(heads, device=rows.device)[:, None, None]
+        )  # (P, H, C, 2, H): each head sees only its own columns
         scores = transform(rows, apart.view(parties, heads * width, 2 * heads), blocks)  # (N, 2·H)
         source, target = scores.t().reshape(2, -1)  # (H·N,) each
         by_head = rows.view(-1, heads, width).transpose(0, 1).reshape(-1, width)  # (H·N, C)
@@ -145,5 +147,5 @@ class GCNIILayer(nn.Module):
     def forward(self, near: Tensor, initial: Tensor, blocks: Blocks) -> Tensor:
         """From Â·H and H⁰, as one product Z·((1−β)·I + β·W)."""
         mixed = torch.lerp(near, initial, self.teleport)  # Z
-        weight = self.beta * self.weight + (1 - self.beta) * torch.eye(self.weight.shape[1])
+        weight = self.beta * self.weight + (1 - self.beta) * torch.eye(self.weight.shape[1], device=near.device)
         return transform(mixed, weight, blocks, relu=True)

@@ -29,7 +29,7 @@ class MixedBackbone(Backbone):
         super().__init__(shape)
         self.names = list(names)
         self.kinds = sorted(set(kinds))
-        self.members = {kind: torch.tensor([p for p, name in enumerate(names) if name == kind]) for kind in self.kinds}
+        self.members = {kind: [p for p, name in enumerate(names) if name == kind] for kind in self.kinds}
         self.backbones = nn.ModuleDict({kind: MODELS.find(kind)(shape, draws()) for kind in self.kinds})
         self.parts: tuple[Graph, dict[str, Graph]] | None = None  # of the graph that was used last
         self.clear_unused()
@@ -40,7 +40,7 @@ class MixedBackbone(Backbone):
         for kind in self.kinds:
             unused = torch.tensor([name != kind for name in self.names], dtype=torch.bool)
             for parameter in self.backbones[kind].parameters():
-                parameter[unused] = 0
+                parameter[unused.to(parameter.device)] = 0
 
     def draw_uniform(self, draws: Callable[[], Draws]) -> None:
         """All weights from U(0, 1)."""
@@ -69,17 +69,17 @@ class MixedBackbone(Backbone):
     def _per_kind(self, graph: Graph, draws: Draws | None, method: str, width: int) -> Tensor:
         """What `method` of each backbone gives for its parties, in the graph's rows."""
         if self.parts is None or self.parts[0] is not graph:
-            self.parts = graph, {kind: graph.select(rows.numpy()) for kind, rows in self.members.items() if len(rows)}
+            self.parts = graph, {kind: graph.select(members) for kind, members in self.members.items() if members}
         outputs, rows = [], []
         for kind, part in self.parts[1].items():
-            members = self.members[kind]
+            members = torch.tensor(self.members[kind]).to(graph.device)
             backbone = self.backbones[kind]
             parameters = {f"inner.{name}": value.index_select(0, members) for name, value in backbone.named_parameters()}
-            selected = None if draws is None else draws.select(members.tolist())
+            selected = None if draws is None else draws.select(self.members[kind])
             outputs.append(functional_call(_Method(backbone, method), parameters, (part, selected)))
             rows.append(torch.isin(graph.party, members).nonzero()[:, 0])
         order = torch.cat(rows).argsort()
-        return torch.cat(outputs)[order] if outputs else torch.zeros(0, width)
+        return torch.cat(outputs)[order] if outputs else torch.zeros(0, width, device=graph.device)
 
 
 class _Method(nn.Module):

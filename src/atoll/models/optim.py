@@ -16,6 +16,7 @@ from atoll.models.party_tensors import (
     Parameters,
     clipped,
     decay_groups,
+    device_of,
     named_tensors,
     number_of_parties,
     party_pieces,
@@ -25,6 +26,8 @@ from atoll.models.party_tensors import (
     rows_of,
 )
 from atoll.settings import Training
+
+FUSED = frozenset({"cpu", "cuda"})  # types of devices whose fused kernels step the optimizers
 
 
 class Adam:
@@ -51,7 +54,8 @@ class Adam:
         self.groups = decay_groups(self.params, weight_decay, decayed)
         self.first = {name: torch.zeros_like(p) for name, p in self.params.items()}
         self.second = {name: torch.zeros_like(p) for name, p in self.params.items()}
-        self.steps = torch.zeros(number_of_parties(self.params))
+        self.steps = torch.zeros(number_of_parties(self.params), device=device_of(self.params))
+        self.fused = self.steps.device.type in FUSED
         self.in_step = True  # whether all parties have taken the same number of steps
         self._live: dict[str, list[list[Tensor]]] = {}  # pieces of parameters and moments: views that stay
         self._views: list[dict[str, tuple[Tensor, ...]]] = []  # each party's parameters and moments: likewise
@@ -90,6 +94,9 @@ class Adam:
     def _step(self, names: Sequence[str], gradients: Sequence[Tensor], weight_decay: float) -> None:
         """The step of some of the parameters."""
         parts = [[part[name] for name in names] for part in (self.params, self.first, self.second)]
+        if not self.fused:
+            self._step_apart(names, gradients, weight_decay)
+            return
         if self.in_step:
             if names[0] not in self._live:
                 self._live[names[0]] = [party_pieces(part) for part in parts]
@@ -123,7 +130,7 @@ class Adam:
         )
 
     def _step_apart(self, names: Sequence[str], gradients: Sequence[Tensor], weight_decay: float) -> None:
-        """The same step for parties with too many different step counts to go one group after the other."""
+        """The same step for parties with too many different step counts to go one group after the other, or without a kernel."""
         decay, lead = self.betas, self.steps.double()
         for name, gradient in zip(names, gradients, strict=True):
             param, first, second = self.params[name], self.first[name], self.second[name]
@@ -200,6 +207,7 @@ class SGD:
         self.groups = decay_groups(self.params, weight_decay, decayed)
         self.lr, self.weight_decay, self.momentum, self.clip = lr, weight_decay, momentum, clip
         self.velocity = {name: torch.zeros_like(p) for name, p in self.params.items()} if momentum else {}
+        self.kernel = torch._fused_sgd_ if device_of(self.params).type in FUSED else plain_sgd
         self._live: dict[str, list[list[Tensor]]] = {}  # the pieces of parameters and velocities, as in Adam
         self._views: list[dict[str, tuple[Tensor, ...]]] = []
 
@@ -213,7 +221,7 @@ class SGD:
             self._kernel(params, grads, velocity, decay)
 
     def _kernel(self, params: list[Tensor], gradients: list[Tensor], velocity: list[Tensor], weight_decay: float) -> None:
-        torch._fused_sgd_(
+        self.kernel(
             params,
             gradients,
             velocity,
@@ -260,6 +268,24 @@ class SGD:
     def put(self, rows: Tensor, part: SGD) -> None:
         """Take over what a selected part has become."""
         put_rows({**self.params, **self.state()}, rows, {**part.params, **part.state()})
+
+
+def plain_sgd(
+    params: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    velocity: Sequence[Tensor],
+    *,
+    weight_decay: float,
+    momentum: float,
+    lr: float,
+    **_: Any,
+) -> None:
+    """What `torch._fused_sgd_` computes, tensor by tensor."""
+    for index, (param, gradient) in enumerate(zip(params, gradients, strict=True)):
+        step = gradient.add(param, alpha=weight_decay) if weight_decay else gradient
+        if velocity:
+            step = velocity[index].mul_(momentum).add_(step)
+        param.sub_(step, alpha=lr)
 
 
 Optimizer = Adam | SGD  # AdamW is an Adam
@@ -331,7 +357,7 @@ def _step(optimizer: Optimizer, gradients: list[Tensor], active: Tensor | None) 
         optimizer.step(gradients)
         return
     rows = active.nonzero()[:, 0]
-    if len(rows) <= MAX_PIECES:
+    if active.is_cpu and len(rows) <= MAX_PIECES:
         optimizer.step_some(gradients, rows.tolist())
         return
     part: Any = optimizer.select(rows)

@@ -75,7 +75,7 @@ def choose(parties: Tensor, chosen: Mapping[str, Tensor], others: Mapping[str, T
 def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], share: float | Tensor) -> Parameters:
     """The parameters that fraction of the way from `start` to `end`; exactly `start` at 0 and `end` at 1."""
     weight = torch.as_tensor(share, dtype=torch.float32)
-    return {name: torch.lerp(value, end[name], weight) for name, value in start.items()}
+    return {name: torch.lerp(value, end[name], weight.to(value.device)) for name, value in start.items()}
 
 
 def zeros_of(model: nn.Module | Mapping[str, Tensor]) -> Parameters:

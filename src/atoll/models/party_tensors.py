@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from atoll.device import CPU
 from atoll.errors import AtollError
 
 MAX_PIECES = 64  # parties, or groups of parties with equal step counts, that are stepped one after the other
@@ -16,11 +17,11 @@ Parameters = nn.Module | Mapping[str, Tensor] | Iterable[Tensor]
 
 
 def party_pieces(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The tensors, split by party where a party's share does not fill whole vector registers.
+    """The tensors, on the CPU split by party where a party's share does not fill whole vector registers.
 
-    The fused kernels round a tensor's tail differently, so a party's results would depend on its position.
+    The fused kernels of the CPU round a tensor's tail differently, so a party's results would depend on its position.
     """
-    cut = [t.unbind() if t.shape[0] <= MAX_PIECES and t[0].numel() % LANES else (t,) for t in tensors]
+    cut = [t.unbind() if t.is_cpu and t.shape[0] <= MAX_PIECES and t[0].numel() % LANES else (t,) for t in tensors]
     return [piece for pieces in cut for piece in pieces]
 
 
@@ -48,6 +49,11 @@ def number_of_parties(params: Mapping[str, Tensor]) -> int:
     if len(counts) != 1:
         raise AtollError(f"the parameters of one optimizer need the same number of parties, not {sorted(counts)}")
     return counts.pop()
+
+
+def device_of(params: Mapping[str, Tensor]) -> torch.device:
+    """Where the parameters are."""
+    return next((tensor.device for tensor in params.values()), CPU)
 
 
 def restore_tensors(live: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:

@@ -23,6 +23,7 @@ import dataclasses
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
@@ -116,7 +117,7 @@ class PlainModule(Backbone):
         before = held(self.module)
         by_party = zip(*(value.unbind() for value in self.parameters()), strict=True)
         outputs = []
-        with torch.random.fork_rng(devices=[]):
+        with own_randomness(x.device):
             inputs = zip(torch.split(x, graph.sizes), edges, weights, strict=True)
             for seed, values, (rows, edge_index, weight) in zip(seeds, by_party, inputs, strict=True):
                 if not len(rows):  # a party that has no batch left
@@ -131,7 +132,7 @@ class PlainModule(Backbone):
                 f"{self.label} changes its attribute {changed!r} when it is called, so that a party's result would depend on the "
                 "calls before; keep what a call computes in local variables."
             )
-        return torch.cat(outputs) if outputs else torch.zeros(0, self.shape.classes if method is None else self.shape.hidden)
+        return torch.cat(outputs) if outputs else x.new_zeros(0, self.shape.classes if method is None else self.shape.hidden)
 
     def _weights(self, method: str | None, graph: Graph) -> list[Tensor | None]:
         """The weights of every party's edges, where the edges have weights and the module takes them, or cannot do without."""
@@ -146,14 +147,15 @@ class PlainModule(Backbone):
                 graph.derived["unused_weights"] = graph.edge_weight
             return [None] * graph.parties
         if "local_weights" not in graph.derived:
-            weights = torch.ones(graph.edge_index.shape[1]) if graph.edge_weight is None else graph.edge_weight
+            one = torch.ones(graph.edge_index.shape[1], device=graph.device)
+            weights = one if graph.edge_weight is None else graph.edge_weight
             graph.derived["local_weights"] = weights[graph.derived["local_order"]]
         return list(torch.split(graph.derived["local_weights"], graph.derived["edges_per_party"].tolist()))
 
     def _call(
         self, call: _Call, parameters: dict[str, Tensor], x: Tensor, edge_index: Tensor, edge_weight: Tensor | None
     ) -> Tensor:
-        buffers = {"module." + name: value.clone() for name, value in self.initial_buffers.items()}
+        buffers = {"module." + name: value.to(x.device, copy=True) for name, value in self.initial_buffers.items()}
         values = (parameters | buffers).items()
         everywhere = {"module." + path: value for name, value in values for path in self.places[name.removeprefix("module.")]}
         try:
@@ -203,6 +205,12 @@ class PlainModule(Backbone):
                 raise AtollError(f"The parameter {name!r} of {self.label} must be float32 and trainable; make others buffers.")
         if cached := [name for name, part in module.named_modules() if getattr(part, "cached", False) is True]:
             raise AtollError(f"{cached[0]!r} of {self.label} caches the graph, but every party has its own; use cached=False.")
+
+
+def own_randomness(device: torch.device) -> AbstractContextManager[None]:
+    """What is drawn from torch's global generators inside is not missing outside; a module's own dropout draws on its device."""
+    devices = [device.index or 0] if device.type == "cuda" else []
+    return torch.random.fork_rng(devices=devices)
 
 
 class _Call(nn.Module):
@@ -271,7 +279,8 @@ def _seeds(draws: Draws, sizes: Sequence[int] | None = None) -> list[int]:
 def _inputs(graph: Graph) -> tuple[Tensor, list[Tensor]]:
     """Dense features (N, d), and every party's edges with nodes counted from 0; computed once for each graph."""
     if "dense_features" not in graph.derived:
-        graph.derived["dense_features"] = graph.x if isinstance(graph.x, Tensor) else torch.from_numpy(graph.x.toarray())
+        x = graph.x if isinstance(graph.x, Tensor) else torch.from_numpy(graph.x.toarray()).to(graph.device)
+        graph.derived["dense_features"] = x
     if "local_edges" not in graph.derived:
         owner = graph.party[graph.edge_index[1]]
         graph.derived["local_order"] = order = owner.argsort(stable=True)

@@ -24,8 +24,7 @@ class RelationalModel:
         """`backbone` is for P·K parties: a party's channels one after the other."""
         self.backbone, self.types = backbone, types
         self.nodes = TypedCopies(graph, types)
-        shapes = {name: value.shape[1:] for name, value in backbone.named_parameters()}
-        self.channels = {name: nn.Parameter(torch.zeros(graph.parties, types, *shape)) for name, shape in shapes.items()}
+        self.channels = _stacks_of(backbone, graph.parties, types)
 
     def __call__(self, types: Tensor, draws: Draws | None = None) -> Tensor:
         """(N, C): the sum of the channels' outputs, for links (L,) of these types; a party's channels share its draws."""
@@ -52,6 +51,11 @@ class RelationalModel:
     def _stacked(self) -> Parameters:
         """(P, K, …) → (P·K, …)."""
         return {name: value.flatten(0, 1) for name, value in self.channels.items()}
+
+
+def _stacks_of(module: nn.Module, parties: int, types: int) -> dict[str, nn.Parameter]:
+    """Zeros (P, K, …) for the parameters (P·K, …) of a module, on its device."""
+    return {name: nn.Parameter(value.new_zeros(parties, types, *value.shape[1:])) for name, value in module.named_parameters()}
 
 
 class SharedLayers(nn.Module):
@@ -109,8 +113,7 @@ class BranchedModel:
         """`branch` is for P·K parties: a party's branches one after the other."""
         self.shared, self.branch, self.types, self.dropout = shared, branch, types, dropout
         self.nodes = TypedCopies(graph, types)
-        shapes = {name: value.shape[1:] for name, value in branch.named_parameters()}
-        self.branches = {name: nn.Parameter(torch.zeros(graph.parties, types, *shape)) for name, shape in shapes.items()}
+        self.branches = _stacks_of(branch, graph.parties, types)
 
     @property
     def trainable(self) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ def step_by_rows(adam: Adam, gradient: Callable[[slice], Tensor], rows: int) -> 
     """
     (param,), (first,), (second,) = adam.params.values(), adam.first.values(), adam.second.values()
     pieces = row_pieces(slice(0, len(param)), rows, MAX_PIECES)
-    if len(pieces) == 1 or not adam.in_step:
+    if len(pieces) == 1 or not adam.in_step or not param.is_cpu:
         adam.step([gradient(slice(0, len(param)))])
         return
     adam.steps += 1
@@ -43,7 +43,7 @@ class RankOneAdam(Adam):
     """
 
     def __init__(self, rows: Tensor, entries: Entries, lr: float, weight_decay: float = 0.0) -> None:
-        super().__init__({"user": torch.zeros(1, 1).expand(entries.users, rows.shape[1])}, lr, weight_decay)
+        super().__init__({"user": rows.new_zeros(1, 1).expand(entries.users, rows.shape[1])}, lr, weight_decay)
         self.rows, self.entries = rows, entries
 
     @torch.no_grad()
@@ -56,9 +56,11 @@ class RankOneAdam(Adam):
         entries = self.entries
         if not len(self.rows):
             return
-        for some in row_pieces(slice(0, len(self.rows)), MAX_NUMBERS // self.rows.shape[1], MAX_PIECES):
-            user = entries.users_of(some)
-            users = slice(int(user[0]), int(user[-1]) + 1)
+        every = slice(0, len(self.rows))
+        for some in row_pieces(every, MAX_NUMBERS // self.rows.shape[1], MAX_PIECES) if self.rows.is_cpu else [every]:
+            user, users = entries.users_of(some), slice(0, entries.users)
+            if self.rows.is_cpu:
+                users = slice(int(user[0]), int(user[-1]) + 1)
             lead = self.steps[users, None].double()
             direction = first[users] * (self.lr / (1 - self.betas[0] ** lead)).float()  # η·M̂
             size = second[users].sqrt() * (1 - self.betas[1] ** lead).rsqrt().float()  # √V̂

@@ -28,10 +28,12 @@ Finished = Callable[[Trial, Path], None]
 def folder_of(config: Config, root: Path) -> Path:
     """The folder of a run's result: one folder per configuration, whichever table needs it.
 
-    The digest uses the original names of settings and partitions, so that a new name does not lose earlier runs.
+    The digest uses the original names of settings and partitions, so that a new name does not lose earlier runs. The device is
+    not in it: it is where a run is computed, not what.
     """
     tables = {name: plain(first_named(group)) for name, group in config.groups.items()}
-    arguments = plain(config.arguments) | {"partition": first_kind(config.partition)}
+    arguments = {name: value for name, value in plain(config.arguments).items() if name != "device"}
+    arguments |= {"partition": first_kind(config.partition)}
     document = arguments | {name: table for name, table in tables.items() if table}
     digest = hashlib.blake2b(json.dumps(document, sort_keys=True).encode(), digest_size=6).hexdigest()
     return root / f"{config.algorithm}-{Path(config.dataset).name}-{config.seed}-{digest}"

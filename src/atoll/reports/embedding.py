@@ -45,7 +45,7 @@ def embed(result: Result) -> tuple[Tensor, Tensor]:
 
     The network is that of the best round, whose metrics are reported.
     """
-    experiment = prepare(replace(result.config, engine="inprocess"))
+    experiment = prepare(replace(result.config, engine="inprocess", device="cpu"))
     whole, settings = experiment.party_data.whole, result.config.settings
     network = backbone(settings, experiment.federation.schema, 1, None)
     set_parameters(network, _model(result))

@@ -104,7 +104,7 @@ def _predictions(run: StoredRun) -> Predictions | str:
         state, memory, number = document.get("state", {}), document.get("memory", {}), int(document["book"]["round"])
     if saved == model or is_hosted(config.engine):  # all parties' memory is that of one cohort
         config = replace(config, engine="inprocess", run=replace(config.run, placement="together"))
-    experiment = prepare(config)
+    experiment = prepare(replace(config, device="cpu"))
     experiment.engine.restore(memory)
     data = experiment.party_data
     return Predictions(observe(experiment, state), data.parts, data.scenario, tuple(data.names), number)

@@ -27,6 +27,7 @@ def run(
     parties: int | None = None,
     seed: int = 0,
     engine: str = "inprocess",
+    device: str = "cpu",
     start_from: str | Path | None = None,
     tuned: str | Path | Tuned | None = None,
     out: str | Path | None = None,
@@ -49,6 +50,8 @@ def run(
         seed: Seed of everything random: the same configuration and seed give the same numbers.
         engine: What carries the messages: `inprocess`, `ray` (actors of a cluster), `nvflare` (one process per site on this
             machine), or another package's.
+        device: Where the parties compute: `cpu`, `cuda`, `cuda:1`, `mps`, or `auto`, the first accelerator that is here. The
+            numbers are the same up to rounding.
         start_from: The folder of a finished run of the same algorithm: its best round's model is what this run begins with.
         tuned: What `tune` returned for this algorithm, or the file it wrote: its values are settings. The seed must be another
             than those it was tuned on.
@@ -85,6 +88,7 @@ def run(
         parties=parties,
         seed=seed,
         engine=engine,
+        device=device,
         start_from=start_from,
         values=with_tuned(settings, choice, algorithm, seed),
     )
@@ -104,6 +108,7 @@ def resume(
     dataset: Any = None,
     algorithm: str | Path | None = None,
     model: Any = None,
+    device: str | None = None,
     progress: bool = False,
     loggers: Loggers = (),
     on_round: OnRound | None = None,
@@ -118,6 +123,7 @@ def resume(
         dataset: The dataset again, if it was given as an object, which a folder cannot hold.
         algorithm: The file of an algorithm of your own again: a folder alone never makes atoll run a file.
         model: The file, class or function of a model of your own again.
+        device: Where the parties compute from now on, as for `run`; by default where they did.
         progress, loggers, on_round: As for `run`.
 
     Returns:
@@ -133,8 +139,9 @@ def resume(
         (True, 3)
     """
     ending = {"rounds": rounds, "patience": patience, "target_accuracy": target_accuracy}
+    own: dict[str, Any] = {"algorithm": algorithm, "model": model, "device": device}
     with open_loggers(called(progress, loggers, on_round), str(path), path, Folder.open(path)[1]) as watch:
-        result = runner.resume(path, given_objects(dataset), algorithm=algorithm, model=model, watch=watch, ending=ending)
+        result = runner.resume(path, given_objects(dataset), **own, watch=watch, ending=ending)
         watch.finish(result)
     return result
 

@@ -34,6 +34,7 @@ def compare(
     space: str | Path | Mapping[str, Any] = DEFAULTS,
     tuned: Sequence[str | Path | Tuned] = (),
     jobs: int = 1,
+    device: str = "cpu",
     out: str | Path | None = None,
     progress: bool = False,
     loggers: Loggers = (),
@@ -43,7 +44,7 @@ def compare(
 
     Parameters:
         algorithms: A list of names, or one text with commas.
-        dataset, partition, parties, progress, loggers: As for `run`; the loggers are called with every run.
+        dataset, partition, parties, device, progress, loggers: As for `run`; the loggers are called with every run.
         seeds: How many seeds (0, 1, 2, …), or the seeds themselves.
         models: Backbones to run each algorithm with, as for `run`; the paper's by default.
         sweep: Settings of the algorithms, each with several values: every combination is a row.
@@ -75,6 +76,7 @@ def compare(
         values=settings,
         sweep={key: _listed(f"sweep of {key}", values) for key, values in (sweep or {}).items()},
         tuned_files=[as_tuned(one) for one in _listed("tuned", tuned)],
+        device=device,
     )
     folder = Path(out) if out is not None else None
     _check_jobs(comparison, given, jobs, loggers)
@@ -109,6 +111,7 @@ def tune(
     parties: int | None = None,
     model: Any = None,
     jobs: int = 1,
+    device: str = "cpu",
     out: str | Path | None = None,
     **settings: Any,
 ) -> Tuned:
@@ -118,7 +121,7 @@ def tune(
     that of `select_by`. The same arguments give the same trials, whatever `jobs` is.
 
     Parameters:
-        algorithm, dataset, partition, parties, model: As for `run`.
+        algorithm, dataset, partition, parties, model, device: As for `run`.
         space: `"defaults"` (learning rate, width, weight decay, dropout, and what the method's paper searched), the path of a
             TOML file, or a dict: setting → list of values, or `{"low": 0.001, "high": 0.1, "log": True}`.
         trials: How many.
@@ -149,6 +152,7 @@ def tune(
         partition=partition_name(given, partition),
         parties=parties,
         values=settings,
+        device=device,
     )
     _check_jobs(comparison, given, jobs, ())
     request = _request(trials, seeds, space, sampler, sampler_seed)

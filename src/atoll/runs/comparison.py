@@ -9,13 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from atoll import device as devices
 from atoll import storage
 from atoll.data.given import Given
 from atoll.errors import AtollError, suggest
 from atoll.models import user
 from atoll.runs.comparison_text import comparison_text, summarize
 from atoll.runs.config import Config
-from atoll.runs.contestants import Contestants
+from atoll.runs.contestants import Contestant, Contestants
 from atoll.runs.experiment import data_extent
 from atoll.runs.own_partition import unlocated
 from atoll.runs.paired import Difference, compare_rows
@@ -48,6 +49,7 @@ class Comparison:
         sweep: Settings of the algorithms, each with several values: every combination is a row.
         against: The row that `differences` are taken from; the first by default.
         tuned_files: What `atoll.tune` has chosen for some of the algorithms: they run with it.
+        device: Where the parties compute, as for `atoll.run`.
 
     Attributes:
         results: After `run`: the results by row, one per seed.
@@ -76,6 +78,7 @@ class Comparison:
     sweep: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     against: str | None = None
     tuned_files: Sequence[Tuned] = ()
+    device: str = "cpu"
     results: dict[str, list[Result]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     tuned: dict[str, Tuned] = field(default_factory=dict)
@@ -105,6 +108,7 @@ class Comparison:
     def _contestants(self) -> Contestants:
         """The contestants, checked; dataset and partition are then known."""
         if self._made is None:
+            self.device = devices.name(devices.find(self.device))
             self.algorithms, self.models, self.seeds = _once(self.algorithms), _once(self.models), list(dict.fromkeys(self.seeds))
             if not self.seeds or not self.algorithms:
                 raise AtollError("A comparison needs at least one algorithm and one seed, for instance local,fedavg --seeds 5.")
@@ -121,7 +125,7 @@ class Comparison:
     def _config(self, row: str, seed: int) -> Config:
         """The configuration of a row, with what was tuned for it."""
         contestants, tuned = self._contestants(), self.tuned.get(row)
-        chosen = contestants.config(contestants.rows[row], None if tuned is None else tuned.values, seed)
+        chosen = self._placed(contestants.rows[row], None if tuned is None else tuned.values, seed)
         return chosen if tuned is None else replace(chosen, tuned=tuned.mark())
 
     def tunings(self, request: TuningRequest) -> dict[str, Tuning]:
@@ -137,8 +141,12 @@ class Comparison:
         made = {}
         for row, each in contestants.rows.items():
             space = space_for(bases[row], request.space, contestants.fixed(each), names)
-            made[row] = Tuning(row, request, space, partial(contestants.config, each))
+            made[row] = Tuning(row, request, space, partial(self._placed, each))
         return made
+
+    def _placed(self, contestant: Contestant, values: Mapping[str, Any] | None = None, seed: int = 0) -> Config:
+        """A contestant on the terms of all, on the comparison's device."""
+        return replace(self._contestants().config(contestant, values, seed), device=self.device)
 
     def check(self, request: TuningRequest | None = None) -> None:
         """Check everything before the first run; with tuning, that reported seeds are not tuned on."""

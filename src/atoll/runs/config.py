@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll import algorithms
+from atoll import device as devices
 from atoll.data.catalog import DataSettings
 from atoll.data.damage import DamageSettings
 from atoll.data.datasets import settings_of
@@ -58,6 +59,7 @@ class Config:
     data: Any = field(default_factory=DataSettings)
     dp: NoiseSettings = field(default_factory=NoiseSettings)
     noise: DamageSettings = field(default_factory=DamageSettings)
+    device: str = "cpu"  # where the parties compute; the numbers do not depend on it
     start_from: str | None = None  # the folder of the run whose model this one begins with
     start_digest: str | None = None  # SHA-256 of that model; None until the run begins
     tuned: TunedBy | None = None  # what `settings` were tuned by
@@ -89,7 +91,8 @@ class Config:
         tables = {name: plain(dataclasses.asdict(group)) for name, group in self.groups.items()}
         tables["settings"].pop("architecture", None)  # it is the table [model]
         tables[TABLE] = {} if self.tuned is None else self.tuned.to_dict()
-        return plain(self.arguments) | {name: table for name, table in tables.items() if table}
+        arguments = {name: value for name, value in self.arguments.items() if (name, value) != ("device", "cpu")}
+        return plain(arguments) | {name: table for name, table in tables.items() if table}
 
 
 def resolve(
@@ -100,6 +103,7 @@ def resolve(
     parties: int | None = None,
     seed: int = 0,
     engine: str = "inprocess",
+    device: str = "cpu",
     start_from: str | Path | None = None,
     start_digest: str | None = None,
     values: Mapping[str, Any] | None = None,
@@ -162,6 +166,7 @@ def resolve(
         parties=None if parties is None else as_whole("parties", parties, 1),
         seed=seed,
         engine=engine,
+        device=devices.check(as_text("device", device)),
         start_from=None if start_from is None else as_text("start_from", str(start_from)),
         start_digest=None if start_digest is None else as_text("start_digest", start_digest),
         **built,
@@ -268,7 +273,7 @@ def from_dict(document: Mapping[str, Any], where: str, over: Mapping[str, Any] |
             options = [*GROUPS[:2], "partition_settings", *GROUPS[3:]]
             raise AtollError(f"{where} has an unknown table [{table}]{suggest(table, options)}")
         values |= {f"{group}.{name}": value for name, value in entries.items()}
-    for name in ("algorithm", "dataset", "partition", "start_from", "start_digest"):
+    for name in ("algorithm", "dataset", "partition", "device", "start_from", "start_digest"):
         if name in arguments:
             as_text(f"{where}: {name}", arguments[name])
     config = resolve(
@@ -278,6 +283,7 @@ def from_dict(document: Mapping[str, Any], where: str, over: Mapping[str, Any] |
         parties=arguments.get("parties"),
         seed=as_whole(f"{where}: seed", arguments.get("seed", 0)),
         engine=arguments.get("engine", "inprocess"),
+        device=arguments.get("device", "cpu"),
         start_from=arguments.get("start_from"),
         start_digest=arguments.get("start_digest"),
         values=values | dict(_with_loaded_model(over or {}, arguments["algorithm"])),

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from atoll import algorithms, allocator
+from atoll import device as devices
 from atoll.data.damage import damaged
 from atoll.data.federated_data import FederatedData
 from atoll.data.given import Given
@@ -194,8 +195,8 @@ def build_cohort(
     if graph.num_nodes <= MAX_KEPT_NODES:
         allocator.keep_freed_blocks()
     cohort, task = algorithms.find(config.algorithm).Cohort, task_of(config, schema, graph.class_names)
-    schema, clean = _for_task(schema, task), graph
-    graph = damaged(graph, config.noise, config.seed, Parties(parties))
+    schema, clean, device = _for_task(schema, task), graph, devices.find(config.device)
+    graph = damaged(graph, config.noise, config.seed, Parties(parties)).to(device)
     made = cohort(
         *(graph, config.settings, schema, config.seed, parties, guards),
         secrets=secrets,
@@ -204,7 +205,7 @@ def build_cohort(
         evaluation=config.run.evaluation,
     )
     made.limits = limits_of(config, schema, graph.class_names)
-    made.clean_graph = clean if config.noise.active else None
+    made.clean_graph = clean.to(device) if config.noise.active else None
     return made
 
 
@@ -292,5 +293,6 @@ def build_experiment(
         task=task,
         evaluation=config.run.evaluation,
         average=config.run.average,
+        device=devices.find(config.device),
     )
     return Experiment(config, algorithm, data, federation, releases or Releases())

@@ -5,6 +5,7 @@ Every export is checked before it is written: what it computes for two random gr
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -92,7 +93,7 @@ def export_files(files: ModelFiles, config: Config, to: str, out: str | Path, *,
             "The model was trained on edges with weights, which an export does not take; predict with atoll, or train with "
             "edge_weights=false."
         )
-    backbone, name = party_backbone(files, config, party)
+    backbone, name = party_backbone(files, dataclasses.replace(config, device="cpu"), party)
     if backbone.shape.classes != about["num_classes"]:
         raise AtollError(
             f"The task {about['task']} has {backbone.shape.classes} outputs for {about['num_classes']} classes, and an export "

@@ -144,7 +144,7 @@ def _give_memory(cohort: Cohort, memory: Fields, known: Tensor, nodes: Nodes) ->
     here, held = (known >= 0).nonzero()[:, 0], cohort.trained()
     for name, value in memory.items():
         axis = cohort.memory.get(name, PARTY)
-        rows, source = rows_of(here.numpy(), axis, cohort.graph), rows_of(known[here].numpy(), axis, nodes.before)
+        rows, source = rows_of(here.numpy(), axis, cohort.graph.host), rows_of(known[here].numpy(), axis, nodes.before)
         with torch.no_grad():
             held[name] = put(held[name], rows, take(value, source))
     cohort.restore(held)

@@ -138,6 +138,7 @@ class Result:
             "parties": self.parties,
             **({"names": list(self.names)} if self.names else {}),
             "settings": plain.get("settings", {}),
+            **({"device": plain["device"]} if "device" in plain else {}),
             **({"start_from": self.start} if self.start else {}),
             **({} if self.config.tuned is None else {"tuned": self.config.tuned.brief()}),
             "rounds": self.rounds,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from atoll import device as devices
 from atoll.data.given import Given
 from atoll.engines import ENGINES
 from atoll.errors import AtollError
@@ -26,7 +27,7 @@ def run(
     config: Config, given: Graph | Given | None = None, *, out: str | Path | None = None, watch: Watch | None = None
 ) -> Result:
     """Run a configuration from its first round to its last; `given` is what a script gave as an object instead of a name."""
-    config = warm_start.with_digest(config)
+    config = warm_start.with_digest(placed(config))
     if launch := getattr(ENGINES.find(config.engine), "launch", None):
         result: Result = launch(config, given, out=out, watch=watch)
         return result
@@ -46,14 +47,16 @@ def resume(
     watch: Watch | None = None,
     ending: Mapping[str, Any] | None = None,
     address: str | None = None,
+    device: str | None = None,
 ) -> Result:
     """Continue a run from its last checkpoint; a finished run returns its result again.
 
     A folder alone never makes atoll import a file: an algorithm that is a file must be given again as `algorithm`,
     a model that is a file or an object as `model`. `ending`: other `rounds`, `patience` or `target_accuracy`; `address`: another
-    cluster of the engine ray.
+    cluster of the engine ray; `device`: where the parties compute from now on, by default where they did.
     """
     folder, config = Folder.open(path)
+    config = placed(config if device is None else replace(config, device=devices.check(device)))
     extending = any(value is not None for value in (ending or {}).values())
     config = extension.with_ending(config, ending or {})
     config = config if address is None else replace(config, run=replace(config.run, address=address))
@@ -81,6 +84,11 @@ def resume(
                 saved = folder.load()
 
 
+def placed(config: Config) -> Config:
+    """The configuration with the name of a device that is here: `auto` is the best there is."""
+    return replace(config, device=devices.name(devices.find(config.device)))
+
+
 __all__ = [
     "Experiment",
     "Progress",
@@ -90,6 +98,7 @@ __all__ = [
     "build_experiment",
     "limits_of",
     "noise",
+    "placed",
     "prepare",
     "read",
     "resume",

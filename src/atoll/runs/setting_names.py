@@ -9,7 +9,7 @@ from atoll import algorithms
 from atoll.errors import AtollError, closest, suggest
 from atoll.settings import BatchedTraining, Training, known, renamed, warn_renamed
 
-ARGUMENTS = ("dataset", "partition", "parties", "seed", "engine", "start_from", "start_digest")  # beside algorithm and settings
+ARGUMENTS = ("dataset", "partition", "parties", "seed", "engine", "device", "start_from", "start_digest")  # beside settings
 OPTIONS = {"start_from": "from", "start_digest": "from"}  # of the command line, where they have other names
 GROUPS = ("settings", "run", "partition", "split", "data", "dp", "noise", "model")
 EXPERIMENTS = ("dnc", "snc", "sc")  # before 0.2 `task` named these, of GFL-APPNP and of the baselines that run as it does

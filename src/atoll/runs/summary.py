@@ -33,7 +33,8 @@ def title(result: Result) -> str:
     data = f"on {config.dataset}"
     if config.dataset == GIVEN and result.names:  # the data is at the sites
         data = f"at {', '.join(result.names[:MAX_NAMES])}{', …' if len(result.names) > MAX_NAMES else ''}"
-    return shown(f"{config.algorithm} {data}: {parties}{scenario}, seed {config.seed}")
+    place = "" if config.device == "cpu" else f", on {config.device}"
+    return shown(f"{config.algorithm} {data}: {parties}{scenario}, seed {config.seed}{place}")
 
 
 def short(result: Result) -> str:

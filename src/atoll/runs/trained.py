@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from atoll import device as devices
 from atoll.data.encoding import Encoding
 from atoll.data.federated_data import FederatedData
 from atoll.data.given import Given
@@ -213,7 +215,9 @@ class TrainedModel:
         raise AtollError(f"The model has no party {text!r}{hint}")
 
 
-def load_model(path: str | Path, *, dataset: Any = None, algorithm: str | Path | None = None, model: Any = None) -> TrainedModel:
+def load_model(
+    path: str | Path, *, dataset: Any = None, algorithm: str | Path | None = None, model: Any = None, device: str = "cpu"
+) -> TrainedModel:
     """Read the trained model of a run's folder. Nothing is run.
 
     Parameters:
@@ -221,6 +225,7 @@ def load_model(path: str | Path, *, dataset: Any = None, algorithm: str | Path |
         dataset: The training data again, if it was given as an object, which a folder cannot hold.
         algorithm: The file of an algorithm of your own again: a folder alone never makes atoll run a file.
         model: The file, class or function of a model of your own again.
+        device: Where it predicts, as for `atoll.run`; wherever it was trained.
 
     Returns:
         The model of the best round.
@@ -242,6 +247,7 @@ def load_model(path: str | Path, *, dataset: Any = None, algorithm: str | Path |
         raise AtollError(f"There is no folder {path}; give the folder that --out named.")
     files = with_memory_of_sites(ModelFiles.read(folder), folder)
     config = described(files.description["config"], f"model.json of {path}")
+    config = replace(config, device=devices.name(devices.find(device)))
     given: dict[str, Any] = {"algorithm": algorithm, "model": model}
     config = with_own_files(config, path, lambda: files.description, **given, command="predict", function="load_model")
     return TrainedModel(files, config, given=dataset if isinstance(dataset, Given) else given_objects(dataset))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from atoll.data.given import Given
@@ -30,9 +30,10 @@ class Trial:
     def run(self, folder: Path | None, given: Given | None, watch: Watch | None) -> Result:
         """Run it, or continue it where the folder holds it already."""
         if folder is not None and (folder / "config.toml").exists():
-            if unlocated(Folder.open(folder)[1], folder).to_dict() != self.config.to_dict():
+            there = replace(unlocated(Folder.open(folder)[1], folder), device=self.config.device)
+            if there.to_dict() != self.config.to_dict():
                 raise AtollError(f"{folder} holds a run with other settings; choose another --out or delete that folder.")
             if given is not None and callable(given.partition):  # it may be random: the folder has what it gave
                 given = given.without_partition
-            return runner.resume(folder, given, algorithm=self.config.algorithm, watch=watch)
+            return runner.resume(folder, given, algorithm=self.config.algorithm, watch=watch, device=self.config.device)
         return runner.run(self.config, given, out=folder, watch=watch)

@@ -13,7 +13,7 @@ from atoll.runs.config import Config
 from atoll.settings import renamed
 
 HARMLESS = frozenset(  # these change no numbers; the data and the model to begin with have digests
-    {"dataset", "start_from"}
+    {"dataset", "device", "start_from"}
     | {f"run.{name}" for name in ("checkpoint_every", "timeout", "sites", "placement", "amnesia")}
     | {f"run.{name}" for name in ("address", "cpus_per_site", "gpus_per_site")}
 )

@@ -36,7 +36,7 @@ def counting_plan(graph: Graph, *, training: bool) -> CountingPlan:
         masks = (graph.val, graph.test, graph.train)[: 2 + training]
         parts = [(mask & (graph.y >= 0)).nonzero().squeeze(1) for mask in masks]
         rows = torch.cat(parts)
-        split = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part) for part in parts]))
+        split = torch.cat([torch.full_like(part, number) for number, part in enumerate(parts)])
         group, y, evaluated = graph.owner[rows] + split * graph.parties, graph.y[rows], len(parts[0]) + len(parts[1])
         minority = ((split == 1) & (graph.y != majority_class(graph))[rows]).float()
         graph.derived[name] = CountingPlan(  # type: ignore[assignment]  # a tuple of tensors
@@ -61,7 +61,7 @@ def split_sums(plan: CountingPlan, columns: Tensor, parties: int) -> list[Tensor
     """
     kept = slice(0, 3), slice(0, 5), slice(0, 3, 2)  # columns
     if 5 * plan.groups <= MAX_SUMS:
-        sums = torch.zeros(plan.groups, 5, dtype=torch.float64).index_add_(0, plan.group, columns.double())
+        sums = columns.new_zeros(plan.groups, 5, dtype=torch.float64).index_add_(0, plan.group, columns.double())
         return [sums[split * parties : (split + 1) * parties, kept[split]] for split in range(plan.groups // parties)]
     ends = [0, plan.validated, plan.evaluated, len(plan.rows)]
     return [
@@ -81,7 +81,7 @@ def training_counts(out: Tensor, graph: Graph) -> Tensor:
         predicted = ~logits.isnan().all(1)
         rows, losses = rows[predicted], losses[predicted]
     columns = torch.stack([torch.ones_like(losses), losses], 1).double()
-    return torch.zeros(graph.parties, 2, dtype=torch.float64).index_add_(0, graph.owner[rows], columns)
+    return columns.new_zeros(graph.parties, 2).index_add_(0, graph.owner[rows], columns)
 
 
 def evaluated_rows(graph: Graph) -> Tensor:

@@ -55,8 +55,8 @@ def count(
 
     def sums(columns: Sequence[Tensor], cell: Tensor | None = None, cells: int = 1) -> Tensor:
         row = party if cell is None else party * cells + cell
-        zeros = torch.zeros(parties * cells, len(columns), dtype=torch.float64)
-        return zeros.index_add_(0, row, torch.stack([column.double() for column in columns], 1))
+        stacked = torch.stack([column.double() for column in columns], 1)
+        return stacked.new_zeros(parties * cells, len(columns)).index_add_(0, row, stacked)
 
     predicted = logits.argmax(1)
     correct = predicted == y
@@ -78,8 +78,8 @@ def count(
         table = sums([torch.ones_like(confidence), correct, confidence], cell, CALIBRATION_BINS)
         counts["calibration"] = table.view(parties, CALIBRATION_BINS, 3)
     if "histogram" in names:
-        bins = ranking.bins_of(shares, ranking.bin_edges())
-        column = torch.arange(classes)
+        bins = ranking.bins_of(shares, ranking.bin_edges().to(shares.device))
+        column = torch.arange(classes, device=shares.device)
         cells = (column * 2 + (y[:, None] == column)) * BINS + bins
         counts["histogram"] = tally(party, cells, parties, (classes, 2, BINS))
     return counts

@@ -145,12 +145,12 @@ class NodeClassification:
 
     def item_losses(self, out: Tensor, y: Tensor) -> Tensor:
         """(n,) −w[y_i]·log softmax(out_i)[y_i]; 0 where y_i is −1."""
-        weights = torch.tensor(self.class_weights) if self.class_weights else None
+        weights = torch.tensor(self.class_weights).to(out.device) if self.class_weights else None
         return F.cross_entropy(out, y, weights, ignore_index=-1, reduction="none")
 
     def item_weights(self, targets: Tensor) -> Tensor | float:
         """(…) the weight of each row of one-hot targets (…, C) in the loss; 1 where all weigh the same."""
-        return targets @ torch.tensor(self.class_weights) if self.class_weights else 1.0
+        return targets @ torch.tensor(self.class_weights).to(targets.device) if self.class_weights else 1.0
 
     def counts(self, out: Tensor, graph: Graph) -> dict[str, Tensor]:
         """Each party's counts on its labeled validation and test nodes.
@@ -253,8 +253,8 @@ def _targets(graph: Graph, mask: Mask, balance: bool, of_classes: tuple[float, .
     selected = resolve(graph, mask) & (graph.y >= 0)
     weights = class_shares(graph, selected) if balance else party_shares(graph, selected)
     if of_classes:
-        weights = weights * torch.tensor(of_classes)[graph.y.clamp(min=0)]
-    targets = torch.zeros(len(graph.y), graph.num_classes).scatter_(1, graph.y.clamp(min=0)[:, None], weights[:, None])
+        weights = weights * torch.tensor(of_classes).to(weights.device)[graph.y.clamp(min=0)]
+    targets = weights.new_zeros(len(graph.y), graph.num_classes).scatter_(1, graph.y.clamp(min=0)[:, None], weights[:, None])
     if name is not None:
         graph.derived[keys[0]], graph.derived[keys[1]] = targets, weights
     return targets, weights

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from atoll.deferred import Deferred
+from atoll.graphs.segments import occurrences
 
 MAX_DENSE = 1 << 22  # numbers that are written out
 MAX_SUMS = 1 << 24  # sums that are written out
@@ -39,8 +40,8 @@ class Tally(Deferred):
 
     def take(self, index: Tensor) -> Tally:
         """The counts of some parties."""
-        position = torch.full((self.parties,), -1)
-        position[index] = torch.arange(len(index))
+        position = torch.full((self.parties,), -1, device=index.device)
+        position[index] = torch.arange(len(index), device=index.device)
         kept = position[self.party] >= 0
         return Tally(position[self.party][kept], self.cells[kept], len(index), self.inner)
 
@@ -54,9 +55,9 @@ class Tally(Deferred):
 
     def _counted(self, party: Tensor, parties: int) -> Tensor:
         size = math.prod(self.inner)
-        counts = torch.zeros(parties * size, dtype=torch.int64)
+        counts = torch.zeros(parties * size, dtype=torch.int64, device=party.device)
         for column in self.cells.unbind(1):  # one at a time: items × columns numbers may be many
-            counts += torch.bincount(party * size + column, minlength=parties * size)
+            counts += occurrences(party * size + column, parties * size)
         return counts
 
 

@@ -115,7 +115,7 @@ class Cohort(LocalTraining):
 
     def complemented(self, nodes: int, graph: dict[str, Tensor] | None) -> Graph:
         """The parties' graphs, each with its part of the pseudo graph."""
-        if nodes and int(self.graph.ids.max()) >= nodes:
+        if nodes and int(self.graph.host.ids.max()) >= nodes:
             raise PartyFailure(f"holds nodes beyond the {nodes} that the server knows of")
         return self.graph if graph is None else complement(self.graph, graph, self.settings)
 
@@ -158,7 +158,7 @@ class Cohort(LocalTraining):
             reported["ids"] = graph.ids.int()
             return {name: list(torch.split(rows, graph.sizes)) for name, rows in reported.items()}
         sizes = graph.ptr.diff().float()  # N_k
-        held = self.scatter(torch.ones(graph.num_nodes), nodes) if s.fusion == "holders" else torch.ones(graph.parties)
+        held = self.scatter(sizes.new_ones(graph.num_nodes), nodes) if s.fusion == "holders" else torch.ones_like(sizes)
         on_rows = {name: self.scatter(rows, nodes) for name, rows in reported.items()} | {"held": held}
         return weighted(on_rows, sizes)
 

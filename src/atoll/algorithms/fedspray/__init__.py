@@ -84,9 +84,9 @@ class Cohort(atoll.federation.cohort.Cohort):
                 "A training node has no label, but FedSpray needs its class; label it or take it out of the training nodes."
             )
         self.recipe = recipe(s)
-        self.gnn = self.make_gnn()
-        self.encoder = Encoder(s, self.schema, parties, None)
-        first = torch.full((self.labeled.num_nodes, s.proxy_dim), self.recipe.initial_proxy_value)
+        self.gnn = self.make_gnn().to(self.device)
+        self.encoder = Encoder(s, self.schema, parties, None).to(self.device)
+        first = torch.full((self.labeled.num_nodes, s.proxy_dim), self.recipe.initial_proxy_value, device=self.device)
         self.proxies = nn.ParameterDict({"own": first})  # s_i, i ∈ V_L
         self.gnn_optimizer = optim.of_settings(s, self.gnn)
         self.encoder_optimizer = optim.of_settings(s, self.encoder)

@@ -139,12 +139,12 @@ class Cohort(LocalTraining):
         """The network, the layers of it that stay here, and an optimizer for all of it."""
         s = self.settings
         require_alike(self.schema, s.share)
-        self.model = network(s, self.schema, self.graph.parties, self.first_draws("model"), self.graph)
+        self.model = network(s, self.schema, self.graph.parties, self.first_draws("model"), self.graph).to(self.device)
         self.optimizer = optim.of_settings(s, self.model)
         children = dict(self.model.named_children()) if isinstance(self.model, Framed | GraphNetwork) else {}
         shared = {name.partition(".")[0] for name in self.shared()}
         self.personal = nn.ModuleDict({name: child for name, child in children.items() if name not in shared})
-        self.norm = torch.zeros(self.graph.parties)  # of the shared parameters' gradients in each party's last step
+        self.norm = torch.zeros(self.graph.parties, device=self.device)  # of the shared parameters' gradients in each party's last step
 
     def load(self, model: Fields | None = None) -> None:
         """What is shared ← the model of the party's cluster."""

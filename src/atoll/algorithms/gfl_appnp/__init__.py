@@ -32,7 +32,7 @@ from atoll.algorithms.gfl_appnp.propagation import MAX_DENSE, Propagation, Towar
 from atoll.algorithms.gfl_appnp.settings import Settings
 from atoll.algorithms.gfl_appnp.vectors import roles, training_vectors, votes
 from atoll.errors import AtollError
-from atoll.federation import metrics
+from atoll.federation import door, metrics
 from atoll.federation.cohort import PARTY, Fields, verb
 from atoll.federation.declarations import COUNTS, Scalar
 from atoll.federation.federation import Federation
@@ -74,6 +74,11 @@ class Cohort(atoll.federation.cohort.Cohort):
         self.latest: tuple[Tensor, Tensor] | None = None
 
     @property
+    def numbers(self) -> Tensor:
+        """(P,) the parties' numbers, where they compute."""
+        return torch.tensor(self.parties.numbers).to(self.device)
+
+    @property
     def deep(self) -> bool:
         """Whether the MLP has another depth than the paper's."""
         return self.settings.layers != SHORTCUT_LAYERS
@@ -94,14 +99,13 @@ class Cohort(atoll.federation.cohort.Cohort):
         """
         graph = self.shared
         if self.deep:
-            numbers = torch.tensor(self.parties.numbers)
-            sent = deep.represent(graph, numbers, list(model.values()), self.couplings, gradient=gradient)
+            sent = deep.represent(graph, self.numbers, list(model.values()), self.couplings, gradient=gradient)
             return self.noised({**sent, **roles(self.graph)})
         inner = self.inner(model, graph)
         mean = to_means(inner, graph)  # r̄
         reply = {"hidden": mean @ model[SECOND], **roles(self.graph)}
         if gradient:
-            sources = Sources(graph, torch.tensor(self.parties.numbers), (inner > 0).float(), mean, model[SECOND], self.couplings)
+            sources = Sources(graph, self.numbers, (inner > 0).float(), mean, model[SECOND], self.couplings)
             reply["gradient"] = Upload(sources, self.settings.encoding)
         return self.noised(reply)
 
@@ -111,7 +115,8 @@ class Cohort(atoll.federation.cohort.Cohort):
         if s.compensation != "noisy" or (s.joint_noise and not self.deep and len(self.parties) == self.schema.parties):
             return reply
         assert self.message is not None
-        return V1(self.message, reply, self.draws())
+        noised: Fields = V1(self.message, door.outward(reply, self.device), self.draws())
+        return door.inward(noised, self.device)  # type: ignore[no-any-return]
 
     @verb(takes=place, gives=trained_model, averaged={"model": "n", "slopes": "n"})
     def fit(
@@ -131,7 +136,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         local = self.start(trained, model, gradient)
         keys = self.keys(trained)
         weights = self.task.item_weights(trained.targets)  # of the classes
-        reply: Fields = {"n": torch.ones(self.graph.parties, dtype=torch.int64)}
+        reply: Fields = {"n": torch.ones_like(trained.counts)}
         for step in range(s.local_steps):
             outputs = local.outputs()
             logits = torch.addcmul(context[:, None], weight[:, None, None], outputs)
@@ -220,16 +225,18 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
     training = present[replies.stack("trains")]
     if not len(training):
         return state | {"hidden": hidden}
-    graph = propagation_of(federation, state, settings)
-    toward = graph.toward(training)
-    each: Fields = {"weight": toward.diagonal, "context": toward.gather(hidden)}  # Ã_kk, C_k
+    graph, device = propagation_of(federation, state, settings), federation.device
+    values, trainers = hidden.to(device), training.to(device)
+    toward = graph.toward(trainers)
+    each: Fields = {"weight": toward.diagonal, "context": toward.gather(values)}  # Ã_kk, C_k
     if isinstance(graph, Learned):
-        each |= {"loops": graph.loops(training), "arrived": graph.arrived(hidden, training)}
+        each |= {"loops": graph.loops(trainers), "arrived": graph.arrived(values, trainers)}
     if compensated:
         noise = seed_of(federation.seed, SERVER, "noise", federation.round) if settings.compensation == "noisy" else None
-        sent = replies.stack("gradient")
+        sent = door.inward(replies.stack("gradient"), device)
         described = isinstance(sent, deep.DeepUpload)
-        each["gradient"] = deep.DeepMixture(sent, toward) if described else mix(sent, present, toward, noise)  # ∇C_k
+        each["gradient"] = deep.DeepMixture(sent, toward) if described else mix(sent, present.to(device), toward, noise)  # ∇C_k
+    each = door.outward(each, device)
     total = federation.total("fit", to=Parties(training.numpy()), each=each, model=model)
     after = {"model": scale(total["model"], 1 / total["n"]), "hidden": hidden}
     if "gamma" in state:
@@ -241,9 +248,10 @@ def propagation_of(federation: Federation, state: State, settings: Settings) -> 
     """Ã, computed once; with learned weights, all of it that they leave."""
     if "propagation" not in federation.derived:
         edges, nodes = federation.public["edge_index"], federation.schema.parties
-        federation.derived["propagation"] = Propagation(edges, nodes, settings.teleport, settings.steps)
+        made = Propagation(edges, nodes, settings.teleport, settings.steps, device=federation.device)
+        federation.derived["propagation"] = made
     graph: Propagation = federation.derived["propagation"]
-    return Learned(graph, state["gamma"]) if "gamma" in state else graph
+    return Learned(graph, state["gamma"].to(federation.device)) if "gamma" in state else graph
 
 
 def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, Any]:
@@ -257,8 +265,9 @@ def evaluate(federation: Federation, state: State, settings: Settings) -> dict[s
     judged = present[replies.stack("labelled")]
     graph = propagation_of(federation, state, settings)
     one_vector = graph.large and settings.experiment == "dnc"  # then Ã_kk·h_k + C_k is (Ã·ĥ)_k, whatever Ã_kk is
-    weight = torch.zeros(len(judged)) if one_vector else graph.diagonal(judged)
-    each = {"weight": weight, "context": (graph @ hidden)[judged] - weight[:, None] * hidden[judged]}
+    weight = torch.zeros(len(judged)) if one_vector else graph.diagonal(judged.to(federation.device)).cpu()
+    spread = (graph @ hidden.to(federation.device)).cpu()
+    each = {"weight": weight, "context": spread[judged] - weight[:, None] * hidden[judged]}
     judges = Parties(judged.numpy())
     if not federation.evaluate_at_server:
         sums = federation.total("evaluate", to=judges, each=each, model=state["model"])

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from atoll.algorithms.gfl_appnp.propagation import Toward
 from atoll.deferred import Deferred
+from atoll.graphs.blocks import spans
 from atoll.graphs.graph import Graph
 from atoll.random import generator
 from atoll.stages import tracked
@@ -44,7 +45,7 @@ def encode(outer: Tensor, hidden: Tensor, second: Tensor, encoding: str) -> Tens
         return torch.cat([outer, hidden[:, None]], 1)
     classes = second.shape[1]
     of_first = outer[:, None] * second.t()[None, :, None]  # (P, C, d, h)
-    of_second = hidden[:, None, :, None] * torch.eye(classes)[:, None]  # (P, C, h, C)
+    of_second = hidden[:, None, :, None] * torch.eye(classes, device=hidden.device)[:, None]  # (P, C, h, C)
     return torch.cat([of_first.flatten(2), of_second.flatten(2)], 2)
 
 
@@ -72,7 +73,7 @@ class Sources:
         """(P, …) → (N, …): zero at the nodes whose parties are not here."""
         if len(self.parties) == nodes:
             return values
-        return torch.zeros(nodes, *values.shape[1:]).index_copy_(0, self.parties, values)
+        return values.new_zeros(nodes, *values.shape[1:]).index_copy_(0, self.parties, values)
 
     def reach(self, toward: Toward, trained: Trained) -> Tensor:
         """(K, n, h) x_ks·M_k: by the coupling or, where nodes have more vectors than these have entries, by M_k itself.
@@ -91,7 +92,7 @@ class Sources:
     def spread(self, toward: Toward, graph: Graph, rows: Tensor) -> Tensor:
         """(T, h) x_ks·M_k as Σ_f x_ks,f·(A_o·mean_s x_s,f m_s)_k, feature by feature: memory grows with N, time with N·d·h."""
         hidden, nodes = self.active.shape[1], toward.propagation.nodes
-        result = torch.zeros(len(rows), hidden)
+        result = self.active.new_zeros(len(rows), hidden)
         step = max(1, SPREAD_COLUMNS // hidden)
         for first in tracked(
             range(0, self.graph.num_features, step), "Gradients of the parties", self.graph.num_features // step
@@ -108,11 +109,11 @@ def coupling(
 ) -> Tensor:
     """(rows here, T): Ã_kj/n_j·(x_js'·x_ks) for T rows ks of the graph of the `toward` parties; kept for the next round."""
     if kept.get("toward") is not toward or not torch.equal(kept["parties"], parties):  # type: ignore[arg-type]
-        result = torch.empty(here.num_nodes, len(rows))
+        result = torch.empty(here.num_nodes, len(rows), device=here.device)
         party, means = parties[here.party], to_rows(1 / here.ptr.diff()[:, None], here)
-        starts = torch.searchsorted(graph.party[rows], torch.arange(graph.parties + 1))
+        starts = torch.searchsorted(graph.party[rows].cpu(), torch.arange(graph.parties + 1)).tolist()
         for targets, block in toward.blocks():
-            span = slice(int(starts[targets.start]), int(starts[targets.stop]))
+            span = slice(starts[targets.start], starts[targets.stop])
             some = rows[span]
             gram = here.merged.features.product(graph.dense_features(some).t()[None].contiguous())
             result[:, span] = gram.mul_(block.t()[:, graph.party[some] - targets.start][party]).mul_(means)
@@ -141,7 +142,7 @@ class Upload(Deferred):
         """Those of some parties."""
         s = self.sources
         graph = s.graph.select(index.tolist())
-        rows = torch.cat([torch.arange(int(s.graph.ptr[i]), int(s.graph.ptr[i + 1])) for i in index])
+        rows = spans(s.graph.ptr[index], s.graph.ptr[index + 1])
         return Upload(Sources(graph, s.parties[index], s.active[rows], s.hidden[index], s.second), self.encoding)
 
     def total(self) -> Tensor:
@@ -185,13 +186,13 @@ class Arriving:
     def summed_rest(self, steered: Tensor, columns: Tensor) -> Tensor:
         """(d − c, h) Σ_kc F_kc·E_kc at all other columns: independent normal numbers, of variance Σ_c |Lᵀ·F_c|²."""
         features, hidden, _ = self.sizes
-        drawn = torch.randn(features - len(columns), hidden, generator=generator(self.seed, "rest"))
+        drawn = torch.randn(features - len(columns), hidden, generator=generator(self.seed, "rest")).to(self.root.device)
         spread: Tensor = torch.linalg.vector_norm(self.root.t() @ steered)
         return drawn * spread
 
     def dense(self) -> Tensor:
         """(K, C, d·h + h·C) all of it."""
-        first = self.first(torch.arange(self.sizes[0]))
+        first = self.first(torch.arange(self.sizes[0], device=self.root.device))
         return torch.cat([first.flatten(2), self.second()], 2)
 
     def take(self, index: Tensor) -> Arriving:
@@ -199,7 +200,7 @@ class Arriving:
         return replace(self, root=self.root[index])
 
     def _draw(self, what: str, *shape: int) -> Tensor:
-        drawn = torch.randn(self.root.shape[1], prod(shape), generator=generator(self.seed, what))
+        drawn = torch.randn(self.root.shape[1], prod(shape), generator=generator(self.seed, what)).to(self.root.device)
         return (self.root @ drawn).view(-1, *shape)
 
 
@@ -251,7 +252,7 @@ def mix(gradient: Tensor | Upload, parties: Tensor, toward: Toward, noise: int |
 
 def mixed(gradient: Tensor, parties: Tensor, toward: Toward) -> Tensor:
     """Σ_{j≠k} Ã_kj·∇ĥ_j, number by number."""
-    result = torch.empty(len(toward.nodes), *gradient.shape[1:])
+    result = gradient.new_empty(len(toward.nodes), *gradient.shape[1:])
     for targets, block in [(slice(None), toward.rows)] if toward.rows is not None else toward.blocks():
         result[targets] = (block[:, parties] @ gradient.flatten(1)).view(-1, *gradient.shape[1:])
     return result
@@ -259,7 +260,9 @@ def mixed(gradient: Tensor, parties: Tensor, toward: Toward) -> Tensor:
 
 def dense_columns(graph: Graph, columns: slice) -> Tensor:
     """(rows, c) some columns of the features."""
-    return graph.x[:, columns] if isinstance(graph.x, Tensor) else torch.from_numpy(graph.x[:, columns].toarray())
+    if isinstance(graph.x, Tensor):
+        return graph.x[:, columns]
+    return torch.from_numpy(graph.x[:, columns].toarray()).to(graph.device)
 
 
 def single(graph: Graph) -> bool:

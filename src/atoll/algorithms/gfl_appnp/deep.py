@@ -27,6 +27,7 @@ from atoll.algorithms.gfl_appnp.local_steps import Trained
 from atoll.algorithms.gfl_appnp.propagation import Toward
 from atoll.algorithms.gfl_appnp.written import WrittenModels
 from atoll.deferred import Deferred
+from atoll.graphs.blocks import spans
 from atoll.graphs.features import Features
 from atoll.graphs.graph import Graph
 
@@ -56,7 +57,7 @@ class DeepSources:
     ) -> DeepSources:
         """The sources at weights whose activations are known."""
         classes = weights[-1].shape[1]
-        backward = [torch.eye(classes).expand(graph.num_nodes, classes, classes)]
+        backward = [torch.eye(classes, device=graph.device).expand(graph.num_nodes, classes, classes)]
         for weight, state in zip(reversed(weights[1:]), reversed(states), strict=True):
             backward.insert(0, (backward[0] @ weight.t()) * (state > 0)[:, None])
         return cls(graph, parties, states, backward, kept)
@@ -83,7 +84,8 @@ class DeepSources:
 
     def mixed(self, toward: Toward) -> list[Tensor]:
         """(K, C, h, width) G², …, Gᴸ."""
-        result = [torch.empty(len(toward.nodes), back.shape[1], state.shape[1], back.shape[2]) for state, back in self._hidden]
+        sizes = [(back.shape[1], state.shape[1], back.shape[2]) for state, back in self._hidden]
+        result = [self.backward[0].new_empty(len(toward.nodes), *size) for size in sizes]
         party = self.parties[self.graph.party]
         for targets, block in toward.blocks():
             for k, row in enumerate(block[:, party]):
@@ -126,7 +128,7 @@ class DeepUpload(Deferred):
     def take(self, index: Tensor) -> DeepUpload:
         """Those of some parties."""
         s = self.sources
-        rows = torch.cat([torch.arange(int(s.graph.ptr[i]), int(s.graph.ptr[i + 1])) for i in index])
+        rows = spans(s.graph.ptr[index], s.graph.ptr[index + 1])
         states, backward = [each[rows] for each in s.states], [each[rows] for each in s.backward]
         return DeepUpload(DeepSources(s.graph.select(index.tolist()), s.parties[index], states, backward))
 
@@ -136,7 +138,7 @@ class DeepUpload(Deferred):
 
     def probe(self) -> Tensor:
         """Finite if all factors are."""
-        return sum((each.sum() for each in (*self.sources.states, *self.sources.backward)), torch.zeros(()))
+        return torch.stack([each.sum() for each in (*self.sources.states, *self.sources.backward)]).sum()
 
 
 @dataclass(frozen=True)
@@ -179,8 +181,8 @@ class DeepModels:
         self.before = trained.pad(trained.graph.merged.features.product(weights[0][None])[trained.rows])  # x·W̄¹
         self.rest = [weight.repeat(parties, 1, 1) for weight in weights[1:]]
         self.scale, self.moved = 1.0, False
-        self.steered = torch.zeros(parties, weights[-1].shape[1])  # F
-        self.own = torch.zeros(parties, trained.most, weights[0].shape[1])  # S
+        self.steered = weights[0].new_zeros(parties, weights[-1].shape[1])  # F
+        self.own = weights[0].new_zeros(parties, trained.most, weights[0].shape[1])  # S
         self.others = [] if mixture is None else mixture.upload.sources.mixed(mixture.toward)  # G², …, Gᴸ
 
     @cached_property
@@ -257,7 +259,8 @@ class FirstWeights(Deferred):
         """Σ_k W¹: one product with the features of the parties, one with those of their sources."""
         m = self.models
         graph = m.trained.graph
-        often = torch.ones(graph.parties) if self.index is None else torch.bincount(self.index, minlength=graph.parties).float()
+        every = m.steered.new_ones(graph.parties)
+        often = every if self.index is None else torch.bincount(self.index, minlength=graph.parties).float()
         result = float(often.sum()) * m.scale * m.first - graph.merged.features.gram(self._own() * often[graph.party, None])[0]
         if m.mixture is not None:
             sources = m.mixture.upload.sources
@@ -272,7 +275,7 @@ class FirstWeights(Deferred):
     def _own(self) -> Tensor:
         """(rows, width) S at the training rows, zero elsewhere."""
         m = self.models
-        placed = torch.zeros(m.trained.graph.num_nodes, m.own.shape[2])
+        placed = m.own.new_zeros(m.trained.graph.num_nodes, m.own.shape[2])
         placed[m.trained.rows] = m.trained.gather(m.own)
         return placed
 

@@ -46,21 +46,22 @@ class Learned(Propagation):
     def loops(self, nodes: Tensor) -> Tensor:
         """(K, M + 1) (Âᵗ)_kk; remembered with the graph."""
         if self.base.walks is None:
-            self.base.walks = torch.full((self.nodes, self.steps + 1), torch.nan)
+            self.base.walks = torch.full((self.nodes, self.steps + 1), torch.nan, device=nodes.device)
         known = self.base.walks
         unknown = nodes[known[nodes, 0].isnan()]
         if self.large and self.graph.symmetric:
             for span, walks in closed_walks(self.graph.normalized, unknown, self.steps):
                 report(LOOPS, span.start, len(unknown))
-                known[unknown[span]] = walks.t().float()
+                known[unknown[span]] = walks.t().float().to(known.device)
             return known[nodes]
         blocks = torch.unique(unknown // BLOCK).tolist()
         for block in tracked(blocks, LOOPS, len(blocks)):
-            some = torch.arange(block * BLOCK, min((block + 1) * BLOCK, self.nodes))
-            power = torch.zeros(self.nodes, len(some))
-            power[some, torch.arange(len(some))] = 1
+            some = torch.arange(block * BLOCK, min((block + 1) * BLOCK, self.nodes), device=known.device)
+            column = torch.arange(len(some), device=known.device)
+            power = known.new_zeros(self.nodes, len(some))
+            power[some, column] = 1
             for t in range(self.steps + 1):
-                known[some, t] = power[some, torch.arange(len(some))]
+                known[some, t] = power[some, column]
                 power = self.normalized @ power if t < self.steps else power
         return known[nodes]
 

@@ -35,8 +35,9 @@ class Trained:
         self.counts = counts  # (K,)
         self.most = int(counts.max())
         starts = counts.cumsum(0) - counts
-        self.offset = torch.arange(len(self.rows)) - starts[graph.party[self.rows]]  # of a row within its party
-        self.real = torch.arange(self.most) < counts[:, None]  # (K, n)
+        every = torch.arange(max(len(self.rows), self.most), device=graph.device)
+        self.offset = every[: len(self.rows)] - starts[graph.party[self.rows]]  # of a row within its party
+        self.real = every[: self.most] < counts[:, None]  # (K, n)
         self.even = self.real / counts[:, None]
         self.targets = self.pad(torch.nn.functional.one_hot(graph.y[self.rows], graph.num_classes).float())  # y
 
@@ -85,7 +86,8 @@ class Trained:
         party = self.graph.party[self.rows]
         for start in range(0, self.graph.parties, 512):
             some = (party >= start) & (party < start + 512)
-            x = torch.zeros(min(512, self.graph.parties - start), self.most, self.graph.num_features)
+            sizes = (min(512, self.graph.parties - start), self.most, self.graph.num_features)
+            x = torch.zeros(sizes, device=self.graph.device)
             x[party[some] - start, self.offset[some]] = self.graph.dense_features(self.rows[some])
             chunks.append(torch.bmm(x, x.transpose(1, 2)))
         return torch.cat(chunks)
@@ -155,8 +157,8 @@ class Implicit:
         self.second = second.repeat(graph.parties, 1, 1)
         self.scale = 1.0
         self.moved = False  # whether F is more than zero: a single step does not need x·M_k
-        self.steered = torch.zeros(graph.parties, classes)  # F
-        self.own = torch.zeros(graph.parties, trained.most, hidden)  # S
+        self.steered = first.new_zeros(graph.parties, classes)  # F
+        self.own = first.new_zeros(graph.parties, trained.most, hidden)  # S
         if mixture is not None:
             sources, toward = mixture.upload.sources, mixture.toward
             self.others = toward.gather(sources.everywhere(sources.hidden, toward.propagation.nodes))  # R_k
@@ -249,7 +251,8 @@ class Subtracted(Deferred):
         """Σ_k W₁: one product with the features of the parties, one with those of their sources."""
         m = self.models
         graph = m.trained.graph
-        often = torch.ones(graph.parties) if self.index is None else torch.bincount(self.index, minlength=graph.parties).float()
+        every = m.steered.new_ones(graph.parties)
+        often = every if self.index is None else torch.bincount(self.index, minlength=graph.parties).float()
         result = float(often.sum()) * m.scale * m.first - graph.merged.features.gram(self._own() * often[graph.party, None])[0]
         if m.mixture is not None:
             sources, toward = m.mixture.upload.sources, m.mixture.toward
@@ -264,6 +267,6 @@ class Subtracted(Deferred):
     def _own(self) -> Tensor:
         """(rows, h) S at the training rows, zero elsewhere."""
         m = self.models
-        placed = torch.zeros(m.trained.graph.num_nodes, m.own.shape[2])
+        placed = m.own.new_zeros(m.trained.graph.num_nodes, m.own.shape[2])
         placed[m.trained.rows] = m.trained.gather(m.own)
         return placed

@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from atoll.device import CPU
 from atoll.graphs.graph import Graph
 from atoll.graphs.sparse import diffuse
 from atoll.graphs.walks import closed_walks
@@ -29,13 +30,16 @@ DENSE_ADVANTAGE = 50  # a stored row entry costs about 1/50 of a sparse one that
 class Propagation:
     """Ã of a graph: `propagation @ values` spreads values (N, c) over it."""
 
-    def __init__(self, edge_index: Tensor, nodes: int, teleport: float = 0.1, steps: int = 10) -> None:
+    def __init__(
+        self, edge_index: Tensor, nodes: int, teleport: float = 0.1, steps: int = 10, *, device: torch.device = CPU
+    ) -> None:
         self.nodes, self.teleport, self.steps = nodes, teleport, steps
         none = torch.zeros(nodes, dtype=torch.bool)
         bare = torch.empty(nodes, 0)
-        self.graph = Graph(bare, edge_index, none.long(), none, none, none, 1, torch.arange(nodes), torch.tensor([0, nodes]))
+        graph = Graph(bare, edge_index, none.long(), none, none, none, 1, torch.arange(nodes), torch.tensor([0, nodes]))
+        self.graph = graph.to(device)
         self.normalized = self.graph.normalized_adjacency  # Â
-        self._diagonal = torch.full((nodes,), torch.nan)
+        self._diagonal = torch.full((nodes,), torch.nan, device=device)
         self._toward: Toward | None = None
         self.walks: Tensor | None = None  # (N, M + 1) (Âᵗ)_kk, where `learned` has asked for them
 
@@ -52,8 +56,8 @@ class Propagation:
 
     def columns(self, nodes: Tensor) -> Tensor:
         """(N, K): the columns of Ãᵀ at some nodes, which are the rows of Ã."""
-        chosen = torch.zeros(self.nodes, len(nodes))
-        chosen[nodes, torch.arange(len(nodes))] = 1
+        chosen = torch.zeros(self.nodes, len(nodes), device=self.graph.device)
+        chosen[nodes, torch.arange(len(nodes), device=nodes.device)] = 1
         return self.transposed(chosen)
 
     def diagonal(self, nodes: Tensor) -> Tensor:
@@ -64,7 +68,7 @@ class Propagation:
             return self._diagonal[nodes]
         blocks = torch.unique(unknown // BLOCK).tolist()
         for block in tracked(blocks, LOOPS, len(blocks)):
-            some = torch.arange(block * BLOCK, min((block + 1) * BLOCK, self.nodes))
+            some = torch.arange(block * BLOCK, min((block + 1) * BLOCK, self.nodes), device=nodes.device)
             self._diagonal[some] = self._loops(some)
         return self._diagonal[nodes]
 
@@ -84,21 +88,21 @@ class Propagation:
         for span, walks in closed_walks(self.graph.normalized, nodes, self.steps):
             report(LOOPS, span.start, len(nodes))
             result[span] = (coefficients @ walks).float()
-        return result
+        return result.to(nodes.device)
 
     def _loops(self, nodes: Tensor) -> Tensor:
         """Ã_kk by half the steps: (Âⁱ⁺ʲ)_kk = (Âᵀⁱ·e_k)·(Âʲ·e_k)."""
         if not self.graph.symmetric:
-            return self.columns(nodes)[nodes, torch.arange(len(nodes))]
-        power = torch.zeros(self.nodes, len(nodes))  # Âⁱ·e_k
-        power[nodes, torch.arange(len(nodes))] = 1
-        walks = [torch.ones(len(nodes))]  # (Âⁱ)_kk for i = 0, 1, …
+            return self.columns(nodes)[nodes, torch.arange(len(nodes), device=nodes.device)]
+        power = torch.zeros(self.nodes, len(nodes), device=self.graph.device)  # Âⁱ·e_k
+        power[nodes, torch.arange(len(nodes), device=nodes.device)] = 1
+        walks = [power.new_ones(len(nodes))]  # (Âⁱ)_kk for i = 0, 1, …
         while len(walks) <= self.steps:
             after = self.normalized @ power
             walks += [(power * after).sum(0), (after * after).sum(0)]
             power = after
         shares = self.coefficients.tolist()
-        return sum((share * walk for share, walk in zip(shares, walks, strict=False)), torch.zeros(len(nodes)))
+        return sum((share * walk for share, walk in zip(shares, walks, strict=False)), torch.zeros_like(walks[0]))
 
     def toward(self, nodes: Tensor) -> Toward:
         """The rows of Ã at some nodes without its diagonal; kept as long as the same nodes are asked for."""
@@ -126,15 +130,15 @@ class Toward:
         for start in range(0, len(self.nodes), BLOCK):
             some = self.nodes[start : start + BLOCK]
             block = self.propagation.columns(some).t().contiguous()
-            block[torch.arange(len(some)), some] = 0
+            block[torch.arange(len(some), device=some.device), some] = 0
             yield slice(start, start + len(some)), block
 
     def root(self, sources: Tensor) -> Tensor:
         """L (K, K) with L·Lᵀ = A_o·A_oᵀ over some source nodes: L·z is what arrives of independent normal noise at them."""
-        rows = torch.cat([block for _, block in self.blocks()])[:, sources].double()
+        rows = torch.cat([block for _, block in self.blocks()])[:, sources].cpu().double()  # another device has other vectors
         values, vectors = torch.linalg.eigh(rows @ rows.t())
         root: Tensor = vectors * values.clamp(min=0).sqrt()
-        return root.float()
+        return root.float().to(self.nodes.device)
 
     def gather(self, values: Tensor) -> Tensor:
         """A_o·values: (N, c) → (K, c)."""
@@ -146,7 +150,7 @@ class Toward:
         """A_oᵀ·values: (K, c) → (N, c)."""
         if self.rows is not None:
             return self.rows.t() @ values
-        placed = torch.zeros(self.propagation.nodes, values.shape[1]).index_copy_(0, self.nodes, values)
+        placed = values.new_zeros(self.propagation.nodes, values.shape[1]).index_copy_(0, self.nodes, values)
         result = self.propagation.transposed(placed)
         result[self.nodes] -= self.diagonal[:, None] * values
         return result

@@ -33,7 +33,7 @@ def votes(logits: Tensor, graph: Graph) -> Tensor:
     """(P, 2) whether a party has test vectors, and whether most of them are given its class."""
     rows = (graph.test & (graph.y >= 0)).nonzero()[:, 0]
     party = graph.party[rows]
-    ballots = torch.zeros(graph.parties, graph.num_classes)
-    ballots.index_put_((party, logits[rows].argmax(1)), torch.ones(len(rows)), accumulate=True)
-    label = torch.full((graph.parties,), -1).index_copy_(0, party, graph.y[rows])
+    ballots = logits.new_zeros(graph.parties, graph.num_classes)
+    ballots.index_put_((party, logits[rows].argmax(1)), logits.new_ones(len(rows)), accumulate=True)
+    label = torch.full((graph.parties,), -1, device=graph.device).index_copy_(0, party, graph.y[rows])
     return torch.stack([label >= 0, (ballots.argmax(1) == label) & (label >= 0)], 1).double()

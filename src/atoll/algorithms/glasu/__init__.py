@@ -97,12 +97,12 @@ class Cohort(atoll.federation.cohort.Cohort):
             everyone=self.schema.parties,
         )
         common = None if self.blank else Draws(self.seed, [SERVER] * count, "classifier")
-        self.model = SPLITS[s.model](shape, self.first_draws("model"), common)
+        self.model = SPLITS[s.model](shape, self.first_draws("model"), common).to(self.device)
         self.optimizer = optim.make(s.optimizer, self.model, s.lr, s.weight_decay, s.momentum)
         self._unit: tuple[Graph, Graph] | None = None
         self.targets = torch.where(self.graph.train, self.graph.y, -1)
         if s.label_holder >= 0:
-            holder = torch.tensor([party == s.label_holder for party in self.parties])
+            holder = torch.tensor([party == s.label_holder for party in self.parties]).to(self.device)
             self.targets = torch.where(holder[self.graph.party], self.targets, -1)
         self._check_labels()
 

@@ -83,7 +83,8 @@ class ForwardPass:
         sampler = self.sampler
         if not sampler.training or not self.settings.dropout:
             return None
-        return Draws(sampler.seed, sampler.parties, "dropout", sampler.round, self.step, layer)
+        words = ("dropout", sampler.round, self.step, layer)
+        return Draws(sampler.seed, sampler.parties, *words, device=sampler.graph.device)
 
     def loss(self, top: Tensor) -> Tensor:
         """Algorithm 4, line 11: Σ_m mean over S[L] of ℓ(y, f_m(H_m[L])), over the parties that hold labels."""

@@ -33,7 +33,7 @@ class Sampler:
         if not self.training:
             return (self.graph.val | self.graph.test)[:size].nonzero()[:, 0]
         candidates = (self.targets >= 0).view(-1, size).any(0).nonzero()[:, 0]
-        order = torch.randperm(len(candidates), generator=generator(self.seed, "batch", self.round))
+        order = torch.randperm(len(candidates), generator=generator(self.seed, "batch", self.round)).to(candidates.device)
         return candidates[order[: self.settings.batch_size]]
 
     def batch(self, nodes: Tensor | None, *, edges: bool) -> Batch:
@@ -41,7 +41,8 @@ class Sampler:
         layers = self.settings.layers
         if not sampled(self.settings, self.training):
             return Batch.everything(self.graph, layers)
-        top = Level.from_nodes(self.graph, list(self.top().expand(len(self.parties), -1) if nodes is None else nodes))
+        drawn = self.top().expand(len(self.parties), -1) if nodes is None else nodes
+        top = Level.from_nodes(self.graph, list(drawn.cpu()))
         return Batch.of(self.graph, layers, top) if edges else Batch(self.graph, [top] * (layers + 1))
 
     def draw(self, batch: Batch, level: int) -> Level:
@@ -54,4 +55,4 @@ class Sampler:
         for level in reversed(range(lowest, self.settings.layers)):
             if batch.levels[level] is None:
                 nodes = united(level)
-                batch.levels[level] = self.draw(batch, level) if nodes is None else Level.from_nodes(self.graph, list(nodes))
+                batch.levels[level] = self.draw(batch, level) if nodes is None else Level.from_nodes(self.graph, list(nodes.cpu()))

@@ -134,7 +134,8 @@ def _others(forward: ForwardPass, layer: int, sent: Tensor) -> Tensor:
     aggregate = forward.inbox.required("aggregate", layer)
     if forward.settings.aggregation == "mean":
         return aggregate - sent / forward.parties
-    same_party = torch.eye(forward.parties).repeat_interleave(forward.settings.hidden, 1)  # (P, M·h)
+    eye = torch.eye(forward.parties, device=sent.device)
+    same_party = eye.repeat_interleave(forward.settings.hidden, 1)  # (P, M·h)
     return aggregate * (1 - same_party)[:, None]
 
 

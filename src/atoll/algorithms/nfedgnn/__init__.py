@@ -23,7 +23,7 @@ from atoll.algorithms.nfedgnn.joining import FIXED_POINT, absent, admit, draw_la
 from atoll.algorithms.nfedgnn.server import Server
 from atoll.algorithms.nfedgnn.settings import Settings, Split
 from atoll.errors import AtollError
-from atoll.federation import metrics
+from atoll.federation import door, metrics
 from atoll.federation.cohort import STORED_FEATURE, Fields, verb
 from atoll.federation.declarations import COUNTS, MAX_PARAMETER, flag, real, whole
 from atoll.federation.federation import Federation, Replies
@@ -96,10 +96,10 @@ class Cohort(atoll.federation.cohort.Cohort):
     @verb(takes={}, gives={"weight": FIXED_WEIGHTS, "count": whole("features", 1)})
     def sum_weights(self) -> Fields:
         """W_i in the rows of the user's features, zero in the others, and which rows these are; the server sees sums."""
-        none, users = torch.zeros(1, self.schema.features, 1, dtype=torch.int64), self.graph.parties
-        counts = torch.ones(len(self.weights.rows), 1, dtype=torch.int64)
+        rows, users = fixed_point(self.weights.rows), self.graph.parties
+        none, counts = rows.new_zeros(1, self.schema.features, 1), rows.new_ones(len(rows), 1)
         return {
-            "weight": Patched(self.features, fixed_point(self.weights.rows), none.expand(users, -1, self.settings.width)),
+            "weight": Patched(self.features, rows, none.expand(users, -1, self.settings.width)),
             "count": Patched(self.features, counts, none.expand(users, -1, 1)),
         }
 
@@ -173,10 +173,10 @@ def evaluate(federation: Federation, state: State, settings: Split) -> dict[str,
     latent = with_latent(state, federation.ask("embed", to=present(federation, state, settings)))["latent"]
     if (late := absent(state, settings)) is not None:
         latent = join(federation, latent, late, first_weight(settings, federation.schema, federation.seed), settings)
-    server = Server(settings, federation.schema.classes, None)
+    server = Server(settings, federation.schema.classes, None).to(federation.device)
     set_parameters(server, state["model"])
     with torch.no_grad():
-        logits = server(latent, federation.topology)
+        logits = server(latent.to(federation.device), federation.topology).cpu()
     values = metrics.evaluate(federation, each={"logits": logits}) | {"train_loss": float(state["loss"])}
     return values | late_metrics(federation, state, logits)
 
@@ -219,19 +219,22 @@ def descend(federation: Federation, state: State, settings: Split, penalty: Pena
 
     Deviation: the cross-entropy is a mean over the training nodes, as λ's range suggests; `loss=sum` is Eq. 3's sum.
     """
-    server = Server(settings, federation.schema.classes, None)
+    server = Server(settings, federation.schema.classes, None).to(federation.device)
     optimizer = optim.make(settings.optimizer, server, settings.lr, settings.weight_decay)
     set_parameters(server, state["model"])
     optimizer.restore(state["optimizer"])
     graph, users = training_graph(federation, state, settings)
-    latent = state["latent"][users].requires_grad_()
-    logits = server(latent, graph, Draws(federation.seed, [SERVER], "dropout", federation.round))
+    latent = state["latent"][users].to(federation.device).requires_grad_()
+    draws = Draws(federation.seed, [SERVER], "dropout", federation.round, device=federation.device)
+    logits = server(latent, graph, draws)
     loss = federation.task.loss(logits, graph) * (int(graph.num_train.sum()) if settings.loss == "sum" else 1)
     loss = loss + penalty(latent, graph)
     *gradients, gradient = torch.autograd.grad(loss, [*optimizer.params.values(), latent])
     graph.forget_adjacency()
     optimizer.step([part.contiguous() for part in gradients])
-    everybody = gradient
+    after = {"model": get_parameters(server), "optimizer": optimizer.state(), "loss": loss.detach(), "gradient": gradient}
+    after = door.outward(after, federation.device)
+    everybody: Tensor = after.pop("gradient")
     if isinstance(users, Tensor):
-        everybody = torch.zeros_like(state["latent"]).index_copy(0, users, gradient)
-    return state | {"model": get_parameters(server), "optimizer": optimizer.state(), "loss": loss.detach()}, everybody
+        everybody = torch.zeros_like(state["latent"]).index_copy(0, users, everybody)
+    return state | after, everybody

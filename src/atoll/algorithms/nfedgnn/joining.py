@@ -67,7 +67,7 @@ def training_graph(federation: Federation, state: State, settings: Split) -> tup
         return federation.topology, slice(None)
     if "early" not in federation.derived:
         rows = (~late).nonzero()[:, 0]
-        federation.derived["early"] = federation.topology.rows(rows), rows
+        federation.derived["early"] = federation.topology.host.rows(rows).to(federation.device), rows
     early: tuple[Graph, Tensor] = federation.derived["early"]
     return early
 
@@ -82,7 +82,9 @@ def join(federation: Federation, latent: Tensor, late: Tensor, first: Tensor, se
     else:
         replies = federation.ask("embed", to=new)
     latent[replies.index] = replies.stack("latent")
-    return pulled(latent, late, federation.topology) if settings.join == "neighbors" else latent
+    if settings.join != "neighbors":
+        return latent
+    return pulled(latent.to(federation.device), late.to(federation.device), federation.topology).cpu()
 
 
 def fixed_point(weights: Tensor) -> Tensor:
