@@ -48,7 +48,9 @@ def find(text: str) -> torch.device:
     if kind == "cpu":
         return CPU
     if index >= KINDS[kind]():
-        raise AtollError(f"There is no {text} here: this machine has {available()}; choose from these, or {AUTO}, the best of them.")
+        raise AtollError(
+            f"There is no {text} here: this machine has {available()}; choose from these, or {AUTO}, the best of them."
+        )
     return torch.device(kind, index)
 
 

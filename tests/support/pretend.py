@@ -104,6 +104,10 @@ class Pretend(torch.Tensor):
         _note("waits")
         return self.held.tolist()
 
+    def data_ptr(self) -> int:
+        """Where the numbers are."""
+        return self.held.data_ptr()
+
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod

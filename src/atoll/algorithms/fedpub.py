@@ -21,6 +21,7 @@ from torch.func import functional_call
 
 from atoll.algorithms import State
 from atoll.algorithms.fedavg import SCENARIOS
+from atoll.device import CPU
 from atoll.federation import metrics
 from atoll.federation.cohort import MODEL, PARTY, Fields, Schema, backbone, first_model, verb
 from atoll.federation.declarations import COUNTS, Case, Forms, optional, real
@@ -164,7 +165,7 @@ class Cohort(LocalTraining):
 
     def masked_model(self) -> Backbone:
         """The network that predicts: the weights through the masks."""
-        model = backbone(self.settings, self.schema, self.graph.parties, None)
+        model = backbone(self.settings, self.schema, self.graph.parties, None, device=self.device)
         set_parameters(model, get_parameters(self.model) | self.weights_through_masks(pruned=True))
         return model
 
@@ -184,8 +185,9 @@ class Cohort(LocalTraining):
     @torch.no_grad()
     def functional_embedding(self) -> Tensor:
         """(P, h) the mean representation of the random graphs' nodes, by one party's network after the other."""
-        graph = proxy(self.seed, self.schema, self.settings.proxy_graphs)
-        values, alone = get_parameters(self.masked_model()), backbone(self.settings, self.schema, 1, None)
+        graph = proxy(self.seed, self.schema, self.settings.proxy_graphs, self.device)
+        values = get_parameters(self.masked_model())
+        alone = backbone(self.settings, self.schema, 1, None, device=self.device)
         means = []
         for party in range(self.graph.parties):
             set_parameters(alone, {name: value[party : party + 1] for name, value in values.items()})
@@ -195,7 +197,7 @@ class Cohort(LocalTraining):
 
 
 @lru_cache(maxsize=4)
-def proxy(seed: int, schema: Schema, graphs: int) -> Graph:
+def proxy(seed: int, schema: Schema, graphs: int, device: torch.device = CPU) -> Graph:
     """The random graphs: normal features, edges with probability 0.1.
 
     Deviation: every party draws them from the run's seed, which it knows, instead of being sent them: the same for all.
@@ -207,7 +209,7 @@ def proxy(seed: int, schema: Schema, graphs: int) -> Graph:
         edges.append((joined | joined.t()).nonzero().t() + first)
     x, none = torch.randn(nodes, schema.features, generator=source), torch.zeros(nodes, dtype=torch.bool)
     y, ids, ptr = torch.full((nodes,), -1), torch.arange(nodes), torch.tensor([0, nodes])
-    return Graph(x, torch.cat(edges, 1), y, none, none, none, schema.classes, ids, ptr)
+    return Graph(x, torch.cat(edges, 1), y, none, none, none, schema.classes, ids, ptr).to(device)
 
 
 def start(federation: Federation, settings: Settings) -> State:

@@ -29,7 +29,7 @@ class _Dropped(torch.autograd.Function):
         flat, start = rows.relu_().view(-1), 0
         masks, ctx.scale = draws.kept_pieces(keep, flat.numel(), PIECE)
         for mask in masks:
-            flat[start : start + len(mask)].mul_(mask.float().mul_(ctx.scale))
+            flat[start : start + len(mask)].mul_(mask.to(flat.device).float().mul_(ctx.scale))
             start += len(mask)
         ctx.save_for_backward(rows)
         return rows

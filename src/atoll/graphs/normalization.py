@@ -47,4 +47,4 @@ class _Standardized(torch.autograd.Function):
 
 def row_counts(blocks: Blocks, rows: Tensor) -> Tensor:
     """(P, 1) the rows of each party, as numbers like `rows`."""
-    return torch.tensor(blocks.sizes, dtype=rows.dtype, device=rows.device)[:, None]
+    return torch.tensor(blocks.sizes, dtype=rows.dtype).to(rows.device)[:, None]

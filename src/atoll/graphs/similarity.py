@@ -19,7 +19,7 @@ def neighbor_cosines(graph: Graph, beside: Tensor | None = None) -> Tensor:
     if isinstance(graph.x, Tensor):
         rows = unit_rows(graph.x if beside is None else torch.cat([graph.x, beside], 1))
         assert isinstance(rows, Tensor)
-        return (rows * (SparseMatrix(graph.adjacency) @ rows)).sum(1)
-    joined = graph.x if beside is None else sp.hstack([graph.x, sp.csr_array(beside.numpy())], format="csr")
+        return (rows * (SparseMatrix(graph.adjacency, device=graph.device) @ rows)).sum(1)
+    joined = graph.x if beside is None else sp.hstack([graph.x, sp.csr_array(beside.cpu().numpy())], format="csr")
     rows = unit_rows(sp.csr_array(joined))
-    return torch.from_numpy(rows.multiply(graph.adjacency @ rows).sum(1)).float()
+    return torch.from_numpy(rows.multiply(graph.adjacency @ rows).sum(1)).float().to(graph.device)

@@ -16,7 +16,10 @@ def class_reliability(graph: Graph, topology: str, steps: int, draws: Draws) -> 
 
     e_i = [x_i ‖ t_i]. Deviation: a negative sum, which features of both signs can give, counts as 0.
     """
-    beside = {"return": lambda: return_probabilities(graph, steps), "authors": lambda: walk_numbers(graph, steps, draws)}
+    beside = {
+        "return": lambda: return_probabilities(graph.host, steps).to(graph.device),
+        "authors": lambda: walk_numbers(graph, steps, draws),
+    }
     degree = torch.bincount(graph.edge_index[1], minlength=graph.num_nodes)
     each = (1 + neighbor_cosines(graph, beside[topology]() if topology in beside else None)) / (degree + 1)  # φ_i
     labeled = graph.train & (graph.y >= 0)
@@ -32,7 +35,7 @@ def walk_numbers(graph: Graph, steps: int, draws: Draws) -> Tensor:
     stays with probability e^s / (e^s + N_k − 1), s = 1/(d + 1), and else goes to any other node of the party.
     """
     starts, sizes = graph.ptr[:-1][graph.party], graph.ptr.diff()[graph.party]
-    first = torch.arange(graph.num_nodes) - starts
+    first = torch.arange(graph.num_nodes, device=graph.device) - starts
     weight = torch.exp(1 / (torch.bincount(graph.edge_index[1], minlength=graph.num_nodes) + 1.0))
     columns = [first]
     for length in range(2, steps + 1):
@@ -50,10 +53,11 @@ def walk_numbers(graph: Graph, steps: int, draws: Draws) -> Tensor:
 
 def uniform_rows(graph: Graph, draws: Draws) -> Tensor:
     """(N, 2) uniform numbers, each party's its own."""
-    return torch.cat([torch.rand(size, 2, generator=one) for size, one in zip(graph.sizes, draws.generators, strict=True)])
+    drawn = [torch.rand(size, 2, generator=one) for size, one in zip(graph.sizes, draws.generators, strict=True)]
+    return torch.cat(drawn).to(graph.device)
 
 
 def shares(reliability: Tensor, over: str) -> Tensor:
     """(P, C) Φ divided by its sum over the parties, or over a party's classes; 0/0 is 0."""
     total = reliability.sum(0 if over == "parties" else 1, keepdim=True)
-    return torch.where(total > 0, reliability / total, torch.zeros((), dtype=reliability.dtype))
+    return torch.where(total > 0, reliability / total, reliability.new_zeros(()))

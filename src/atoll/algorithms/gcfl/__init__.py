@@ -144,7 +144,8 @@ class Cohort(LocalTraining):
         children = dict(self.model.named_children()) if isinstance(self.model, Framed | GraphNetwork) else {}
         shared = {name.partition(".")[0] for name in self.shared()}
         self.personal = nn.ModuleDict({name: child for name, child in children.items() if name not in shared})
-        self.norm = torch.zeros(self.graph.parties, device=self.device)  # of the shared parameters' gradients in each party's last step
+        unknown = torch.zeros(self.graph.parties, device=self.device)
+        self.norm = unknown  # of the shared parameters' gradients in each party's last step
 
     def load(self, model: Fields | None = None) -> None:
         """What is shared ← the model of the party's cluster."""

@@ -55,4 +55,6 @@ class Sampler:
         for level in reversed(range(lowest, self.settings.layers)):
             if batch.levels[level] is None:
                 nodes = united(level)
-                batch.levels[level] = self.draw(batch, level) if nodes is None else Level.from_nodes(self.graph, list(nodes.cpu()))
+                batch.levels[level] = (
+                    self.draw(batch, level) if nodes is None else Level.from_nodes(self.graph, list(nodes.cpu()))
+                )
