@@ -26,8 +26,9 @@ def group_means(graph: Graph, size: int) -> list[Tensor]:
         values = np.repeat(1 / np.maximum(lengths, 1), lengths).astype(np.float32)
         indptr = np.concatenate([[0], lengths.cumsum()])
         mean = sp.csr_array((values, rows, indptr), shape=(len(lengths), graph.num_nodes))
-        means = mean @ (graph.x.numpy() if isinstance(graph.x, Tensor) else graph.x)
-        graph.derived[key] = torch.from_numpy(np.asarray(means.toarray() if sp.issparse(means) else means, dtype=np.float32))
+        means = mean @ (graph.x.cpu().numpy() if isinstance(graph.x, Tensor) else graph.x)
+        dense = np.asarray(means.toarray() if sp.issparse(means) else means, dtype=np.float32)
+        graph.derived[key] = torch.from_numpy(dense).to(graph.device)
         graph.derived[f"{key}.sizes"] = torch.tensor([len(party) for party in cells])
     return list(torch.split(graph.derived[key], graph.derived[f"{key}.sizes"].tolist()))
 

@@ -21,19 +21,19 @@ def mended(graph: Graph, counts: Tensor, features: Tensor, *, both: bool = True)
         features: (M, d) theirs, those of the first node first.
         both: Edges in both directions; without it only from the real node to the generated one, which then changes nothing.
     """
-    parent = torch.repeat_interleave(torch.arange(graph.num_nodes), counts)
+    parent = torch.repeat_interleave(torch.arange(graph.num_nodes, device=graph.device), counts)
     added = graph.blocks.sum(counts)  # (P,)
     before = added.cumsum(0) - added
-    real = torch.arange(graph.num_nodes) + before[graph.party]
-    fresh = torch.arange(len(parent)) + graph.ptr[1:][graph.party[parent]]
-    order = torch.empty(graph.num_nodes + len(parent), dtype=torch.int64)  # of the rows [real ‖ generated]
-    order[torch.cat([real, fresh])] = torch.arange(len(order))
+    real = torch.arange(graph.num_nodes, device=graph.device) + before[graph.party]
+    fresh = torch.arange(len(parent), device=graph.device) + graph.ptr[1:][graph.party[parent]]
+    order = torch.empty(graph.num_nodes + len(parent), dtype=torch.int64, device=graph.device)  # of the rows [real ‖ generated]
+    order[torch.cat([real, fresh])] = torch.arange(len(order), device=graph.device)
     outward = torch.stack([real[parent], fresh])
     edges = [real[graph.edge_index], outward, *([outward.flip(0)] if both else [])]
     weight = None
     if graph.edge_weight is not None:
-        weight = torch.cat([graph.edge_weight, torch.ones(sum(part.shape[1] for part in edges[1:]))])
-    nobody, unknown = torch.zeros(len(parent), dtype=torch.bool), torch.full((len(parent),), -1)
+        weight = torch.cat([graph.edge_weight, torch.ones(sum(part.shape[1] for part in edges[1:]), device=graph.device)])
+    nobody, unknown = torch.zeros_like(parent, dtype=torch.bool), torch.full_like(parent, -1)
     made = replace(
         graph,
         x=_stacked(graph.x, features, order),
@@ -55,4 +55,6 @@ def _stacked(x: sp.csr_array | Tensor, features: Tensor, order: Tensor) -> sp.cs
     """The rows of both, in that order."""
     if isinstance(x, Tensor):
         return torch.cat([x, features])[order]
-    return sp.csr_array(sp.vstack([x, sp.csr_array(features.numpy().astype(np.float32))], format="csr")[order.numpy()])
+    return sp.csr_array(
+        sp.vstack([x, sp.csr_array(features.cpu().numpy().astype(np.float32))], format="csr")[order.cpu().numpy()]
+    )

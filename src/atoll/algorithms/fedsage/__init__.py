@@ -62,17 +62,17 @@ class Cohort(fedavg.Cohort):
             net = NeighborGenerator(self.settings, self.schema)
             names = [name for name, _ in net.named_parameters()]
             moments = list(optim.Adam(net.features, 0.0).state())
-        self.nets: Lists = {name: [torch.empty(0)] * parties for name in names}  # until the graph is mended
-        self.moments: Lists = {name: [torch.empty(0)] * parties for name in moments}
-        self.counts = torch.zeros(self.graph.num_nodes, dtype=torch.int64)  # generated neighbors of each node
-        self.neighbors = [torch.empty(0, self.schema.features)] * parties  # (M_k, d) theirs
+        self.nets: Lists = {name: [torch.empty(0, device=self.device)] * parties for name in names}  # until the graph is mended
+        self.moments: Lists = {name: [torch.empty(0, device=self.device)] * parties for name in moments}
+        self.counts = torch.zeros(self.graph.num_nodes, dtype=torch.int64, device=self.device)  # generated neighbors of each node
+        self.neighbors = [torch.empty(0, self.schema.features, device=self.device)] * parties  # (M_k, d) theirs
 
     @verb(takes={}, gives={})
     def prepare(self) -> None:
         """Phase 0: each party trains its neighbor generator alone, on the graph without some of its validation nodes."""
         for party in range(self.graph.parties):
             hidden = self.impaired(party)
-            net = NeighborGenerator(self.settings, self.schema, self.own_draws(party, "first"))
+            net = NeighborGenerator(self.settings, self.schema, self.own_draws(party, "first")).to(self.device)
             optimizer = self.adam(net)
             draws, of_noise = self.own_draws(party, "phase 0"), self.own_draws(party, "noise")
             for _ in range(self.settings.generator_epochs):
@@ -113,7 +113,7 @@ class Cohort(fedavg.Cohort):
     )
     def judge(self, owner: int, generator: Fields, latents: Tensor, numbers: Tensor) -> Fields:
         """The gradient of L_f between what another party's generator makes and this party's nodes, clipped; of its own 0."""
-        net = FeatureGenerator(self.settings, self.schema, None)
+        net = FeatureGenerator(self.settings, self.schema, None).to(self.device)
         set_parameters(net, generator)
         rows = numbers > 0
         vectors = Generated(numbers[rows].long(), net(latents[rows])).features
@@ -160,8 +160,8 @@ class Cohort(fedavg.Cohort):
             counts.append(count)
             neighbors.append(made.features)
         self.counts, self.neighbors = torch.cat(counts), neighbors
-        self.nets = {name: [torch.empty(0) for _ in neighbors] for name in self.nets}
-        self.moments = {name: [torch.empty(0) for _ in neighbors] for name in self.moments}
+        self.nets = {name: [torch.empty(0, device=self.device) for _ in neighbors] for name in self.nets}
+        self.moments = {name: [torch.empty(0, device=self.device) for _ in neighbors] for name in self.moments}
 
     def epoch(self, draws: Draws) -> Any:
         """One pass over the training nodes of the mended graph."""
@@ -199,7 +199,7 @@ class Cohort(fedavg.Cohort):
         """The mended graph, and where the real nodes are in it; kept with the graph as long as its neighbors are these."""
         graph, held = self.graph, self.graph.__dict__.get("_mended")
         if not bool(self.counts.any()):
-            return graph, torch.arange(graph.num_nodes)
+            return graph, torch.arange(graph.num_nodes, device=self.device)
         if held is None or any(one is not other for one, other in zip(held[0], self.neighbors, strict=True)):
             both = self.settings.mended_edges == "both"
             held = list(self.neighbors), mended(graph, self.counts, torch.cat(self.neighbors), both=both)
@@ -235,7 +235,7 @@ class Cohort(fedavg.Cohort):
 
     def own_draws(self, party: int, word: str) -> Draws:
         """A party's draws for its generator, the same in every call."""
-        return Draws(self.seed, [self.parties[party]], "generator", word)
+        return Draws(self.seed, [self.parties[party]], "generator", word, device=self.device)
 
     def adam(self, params: nn.Module) -> optim.Adam:
         """A generator's optimizer."""
@@ -245,7 +245,7 @@ class Cohort(fedavg.Cohort):
         """A party's generator as it was left."""
         if not self.nets["count.bias"][party].numel():
             raise PartyFailure("its generator was not prepared")
-        net = NeighborGenerator(self.settings, self.schema)
+        net = NeighborGenerator(self.settings, self.schema).to(self.device)
         set_parameters(net, {name: values[party] for name, values in self.nets.items()})
         return net
 

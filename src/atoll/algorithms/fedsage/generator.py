@@ -31,7 +31,7 @@ class FeatureGenerator(nn.Module):
 
     def forward(self, latents: Tensor, draws: Draws | None = None) -> Tensor:
         """(R, z) → (R, neighbors, d); with draws, dropout below the last layer."""
-        blocks, rows = Blocks([len(latents)]), latents
+        blocks, rows = Blocks([len(latents)], latents.device), latents
         for layer in self.layers[:-1]:
             rows = layer(rows, blocks, relu=True)
         if draws is not None and self.dropout:
@@ -52,7 +52,7 @@ class Generated:
     def __init__(self, counts: Tensor, features: Tensor) -> None:
         """`features`: (R, neighbors, d) of the nodes with a positive count."""
         rows = counts.nonzero()[:, 0]
-        used = torch.arange(features.shape[1]) < counts[rows, None]
+        used = torch.arange(features.shape[1], device=counts.device) < counts[rows, None]
         self.counts, self.owner, self.features = counts, rows[used.nonzero()[:, 0]], features[used]
 
 
@@ -78,7 +78,7 @@ class NeighborGenerator(nn.Module):
 
     def numbers(self, latents: Tensor) -> Tensor:
         """(N,) m̂."""
-        out: Tensor = self.count(latents, Blocks([len(latents)]), relu=True)
+        out: Tensor = self.count(latents, Blocks([len(latents)], latents.device), relu=True)
         return out[:, 0]
 
     def whole(self, numbers: Tensor) -> Tensor:

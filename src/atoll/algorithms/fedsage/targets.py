@@ -31,9 +31,9 @@ class Hidden:
 
 def hide(graph: Graph, share: float, order: Tensor) -> Hidden:
     """Hide a share of the nodes that neither train nor test: the first ones in that order (N,)."""
-    free = ~(graph.train | graph.test)
+    free, order = ~(graph.train | graph.test), order.to(graph.device)
     rows = order[free[order]]
-    hidden = torch.zeros(graph.num_nodes, dtype=torch.bool)
+    hidden = torch.zeros(graph.num_nodes, dtype=torch.bool, device=graph.device)
     hidden[rows[: round(share * len(rows))]] = True
     source, target = graph.edge_index
     lost = hidden[source] & ~hidden[target]
@@ -55,12 +55,12 @@ def nearest(made: Tensor, owner: Tensor, edges: Tensor, features: Tensor) -> tup
     order = edges[0].argsort(stable=True)
     starts = per_node.cumsum(0) - per_node
     many = per_node[owner]
-    pair = torch.repeat_interleave(torch.arange(len(owner)), many)
+    pair = torch.repeat_interleave(torch.arange(len(owner), device=owner.device), many)
     first = many.cumsum(0) - many
-    column = order[starts[owner][pair] + torch.arange(len(pair)) - first[pair]]
+    column = order[starts[owner][pair] + torch.arange(len(pair), device=pair.device) - first[pair]]
     distance = (made.detach()[pair] - features[column]).square().sum(1)
     lowest = distance.new_full((len(owner),), torch.inf).scatter_reduce_(0, pair, distance, "amin")
     candidates = torch.where(distance == lowest[pair], column, len(features))
-    best = torch.full((len(owner),), len(features)).scatter_reduce_(0, pair, candidates, "amin")
+    best = torch.full((len(owner),), len(features), device=owner.device).scatter_reduce_(0, pair, candidates, "amin")
     rows = (many > 0).nonzero()[:, 0]
     return rows, best[rows]
