@@ -4,6 +4,7 @@ not wait for the device in its steps. A new algorithm is tested here without a l
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +13,15 @@ import torch
 
 from atoll import device as devices
 from atoll import wire
+from atoll.algorithms import fedprox
+from atoll.cli import main
+from atoll.graphs import compressed
+from atoll.models import optim
 from atoll.runs import runner
 from atoll.runs.config import Config
 from atoll.runs.result import Result
-from pretend import NAME, Accelerator, Traffic
+from atoll.settings import known
+from pretend import FUSED, NAME, Accelerator, Traffic
 from small import ALGORITHMS, small
 
 TOLERANCE = 1e-4
@@ -54,3 +60,67 @@ def test_every_algorithm_gives_the_numbers_of_the_cpu(algorithm: str) -> None:
     """One round on the device and on the CPU: the same state, metrics and bytes."""
     config = small(algorithm, rounds=1)
     assert_agree(runner.rounds(runner.prepare(config)), on_device(config)[0])
+
+
+def test_a_tensor_in_the_wrong_place_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An objective that makes a tensor on the CPU fails on a device, and the error says where."""
+    usual = fedprox.Cohort.objective
+
+    def misplaced(self: Any, batch: Any, draws: Any, model: Any) -> torch.Tensor:
+        return usual(self, batch, draws, model) + (torch.ones(3) * self.model.layers[0].bias.sum(1)).sum()
+
+    monkeypatch.setattr(fedprox.Cohort, "objective", misplaced)
+    runner.rounds(runner.prepare(small("fedprox", rounds=1)))
+    with pytest.raises(RuntimeError, match=r"of the CPU meets one .* of pretend.*test_device.py"):
+        on_device(small("fedprox", rounds=1))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_the_kernels_of_cuda_give_the_same(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With embedding bags and fused optimizers, as on CUDA, a round is that of the CPU."""
+    monkeypatch.setitem(compressed.KERNELS, NAME, compressed.bags)
+    monkeypatch.setattr(optim, "FUSED", optim.FUSED | {NAME})
+    config = small("fedavg", rounds=1, optimizer=optimizer, weight_decay=0.01)
+    assert_agree(runner.rounds(runner.prepare(config)), on_device(config, kernels=FUSED)[0])
+
+
+DOOR = "federation/door.py"
+GROWING = {  # methods whose steps wait, and why
+    "fedlit": "links find their types in every step",
+    "fedlit_deep": "whether types have changed is looked at in every step",
+    "fedsage": "whether the graph was mended is looked at in every step",
+}
+SPLIT = 16  # levels of sampled nodes, and what the round's memory is of, for each of several messages
+WAITS = {"fedala": 40, "glasu": SPLIT, "simulated": SPLIT, "standalone": SPLIT}  # fedala's adaptations end by their losses
+MAX_WAITS = 10  # of any other method: what evaluation and a party's bookkeeping need
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_steps_do_not_wait_for_the_device(algorithm: str) -> None:
+    """A second round with four epochs waits as often as one with two, and seldom: no hidden `.item()` in a step."""
+    steps = next((name for name in ("epochs", "local_steps") if name in known(type(small(algorithm).settings))), None)
+    few, many = (waits(small(algorithm, rounds=2, **({steps: count} if steps else {}))) for count in (2, 4))
+    assert algorithm in GROWING or sum(few.values()) == sum(many.values()), f"{algorithm} waits in its steps: {many}, not {few}"
+    assert sum(few.values()) <= WAITS.get(algorithm, MAX_WAITS), f"{algorithm} waits here: {few}"
+
+
+def waits(config: Config) -> dict[str, int]:
+    """Where the second round waits for the device, apart from messages and memory, and how often."""
+    with Accelerator() as traffic:
+        seen: list[dict[str, int]] = []
+
+        def watch(row: dict[str, Any], rounds: int) -> None:
+            seen.append(traffic.waited_outside(DOOR))
+            traffic.clear()
+
+        runner.rounds(runner.prepare(replace(config, device=NAME)), None, watch)
+    return seen[1]
+
+
+def test_a_device_that_is_not_here_is_one_sentence(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line says what is here and ends with 2."""
+    monkeypatch.setattr(sys, "argv", ["atoll", "run", "fedavg", "--device", "cuda:77"])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 2
+    assert "There is no cuda:77 here: this machine has cpu" in capsys.readouterr().err
