@@ -86,12 +86,21 @@ def test_the_kernels_of_cuda_give_the_same(optimizer: str, monkeypatch: pytest.M
 
 DOOR = "federation/door.py"
 GROWING = {  # methods whose steps wait, and why
+    "adafgl": "each step finds the largest of all pairs' similarities",
     "fedlit": "links find their types in every step",
     "fedlit_deep": "whether types have changed is looked at in every step",
+    "fgssl": "every step makes new random views of the graph, and their matrices on the CPU",
     "fedsage": "whether the graph was mended is looked at in every step",
 }
 SPLIT = 16  # levels of sampled nodes, and what the round's memory is of, for each of several messages
-WAITS = {"fedala": 40, "glasu": SPLIT, "simulated": SPLIT, "standalone": SPLIT}  # fedala's adaptations end by their losses
+WAITS = {
+    "fedala": 40,
+    "fgssl": 60,
+    "adafgl": 60,
+    "glasu": SPLIT,
+    "simulated": SPLIT,
+    "standalone": SPLIT,
+}  # fedala's adaptations end by their losses
 MAX_WAITS = 10  # of any other method: what evaluation and a party's bookkeeping need
 
 

@@ -71,7 +71,7 @@ class Cohort(fedavg.Cohort):
     def setup(self) -> None:
         """A network for the shared model as it was received."""
         super().setup()
-        self.teacher = backbone(self.settings, self.schema, self.graph.parties, None)
+        self.teacher = backbone(self.settings, self.schema, self.graph.parties, None, device=self.device)
 
     @verb(takes={"model": MODEL}, gives={"model": MODEL, "n": WEIGHT}, averaged={"model": "n"})
     def fit(self, model: Fields) -> Fields:
@@ -122,7 +122,7 @@ class Cohort(fedavg.Cohort):
 
     def neighbors(self, student: Tensor, teacher: Tensor, graph: Graph) -> Tensor:
         """Σ_k mean_i KL(teacher ‖ student) of softmax_j(cos(y_i, y_j)/ω) over j ∈ N(i) ∪ i."""
-        nodes = torch.arange(graph.num_nodes)
+        nodes = torch.arange(graph.num_nodes, device=graph.device)
         source, target = torch.cat([graph.edge_index[0], nodes]), torch.cat([graph.edge_index[1], nodes])
         given, wanted = (self.log_shares(rows, source, target) for rows in (student, teacher))
         return node_weights(graph)[target] @ (wanted.exp() * (wanted - given))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from atoll.graphs.blocks import Blocks, spans
 from atoll.device import CPU
+from atoll.graphs.blocks import Blocks, spans
 from atoll.graphs.distinct import DistinctRows, distinct_rows
 from atoll.graphs.sparse import SparseMatrix, Stored, stored
 

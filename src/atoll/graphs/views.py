@@ -22,11 +22,11 @@ def view(graph: Graph, drop_edges: float, mask_columns: float, draws: Draws) -> 
     """
     if not drop_edges and not mask_columns:
         return graph
-    kept = torch.ones(graph.edge_index.shape[1], dtype=torch.bool)
+    kept = torch.ones(graph.edge_index.shape[1], dtype=torch.bool, device=graph.device)
     if drop_edges:
         pair, counts = edge_pairs(graph)
         drawn = [torch.rand(count, generator=one) for count, one in zip(counts, draws.generators, strict=True)]
-        kept = (torch.cat(drawn) >= drop_edges)[pair]
+        kept = (torch.cat(drawn) >= drop_edges).to(graph.device)[pair]
     weight = None if graph.edge_weight is None else graph.edge_weight[kept]
     columns = draws.uniform(graph.num_features) >= mask_columns if mask_columns else None  # (P, d)
     x = graph.x if columns is None else masked(graph, columns)
@@ -60,5 +60,5 @@ def masked(graph: Graph, columns: Tensor) -> sp.csr_array | Tensor:
 def stored(graph: Graph, columns: Tensor) -> list[np.ndarray]:
     """Per party, which of its stored values are in columns that it keeps."""
     assert not isinstance(graph.x, Tensor)
-    starts, keep = graph.x.indptr[graph.ptr.numpy()], columns.numpy()
+    starts, keep = graph.x.indptr[graph.bounds], columns.cpu().numpy()
     return [keep[party][graph.x.indices[starts[party] : starts[party + 1]]] for party in range(graph.parties)]

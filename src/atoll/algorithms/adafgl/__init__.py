@@ -64,11 +64,12 @@ class Cohort(LocalTraining):
         """FedAvg's model, the shared one that is kept, and the personal networks."""
         super().setup()
         s, parties = self.settings, self.graph.parties
-        self.kept = backbone(s, self.schema, parties, None)
-        self.adopted = torch.zeros(parties, dtype=torch.bool)
-        self.homophily = torch.zeros(parties)  # ρ_k
+        self.kept = backbone(s, self.schema, parties, None, device=self.device)
+        self.adopted = torch.zeros(parties, dtype=torch.bool, device=self.device)
+        self.homophily = torch.zeros(parties, device=self.device)  # ρ_k
         sizes = (parties, self.schema.features, s.hidden, self.schema.classes)
-        self.personal = PersonalNetwork(*sizes, self.first_draws("personal") if s.personal_stage else None)
+        network = PersonalNetwork(*sizes, self.first_draws("personal") if s.personal_stage else None)
+        self.personal = network.to(self.device)
         rates = (s.lr, s.weight_decay, s.momentum)
         self.personal_optimizer = optim.make(s.optimizer, self.personal, *rates, clip=s.clip)
         self._relations: tuple[object, tuple[int, ...], list[Tensor], SparseMatrix, Tensor] | None = None
@@ -133,8 +134,8 @@ class Cohort(LocalTraining):
         labeled = (graph.train & (graph.y >= 0)).nonzero()[:, 0]
         owners = graph.party[labeled]
         counts = torch.bincount(owners, minlength=graph.parties)
-        orders = Draws(self.seed, self.parties, "homophily").orders(counts.tolist())
-        seeds, judged = torch.zeros(graph.num_nodes, dtype=torch.bool), torch.zeros(graph.num_nodes, dtype=torch.bool)
+        orders = Draws(self.seed, self.parties, "homophily", device=self.device).orders(counts.tolist())
+        seeds, judged = torch.zeros_like(graph.train), torch.zeros_like(graph.train)
         for rows, order in zip(torch.split(labeled, counts.tolist()), orders, strict=True):
             seeds[rows[order[: len(rows) // 2]]] = True
             judged[rows[order[len(rows) // 2 :]]] = True

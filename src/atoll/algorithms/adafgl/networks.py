@@ -80,7 +80,7 @@ def unit_similarity_rows(rows: Tensor) -> Tensor:
 def related_pairs(predictions: Tensor, threshold: float) -> Tensor:
     """(n, n) bool R: pairs of different nodes whose softmax (of predictions that are shares already) has a cosine above it."""
     unit = unit_similarity_rows(predictions)
-    related = torch.empty(len(unit), len(unit), dtype=torch.bool)
+    related = torch.empty(len(unit), len(unit), dtype=torch.bool, device=unit.device)
     step = max(1, MAX_PAIRS // max(len(unit), 1))
     for first in range(0, len(unit), step):
         related[first : first + step] = unit[first : first + step] @ unit.t() > threshold
