@@ -13,6 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start: another number of threads may round differently
 os.environ["ATOLL_PARTITION_CACHE"] = "off"  # tests compute what they test
 hypothesis.settings.register_profile("atoll", deadline=None, max_examples=40, derandomize=True, database=None)
 hypothesis.settings.load_profile("atoll")
