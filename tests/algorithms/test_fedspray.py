@@ -352,7 +352,7 @@ def test_a_party_uses_and_trains_only_its_own_backbone(tmp_path: Path) -> None:
 
 def test_unknown_backbones_are_refused() -> None:
     """By name, before anything is trained."""
-    with pytest.raises(AtollError, match="models names 'gcm', but must name some of appnp, .*gcn"):
+    with pytest.raises(AtollError, match=r"models names 'gcm', but must name some of appnp, .*gcn"):
         run(models="gcn,gcm")
 
 

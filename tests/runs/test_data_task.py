@@ -9,7 +9,9 @@ from atoll.errors import AtollError
 from atoll.runs.data_task import require_items
 from atoll.tasks import DEFAULT_TASK, GRAPH_TASK
 
-GRAPHS = {"fedavg", "fedprox", "local"}  # those whose graph runs are compared with a loop over graphs, or with each other
+# those whose graph runs are compared with a loop over graphs, or with each other: tests/tasks, tests/algorithms/test_on_graphs.py
+GRAPHS = {"apfl", "centralized", "ditto", "fedala", "fedavg", "feddc", "feddyn", "fedopt", "fedper", "fedprox", "fedproto"}
+GRAPHS |= {"fedrep", "fedstar", "gcfl", "local", "moon", "scaffold"}
 
 
 @pytest.mark.parametrize("algorithm", algorithms.names())

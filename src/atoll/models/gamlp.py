@@ -39,7 +39,7 @@ class HopAttention(nn.Module):
         bound = 1 / math.sqrt((steps + 2) * shape.features)
         self.reference = parameter(draws, bound, shape.parties, shape.features, steps + 1)  # r_0 … r_K
         self.own = parameter(draws, bound, shape.parties, shape.features, 1)  # o
-        self.bias = parameter(draws, bound, shape.parties, 1)  # c
+        self.bias = parameter(draws, bound, shape.parties, 1) if shape.bias else None  # c
 
 
 class GAMLP(Backbone):
@@ -53,7 +53,7 @@ class GAMLP(Backbone):
     def __init__(self, shape: ModelShape, draws: Draws | None = None, settings: Any = None) -> None:
         super().__init__(shape, draws, settings)
         self.last = shape.layers - 1
-        self.slope = nn.Parameter(torch.full((shape.parties, 1), SLOPE))
+        self.slope = nn.Parameter(torch.full((shape.parties, 1), 0.0 if draws is None else SLOPE))
         self.attention = HopAttention(shape, self.settings.steps, draws)
         self.layers = nn.ModuleList(
             Dense(shape.parties, fan_in, fan_out, draws, bias=shape.bias, glorot=True)
@@ -112,7 +112,9 @@ class GAMLP(Backbone):
         first, fan_out, number = self.layers[0], self.shape.widths[1], self.hops + 1
         every = x.view(len(x), number, self.width)
         reference = torch.diagonal(every[:, :, fan_out : fan_out + number], dim1=1, dim2=2).sum(1, keepdim=True)  # Σ_j x⁽ʲ⁾·r_j
-        scores = reference + every[:, :, -1] + broadcast_to_rows(self.attention.bias, graph.blocks)
+        scores = reference + every[:, :, -1]
+        if self.attention.bias is not None:
+            scores = scores + broadcast_to_rows(self.attention.bias, graph.blocks)
         shares = torch.softmax(torch.sigmoid(scores), 1)  # (N, K + 1)
         out = (every[:, :, :fan_out] * shares[:, :, None]).sum(1)
         if first.bias is not None:

@@ -196,7 +196,10 @@ class PyGGAMLP(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(widths[i], widths[i + 1], bias=bias) for i in range(num_layers))
         self.reference = nn.Parameter(torch.zeros(in_channels, steps + 1))  # r_0 … r_K
         self.own = nn.Parameter(torch.zeros(in_channels, 1))
-        self.offset = nn.Parameter(torch.zeros(1))
+        if bias:
+            self.offset = nn.Parameter(torch.zeros(1))
+        else:
+            self.register_buffer("offset", torch.zeros(1), persistent=False)
         self.slope = nn.Parameter(torch.zeros(1))  # of the PReLUs
         self.steps = steps
         self.propagation = APPNP(1, 0.0)  # Â·x
