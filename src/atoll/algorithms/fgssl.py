@@ -18,12 +18,11 @@ from torch import Tensor
 
 from atoll.algorithms import fedavg
 from atoll.algorithms.fedavg import EVALUATIONS, SCENARIOS, evaluate, start, step
-from atoll.federation.cohort import MODEL, Fields, backbone, verb
-from atoll.federation.declarations import WEIGHT
+from atoll.federation.cohort import Fields, backbone
 from atoll.graphs.graph import Graph
 from atoll.graphs.masks import node_weights
 from atoll.graphs.views import view
-from atoll.models.parameters import get_parameters, set_parameters, weighted
+from atoll.models.parameters import get_parameters, set_parameters
 from atoll.random import Draws
 from atoll.settings import setting
 
@@ -73,13 +72,10 @@ class Cohort(fedavg.Cohort):
         super().setup()
         self.teacher = backbone(self.settings, self.schema, self.graph.parties, None, device=self.device)
 
-    @verb(takes={"model": MODEL}, gives={"model": MODEL, "n": WEIGHT}, averaged={"model": "n"})
-    def fit(self, model: Fields) -> Fields:
-        """w_k ← w, then local training with w as the teacher; n_k·w_k and n_k."""
-        self.load(model)
+    def load(self, model: Fields | None = None) -> None:
+        """w_k ← w, which is the teacher of the training that follows."""
+        super().load(model)
         set_parameters(self.teacher, get_parameters(self.model))
-        self.train(model=model)
-        return {"model": weighted(self.shared(), self.weights), "n": self.weights}
 
     def objective(self, batch: Graph, draws: Draws, model: Fields) -> Tensor:
         """CE on the whole graph + λ_C·contrast + λ_D·structure; without both nothing is drawn."""
