@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.device import CPU
-from atoll.graphs import edges as matrices
-from atoll.graphs.attention import Attention
+from atoll.graphs import edges
 from atoll.graphs.blocks import Blocks, spans
 from atoll.graphs.features import Features, nonzero_values
 from atoll.graphs.hops import AllNodes
-from atoll.graphs.items import Items, operator
+from atoll.graphs.items import Items
 from atoll.graphs.joining import joined_fields
+from atoll.graphs.matrices import Matrices
 from atoll.graphs.selection import Slices
 from atoll.graphs.sparse import SparseMatrix
 from atoll.graphs.table import Table
@@ -33,7 +33,7 @@ TRAIN_DEPENDENT = (  # what `Graph.fitting` must not share
 
 
 @dataclass(frozen=True, eq=False)
-class Graph(Items, Slices, AllNodes):
+class Graph(Items, Matrices, Slices, AllNodes):
     """Nodes with features, edges, labels and splits: the blocks of P ≥ 1 parties, one after the other.
 
     Party p owns the rows `ptr[p]:ptr[p + 1]`; no edge joins two parties. A whole graph is the case P = 1.
@@ -159,88 +159,6 @@ class Graph(Items, Slices, AllNodes):
         return int.from_bytes(total.digest(), "little")
 
     @cached_property
-    def adjacency(self) -> sp.csr_array:
-        """(N, N) float64, 1 for every edge whatever its weight; row i holds the sources of the edges into i."""
-        return matrices.adjacency_matrix(self.edge_index, None, self.num_nodes)
-
-    @cached_property
-    def weighted_adjacency(self) -> sp.csr_array:
-        """(N, N) float64, the weights of the edges; the same matrix as `adjacency` where they have none."""
-        if self.edge_weight is None:
-            return self.adjacency
-        return matrices.adjacency_matrix(self.edge_index, self.edge_weight, self.num_nodes)
-
-    @cached_property
-    def symmetric(self) -> bool:
-        """Whether every edge has its reverse, of the same weight."""
-        if self.looped is not None:
-            return True
-        adjacency = self.weighted_adjacency
-        return bool((adjacency != adjacency.T).nnz == 0)
-
-    @property
-    def normalized(self) -> sp.csr_array:
-        """D^(-1/2)·(A + I)·D^(-1/2) with weights as PyG's gcn_norm, D the in-degrees of A + I."""
-        return matrices.normalized_matrix(self.weighted_adjacency)
-
-    @operator
-    def normalized_adjacency(self) -> SparseMatrix:
-        """The normalized adjacency as an operator."""
-        if self.looped is not None:
-            return self.looped.normalized()
-        return SparseMatrix(self.normalized, symmetric=self.symmetric, device=self.device)
-
-    @operator
-    def summed_adjacency(self) -> SparseMatrix:
-        """A + I: the sum over a node's neighbors, by the weights of the edges, and itself."""
-        looped = matrices.looped_matrix(self.weighted_adjacency)
-        return SparseMatrix(looped, symmetric=self.symmetric, device=self.device)
-
-    @operator
-    def unlooped_adjacency(self) -> SparseMatrix:
-        """D_in^(-1/2)·A·D_out^(-1/2): normalized without self loops."""
-        unlooped = matrices.unlooped_matrix(self.weighted_adjacency)
-        return SparseMatrix(unlooped, symmetric=self.symmetric, device=self.device)
-
-    @operator
-    def spectral_adjacency(self) -> SparseMatrix:
-        """D^(-1/2)·A·D^(-1/2) without self loops, D the degrees of an edge's source: I minus the normalized Laplacian."""
-        return SparseMatrix(matrices.spectral_matrix(self.weighted_adjacency), symmetric=self.symmetric)
-
-    @cached_property
-    def laplacian(self) -> SparseMatrix:
-        """L with Σ_i xᵢᵀ(L·x)ᵢ = Σ ‖x_i − x_j‖² over all edges (i, j): D_in + D_out − A − Aᵀ."""
-        if self.looped is not None:
-            return self.looped.laplacian()
-        laplacian = matrices.laplacian_matrix(self.weighted_adjacency, symmetric=self.symmetric)
-        return SparseMatrix(laplacian, symmetric=True, device=self.device)
-
-    @operator
-    def mean_adjacency(self) -> SparseMatrix:
-        """D⁻¹·A: the mean over a node's neighbors by the weights of the edges, 0 for a node without any."""
-        return SparseMatrix(matrices.mean_matrix(self.weighted_adjacency), device=self.device)
-
-    def attention(self, heads: int) -> Attention:
-        """The entries of attention with that many heads: every node's neighbors and itself."""
-        if heads not in self._attention:
-            self._attention[heads] = Attention(self.adjacency, heads, self.attention_weights, device=self.device)
-        return self._attention[heads]
-
-    @cached_property
-    def attention_weights(self) -> sp.csr_array | None:
-        """(N, N) what is added to the weight 1 of every neighbor, and of the node itself, in attention; None: nothing."""
-        return None
-
-    @cached_property
-    def beside_attention(self) -> SparseMatrix | None:
-        """(N, N) a matrix that is added to that of the attention coefficients; None: nothing."""
-        return None
-
-    @cached_property
-    def _attention(self) -> dict[int, Attention]:
-        return {}
-
-    @cached_property
     def merged(self) -> Graph:
         """The same graph as one block (P = 1): what a model that all parties share runs on."""
         ends, shared = torch.stack([self.ptr[0], self.ptr[-1]]), ("normalized_adjacency", "mean_adjacency", "neighbors")
@@ -308,12 +226,12 @@ class Graph(Items, Slices, AllNodes):
         """The induced subgraph of distinct rows as one block (P = 1)."""
         position = torch.full((self.num_nodes,), -1, dtype=torch.int64, device=self.device)
         position[rows] = torch.arange(len(rows), device=self.device)
-        edges = position[self.edge_index]
-        kept = (edges >= 0).all(0)
+        moved = position[self.edge_index]
+        kept = (moved >= 0).all(0)
         x = self.x[rows] if isinstance(self.x, Tensor) else self.x[rows.cpu().numpy()]
         return Graph(
             x=x,
-            edge_index=edges[:, kept],
+            edge_index=moved[:, kept],
             edge_weight=None if self.edge_weight is None else self.edge_weight[kept],
             y=self.y[rows],
             train=self.train[rows],
@@ -335,7 +253,7 @@ def stack(graphs: Sequence[Graph]) -> Graph:
     starts = np.cumsum([0, *(graph.num_nodes for graph in graphs)])[:-1].tolist()
     return Graph(
         edge_index=torch.cat([graph.edge_index + start for graph, start in zip(graphs, starts, strict=True)], 1),
-        edge_weight=matrices.stacked_weights([graph.edge_index for graph in graphs], [graph.edge_weight for graph in graphs]),
+        edge_weight=edges.stacked_weights([graph.edge_index for graph in graphs], [graph.edge_weight for graph in graphs]),
         num_classes=graphs[0].num_classes,
         class_names=graphs[0].class_names,
         feature_names=graphs[0].feature_names if len({graph.feature_names for graph in graphs}) == 1 else None,
