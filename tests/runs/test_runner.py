@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import shutil
-import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -78,32 +78,44 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     assert {item.name: item.read_bytes() for item in (tmp_path / "run").rglob("*") if item.is_file()} == before
 
 
-def live(config: Config, folder: Path) -> int:
+CLEAN = multiprocessing.get_context("forkserver")  # its processes are forked from one that has no threads and no tensors
+CLEAN.set_forkserver_preload(["atoll.runs.runner"])
+
+
+def go_on(config: Config, folder: Path) -> None:
+    """Begin the run or go on with it."""
+    torch.set_num_threads(1)
+    runner.resume(folder) if (folder / "config.toml").exists() else runner.run(config, out=folder)
+
+
+def live(config: Config, folder: Path) -> Any:
     """A child process that begins the run or goes on with it."""
-    child = os.fork()
-    if child == 0:
-        try:
-            runner.resume(folder) if (folder / "config.toml").exists() else runner.run(config, out=folder)
-        finally:
-            os._exit(0)
+    child = CLEAN.Process(target=go_on, args=(config, folder))
+    child.start()
     return child
 
 
-def kill_after(child: int, folder: Path, rounds: int, moment: float) -> bool:
+def ended(child: Any) -> bool:
+    """Whether the child is through; it must not have failed."""
+    assert child.exitcode in (None, 0), f"the run ended with code {child.exitcode}"
+    return child.exitcode == 0
+
+
+def kill_after(child: Any, folder: Path, rounds: int, moment: float) -> bool:
     """SIGKILL once so many more rounds are written and a moment has passed; False where the child was through before."""
     history = folder / "history.jsonl"
     goal = rounds + (history.read_bytes().count(b"\n") if history.exists() else 0)
     while rounds and (not history.exists() or history.read_bytes().count(b"\n") < goal):
-        if os.waitpid(child, os.WNOHANG) != (0, 0):
+        if ended(child):
             return False
         os.sched_yield()
     began = time.perf_counter()
     while time.perf_counter() - began < moment:
         os.sched_yield()
-    if os.waitpid(child, os.WNOHANG) != (0, 0):
+    if ended(child):
         return False
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    child.kill()
+    child.join()
     return True
 
 
@@ -121,7 +133,6 @@ def assert_same_folder(one: Path, other: Path) -> None:
     assert results[0] == results[1]
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_twenty_deaths_change_nothing(tmp_path: Path) -> None:
     """Killed with SIGKILL twenty times at random moments and resumed, history, state, memory and bytes are the same bits."""
     config = small("fedavg", rounds=150, checkpoint_every=1, participation=0.7)
@@ -132,7 +143,8 @@ def test_twenty_deaths_change_nothing(tmp_path: Path) -> None:
         while not (folder / "result.json").exists():
             child = live(config, folder)
             if deaths == 20:
-                os.waitpid(child, 0)
+                child.join()
+                assert ended(child)
             elif kill_after(child, folder, chance.randrange(6), chance.uniform(0, 0.01)):
                 deaths += 1
         assert_same_folder(folder, tmp_path / "whole")
