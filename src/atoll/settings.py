@@ -80,6 +80,9 @@ class Training:
         0.0, "Largest norm of a party's gradient; a longer one is scaled to it. 0 does not clip.", low=0, since="0.2"
     )
     readout: str = setting("sum", "Graph tasks: how a graph's nodes become one row.", choices=("sum", "mean", "max"), since="0.2")
+    decoder: str = setting(
+        "dot", "Link tasks: how two nodes' representations become a score.", choices=("dot", "bilinear", "mlp"), since="0.2"
+    )
     architecture: Any = dataclasses.field(default=None, kw_only=True, metadata={"internal": True})  # the model's own settings
 
 

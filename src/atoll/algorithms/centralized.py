@@ -6,7 +6,7 @@ It stands for what nobody may do: whoever trains it holds all data. No bytes are
 from atoll.algorithms.local import Cohort, Settings, evaluate, start, step
 
 SCENARIOS = ("whole",)
-LEVELS = ("node", "graph")
+LEVELS = ("node", "graph", "link")
 EVALUATIONS = ("global",)
 
 __all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]

@@ -132,6 +132,8 @@ class Cohort(LocalTraining):
         index = torch.arange(len(rows), device=self.device) - (graph.num_train.cumsum(0) - graph.num_train)[party]
         mask = torch.zeros_like(graph.train)
         mask[rows] = (index >= start[party]) & (index < (start + count)[party])
+        if graph.pairs is not None:
+            return trained_pairs(graph, mask)
         return graph.fitting(mask) if graph.graph_ptr is None else graph.take(mask.nonzero()[:, 0])
 
     def settled(self, losses: list[Tensor]) -> Tensor:

@@ -24,7 +24,7 @@ from atoll.models.parameters import scale
 from atoll.settings import BatchedTraining, Training, setting
 
 SCENARIOS = ("horizontal", "overlapping")
-LEVELS = ("node", "graph")
+LEVELS = ("node", "graph", "link")
 EVALUATIONS = ("global", "trained", "finetuned", "union")
 SHARES = ("all", "layers", "layers+post")
 SHARED_PARAMETERS = (

@@ -20,7 +20,7 @@ from atoll.models.parameters import Parameters, get_parameters, scale, set_param
 from atoll.settings import BatchedTraining, setting
 
 SCENARIOS = ("horizontal", "overlapping")
-LEVELS = ("node", "graph")
+LEVELS = ("node", "graph", "link")
 EVALUATIONS = ("personal", "trained")
 
 

@@ -18,7 +18,7 @@ from atoll.models.parameters import set_parameters
 from atoll.settings import BatchedTraining, Training, setting
 
 SCENARIOS = ("horizontal", "overlapping")
-LEVELS = ("node", "graph")
+LEVELS = ("node", "graph", "link")
 EVALUATIONS = ("personal", "trained")
 
 

@@ -84,7 +84,7 @@ class Cohort(fedavg.Cohort):
             set_parameters(self.frozen, received | self.previous)
             return shared, self.frozen.embed_and_output(batch)[0]
 
-        if self.graph.graph_ptr is not None or self.batched:
+        if not self.graph.of_nodes or self.batched:
             return represent
         once = represent(self.graph)  # without mini-batches, all nodes are in every step
         return lambda _: once

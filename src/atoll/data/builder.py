@@ -149,6 +149,7 @@ def check(graph: Graph, where: str) -> None:
     if x.dtype != np.float32:
         raise AtollError(f"{where}: the features are {x.dtype}; give float32.")
     items, what = (nodes, "node") if graph.graph_ptr is None else (len(graph.graph_ptr) - 1, "graph")
+    items, what = (items, what) if graph.pairs is None else (graph.pairs.shape[1], "pair")
     for name in ("y", "train", "val", "test"):
         if (shape := tuple(getattr(graph, name).shape)) != (items,):
             raise AtollError(f"{where}: {name} has shape {shape} for {items} {what}s; give one value per {what}.")

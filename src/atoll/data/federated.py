@@ -20,10 +20,11 @@ from atoll.data.encoding_fit import fit_locally
 from atoll.data.federated_data import FederatedData, always, check_scenario, public_edges
 from atoll.data.given import Given
 from atoll.data.given_partition import node_lists
+from atoll.data.links import predicts_links, require_edges, require_graphs, split_links, whole_links
 from atoll.data.graph_parties import federate_graphs, holds_graphs
 from atoll.data.natural import NATURAL, natural_parties
 from atoll.data.partition import SCENARIO_OF, from_lists, partition, scenario_of
-from atoll.data.party_graphs import PartyGraph, parts_of, pooled, read_folders, scenario_of_parties, with_tables
+from atoll.data.party_graphs import PartyGraph, parts_of, pooled, read_folders, scenario_of_parties, unsplit, with_tables
 from atoll.data.registry import lookup
 from atoll.data.sharded import SHARDS, sharded
 from atoll.data.splits import replaces_split, require_party_scope, split, split_before_cut
@@ -31,6 +32,7 @@ from atoll.data.training_nodes import check_training
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.edges import distinct_edges
 from atoll.graphs.graph import Graph, majority_class
+from atoll.graphs.pairs import without_pairs
 
 SCENARIOS = ("horizontal", "overlapping", "vertical", "node")
 
@@ -73,6 +75,12 @@ def _federate(config: DataConfig, given: Given, scenarios: Sequence[str], *, unl
         _check_by_node(config, given)
         graph = largest_component(graph)
     parts, lists = _partitioned(config, given, graph)
+    if predicts_links(config):
+        scenario = require_graphs(scenario_of(config.partition, parts), config.noise)
+        linked = replace(_linked(config, parts, graph, scenario, scenarios), node_lists=lists)
+        if given.partition is None:
+            _warn_lost(config, linked.whole, source)
+        return linked
     if config.split.split_scope == "graph":
         parts = split_before_cut(parts, graph, config.split, config.seed)
     else:
@@ -97,6 +105,19 @@ def _federate(config: DataConfig, given: Given, scenarios: Sequence[str], *, unl
         check_scenario(config, scenarios, config.algorithm, scenario)
     public = public_edges(parts, whole) if scenario == "node" else {}
     return FederatedData(scenario, parts, always(whole), always(source), public, encoding=encoding, node_lists=lists)
+
+
+def _linked(config: DataConfig, parts: Graph, graph: Graph | None, scenario: str, scenarios: Sequence[str]) -> FederatedData:
+    """The data of link prediction: the parties' edges split, of the whole `graph` or of all parties' graphs."""
+    check_scenario(config, scenarios, config.algorithm, scenario)
+    linked = require_edges(split_links(parts, config.split, config.seed))
+    merged = graph is None or scenario == "overlapping"
+    bare = without_pairs(linked)
+    joined = union(bare, pooled(bare) if graph is None else graph, merged=merged)
+    whole = whole_links(linked, replace(joined, edge_split=None), config.seed, disjoint=config.split.disjoint > 0)
+    if scenarios == ("whole",):
+        return FederatedData("whole", whole, always(whole), always(whole))
+    return FederatedData(scenario, linked, always(whole), always(whole))
 
 
 def _check_by_node(config: DataConfig, given: Given) -> None:
@@ -158,6 +179,8 @@ def _own_parties(config: DataConfig, given: Given, scenarios: Sequence[str], *, 
         _warn_replaced_split(party.graph, config, party.where)
     normalize = config.partition != NATURAL and config.data.normalize_features  # a dataset scales its own
     extra: dict[str, Any] = {}
+    if scenario == "vertical" and predicts_links(config):
+        require_graphs(scenario, config.noise)
     if scenario == "vertical":
         encodings = tuple(None if party.graph.table is None else fit_locally(party.graph.table) for party in parties)
         parties = [
@@ -170,6 +193,9 @@ def _own_parties(config: DataConfig, given: Given, scenarios: Sequence[str], *, 
         whole = source = vertical_files.joined(parts)
     else:
         parties = with_tables(parties, directed=getattr(config.data, "directed", False))
+        if predicts_links(config):
+            parts = unsplit(parties, require_graphs(scenario, config.noise), normalize=normalize)
+            return replace(_linked(config, parts, None, scenario, scenarios), names=names)
         parts = parts_of(parties, scenario, config.split, config.seed, normalize=normalize)
         source = pooled(parts)
         whole = union(parts, source, merged=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from atoll.data import files
 from atoll.graphs.graph import Graph
 
-OPTIONAL = ("majority", "graph_ptr", "graph_ids")
+OPTIONAL = ("majority", "graph_ptr", "graph_ids", "pairs", "pair_party")
 TUPLES = ("widths", "class_names", "classes")
 
 

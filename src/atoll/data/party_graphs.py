@@ -179,13 +179,23 @@ def parts_of(
     parties: Sequence[PartyGraph], scenario: str, settings: SplitSettings, seed: int, *, normalize: bool = False
 ) -> Graph:
     """The parties' graphs, block-diagonal, each prepared as a site prepares its own; horizontal or overlapping."""
+    graphs = _prepared(parties, scenario, normalize=normalize)
+    if scenario == "overlapping":
+        return _with_common_roles(parties, stack(graphs), settings, seed)
+    return stack([split(graph, settings, seed, [number]) for number, graph in enumerate(graphs)])
+
+
+def unsplit(parties: Sequence[PartyGraph], scenario: str, *, normalize: bool = False) -> Graph:
+    """The same without a split."""
+    return stack(_prepared(parties, scenario, normalize=normalize))
+
+
+def _prepared(parties: Sequence[PartyGraph], scenario: str, *, normalize: bool) -> list[Graph]:
     require_common_table(parties)
     graphs = aligned(parties, scenario)
     if normalize and graphs[0].table is None:  # else columns are normalized once they are encoded
         graphs = [row_normalize(graph) for graph in graphs]
-    if scenario == "overlapping":
-        return _with_common_roles(parties, stack(graphs), settings, seed)
-    return stack([split(graph, settings, seed, [number]) for number, graph in enumerate(graphs)])
+    return graphs
 
 
 def with_tables(parties: Sequence[PartyGraph], *, directed: bool = False) -> list[PartyGraph]:

@@ -48,6 +48,12 @@ class SplitSettings:
         since="0.2",
     )
     split_seed: int = setting(-1, "Seed of the split alone; negative uses the run's seed.", since="0.2")
+    disjoint: float = setting(
+        0.0, "Link tasks: the share of training edges that are fitted and pass no messages; 0: all do both.", low=0, high=0.99, since="0.2"
+    )
+    ranking: int = setting(
+        50, "Link tasks: corrupted pairs that each test edge is ranked among; 0 leaves the rank out.", low=0, high=10**5, since="0.2"
+    )
     fold: int = setting(0, "Index of the dataset's own split, if it has several (geom-gcn: 0 to 9).", low=0, high=10**6)
 
 
@@ -76,14 +82,14 @@ def split(graph: Graph, settings: SplitSettings, seed: int, parties: Sequence[in
             source = generator(seed, number, "split")
             by_class = kind == "by_class"
             block[:] = (
-                _stratified(labels, graph.num_classes, settings, source) if by_class else _fractions(labels, settings, source)
+                _stratified(labels, graph.num_classes, settings, source) if by_class else shuffled_roles(labels, settings, source)
             )
         return _with_roles(graph, roles)
     ids, row = torch.unique(graph.ids, return_inverse=True)
     labels = torch.full((len(ids),), -1).scatter_reduce_(0, row, graph.y, "amax")
     source = generator(seed, "split")
     if kind == "random":
-        roles = _fractions(labels, settings, source)
+        roles = shuffled_roles(labels, settings, source)
     elif kind in ("stratified", "by_class"):
         roles = _stratified(labels, graph.num_classes, settings, source)
     else:
@@ -173,7 +179,7 @@ def _floor(value: float) -> int:
     return math.floor(value + 1e-6)
 
 
-def _fractions(labels: Tensor, settings: SplitSettings, source: torch.Generator) -> Tensor:
+def shuffled_roles(labels: Tensor, settings: SplitSettings, source: torch.Generator) -> Tensor:
     """Shuffle the labeled nodes; the first share trains, the next validates, the next tests (rounded: tests, validates)."""
     labeled = (labels >= 0).nonzero()[:, 0]
     shuffled = labeled[torch.randperm(len(labeled), generator=source)]
@@ -191,7 +197,7 @@ def _stratified(labels: Tensor, classes: int, settings: SplitSettings, source: t
     roles = torch.full_like(labels, -1)
     for label in range(classes):
         of_class = (labels == label).nonzero()[:, 0]
-        roles[of_class] = _fractions(labels[of_class], settings, source)
+        roles[of_class] = shuffled_roles(labels[of_class], settings, source)
     return roles
 
 

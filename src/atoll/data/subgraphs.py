@@ -86,6 +86,7 @@ def take_rows(graph: Graph, rows: Ints, edges: Ints, chosen: Ints, ptr: Ints) ->
         x=graph.x[index] if isinstance(graph.x, torch.Tensor) else sp.csr_array(graph.x[rows]),
         edge_index=torch.from_numpy(np.ascontiguousarray(edges)),
         edge_weight=None if graph.edge_weight is None else graph.edge_weight[torch.from_numpy(chosen)],
+        edge_split=None if graph.edge_split is None else graph.edge_split[torch.from_numpy(chosen)],
         y=graph.y[index],
         train=graph.train[index],
         val=graph.val[index],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.messages import Schema
 from atoll.graphs.graph import Graph
 from atoll.models.backbone import Backbone, ModelShape
+from atoll.models.link_level import LinkNetwork, LinkNetworkSettings
 from atoll.models.graph_level import GraphNetwork, GraphNetworkSettings, shared_names
 from atoll.models.parameters import Parameters, get_parameters
 from atoll.models.registry import build, find_model
@@ -41,11 +44,12 @@ def backbone(
 def _backbone(settings: Training, schema: Schema, parties: int, draws: Draws | None, graph: Graph | None) -> Backbone:
     if schema.level == "graph":
         return _graph_network(settings, schema, parties, draws, graph)
-    return build(
+    links = schema.level == "link"
+    network = build(
         settings.model,
         parties=parties,
         features=schema.features,
-        classes=schema.outputs or schema.classes,
+        classes=settings.hidden if links else schema.outputs or schema.classes,
         hidden=settings.hidden,
         layers=settings.layers,
         dropout=settings.dropout,
@@ -55,12 +59,20 @@ def _backbone(settings: Training, schema: Schema, parties: int, draws: Draws | N
         settings=settings.architecture,
         draws=draws,
     )
+    return _link_network(settings, schema, parties, draws, network) if links else network
+
+
+def _link_network(settings: Training, schema: Schema, parties: int, draws: Draws | None, encoder: Backbone) -> LinkNetwork:
+    """That network as an encoder, with a decoder."""
+    shape = replace(encoder.shape, classes=schema.outputs or schema.classes)
+    return LinkNetwork(shape, encoder, draws, LinkNetworkSettings(settings.decoder))
 
 
 def embedding_width(settings: Training, schema: Schema) -> int:
     """h: columns of what `embed` of the settings' network gives."""
     shape = ModelShape(1, schema.features, schema.outputs or schema.classes, settings.hidden, settings.layers)
-    return (GraphNetwork if schema.level == "graph" else find_model(settings.model)).embedding_width(shape)
+    networks = {"graph": GraphNetwork, "link": LinkNetwork}
+    return (networks.get(schema.level) or find_model(settings.model)).embedding_width(shape)
 
 
 def _graph_network(settings: Training, schema: Schema, parties: int, draws: Draws | None, graph: Graph | None) -> GraphNetwork:

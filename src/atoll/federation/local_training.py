@@ -130,7 +130,7 @@ class LocalTraining(Cohort):
     @property
     def batched(self) -> bool:
         """Whether the parties train in mini-batches of nodes; batches of graphs are the task's."""
-        nodes = self.graph.graph_ptr is None
+        nodes = self.graph.of_nodes
         return nodes and isinstance(self.settings, BatchedTraining) and self.settings.batch_size > 0
 
     @property

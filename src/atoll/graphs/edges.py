@@ -85,3 +85,9 @@ def stacked_weights(edge_indices: Sequence[Tensor], edge_weights: Sequence[Tenso
     return torch.cat(
         [torch.ones(edges.shape[1], device=edges.device) if weights is None else weights for edges, weights in pairs]
     )
+
+
+def stacked_pairs(pairs: Sequence[Tensor | None], starts: Sequence[int]) -> Tensor | None:
+    """The judged pairs of several graphs, one graph after the other; None where a graph has none."""
+    present = [one + start for one, start in zip(pairs, starts, strict=True) if one is not None]
+    return torch.cat(present, 1) if len(present) == len(pairs) else None

@@ -22,6 +22,7 @@ from atoll.graphs.hops import AllNodes
 from atoll.graphs.items import Items
 from atoll.graphs.joining import joined_fields
 from atoll.graphs.matrices import Matrices
+from atoll.graphs.pairs import select_pairs, without_pairs
 from atoll.graphs.selection import Slices
 from atoll.graphs.sparse import SparseMatrix
 from atoll.graphs.table import Table
@@ -73,9 +74,12 @@ class Graph(Items, Matrices, Slices, AllNodes):
     edge_weight: Tensor | None = None  # (E,) float32, finite, not negative; None: every edge counts the same
     table: Table | None = None  # columns that have to be encoded before there is an x, which is (N, 0) until then
     node_names: NDArray[np.object_] | None = None  # (N,) the nodes' ids as text; subgraphs share the texts
+    edge_split: Tensor | None = None  # (E,) int8: the data's own split of its edges, train 0, val 1, test 2, −1: none
     graph_ptr: Tensor | None = None  # (G + 1,) graph tasks: where each small graph's rows begin; y and masks then have G rows
     graph_ids: Tensor | None = None  # (G,) graph tasks: each small graph's index in its dataset
     classes: tuple[int, ...] | None = None  # party p's classes are 0 … classes[p] − 1, where parties differ
+    pairs: Tensor | None = None  # (2, M) link tasks: the judged pairs of rows, party after party; y and masks then have M rows
+    pair_party: Tensor | None = None  # (M,) the party that each pair is judged with, if not the block itself
 
     @property
     def num_nodes(self) -> int:
@@ -153,7 +157,7 @@ class Graph(Items, Matrices, Slices, AllNodes):
         x = [self.x.cpu().numpy()] if isinstance(self.x, Tensor) else [self.x.data, self.x.indices, self.x.indptr]
         rest = (self.edge_index, self.y, self.train, self.val, self.test, self.ids, self.ptr)
         total = hashlib.blake2b(digest_size=7)
-        more = [tensor for tensor in (self.edge_weight, self.graph_ptr) if tensor is not None]
+        more = [tensor for tensor in (self.edge_weight, self.graph_ptr, self.pairs, self.pair_party) if tensor is not None]
         for array in [*x, *(tensor.cpu().numpy() for tensor in (*rest, *more))]:
             total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return int.from_bytes(total.digest(), "little")
@@ -217,6 +221,8 @@ class Graph(Items, Matrices, Slices, AllNodes):
         index = torch.from_numpy(numbers).to(self.device)
         if self.graph_ptr is not None:
             return self.select_graphs(index)
+        if self.pairs is not None:
+            return select_pairs(self, index, without_pairs(self).select(parties))
         rows = spans(self.ptr[index], self.ptr[index + 1])
         sizes = self.ptr.diff()[index]
         widths = None if self.widths is None else tuple(self.widths[p] for p in parties)
@@ -233,6 +239,7 @@ class Graph(Items, Matrices, Slices, AllNodes):
             x=x,
             edge_index=moved[:, kept],
             edge_weight=None if self.edge_weight is None else self.edge_weight[kept],
+            edge_split=None if self.edge_split is None else self.edge_split[kept],
             y=self.y[rows],
             train=self.train[rows],
             val=self.val[rows],
@@ -254,6 +261,7 @@ def stack(graphs: Sequence[Graph]) -> Graph:
     return Graph(
         edge_index=torch.cat([graph.edge_index + start for graph, start in zip(graphs, starts, strict=True)], 1),
         edge_weight=edges.stacked_weights([graph.edge_index for graph in graphs], [graph.edge_weight for graph in graphs]),
+        pairs=edges.stacked_pairs([graph.pairs for graph in graphs], starts),
         num_classes=graphs[0].num_classes,
         class_names=graphs[0].class_names,
         feature_names=graphs[0].feature_names if len({graph.feature_names for graph in graphs}) == 1 else None,

@@ -99,7 +99,7 @@ class AllNodes:
         if "_parties" in self.__dict__:
             cut: Any = self.__dict__["_cut"]
             return cut.graph.neighbors.cut(cut.starts.numpy(), cut.ends.numpy())  # type: ignore[no-any-return]
-        return NeighborLists(self.edge_index, self.edge_weight, len(self.y))
+        return NeighborLists(self.edge_index, self.edge_weight, len(self.ids))
 
     @cached_property
     def looped(self) -> Looped | None:

@@ -1,4 +1,4 @@
-"""Items: what is judged. A node or, where a party holds many small graphs, a graph; and batches of such graphs."""
+"""Items: what is judged. A node, a pair of nodes or, of many small graphs, a graph; and batches of such graphs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from atoll.device import CPU
 from atoll.graphs.blocks import Blocks, spans
 from atoll.graphs.distinct import DistinctRows, distinct_rows
+from atoll.graphs.pairs import RIVAL, pair_ptr, some_pairs, trained_pairs
 from atoll.graphs.sparse import SparseMatrix, Stored, stored
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Items:
 
     ptr: Tensor
     graph_ptr: Tensor | None
+    pairs: Tensor | None
     train: Tensor
     val: Tensor
     test: Tensor
@@ -98,20 +100,27 @@ class Items:
         @property
         def blocks(self) -> Blocks: ...  # noqa: D102
 
+    @property
+    def of_nodes(self) -> bool:
+        """Whether the items are the nodes."""
+        return self.graph_ptr is None and self.pairs is None
+
     @cached_property
     def item_ptr(self) -> Tensor:
         """(P + 1,) where each party's items begin."""
+        if self.pairs is not None:
+            return pair_ptr(self.pairs, self.ptr)
         return self.ptr if self.graph_ptr is None else torch.searchsorted(self.graph_ptr, self.ptr)
 
     @cached_property
     def items(self) -> Blocks:
         """How the items are divided into parties."""
-        return self.blocks if self.graph_ptr is None else Blocks(self.item_ptr.diff().tolist(), self.ptr.device)
+        return self.blocks if self.of_nodes else Blocks(self.item_ptr.diff().tolist(), self.ptr.device)
 
     @cached_property
     def owner(self) -> Tensor:
         """(I,) which party each item belongs to."""
-        return self.party if self.graph_ptr is None else self.items.party
+        return self.party if self.of_nodes else self.items.party
 
     @cached_property
     def num_train(self) -> Tensor:
@@ -137,16 +146,23 @@ class Items:
 
     @cached_property
     def judged(self) -> Graph:
-        """What evaluation runs on: the graphs that validate or test; all nodes where the items are nodes."""
+        """What evaluation runs on: the graphs, or pairs, that validate or test; all nodes where the items are nodes."""
         graph = cast("Graph", self)
+        if graph.pairs is not None:
+            return some_pairs(graph, (graph.val | graph.test | (graph.y == RIVAL)).nonzero()[:, 0])
         if graph.graph_ptr is None or bool((graph.val | graph.test).all()):
             return graph
         return graph.take((graph.val | graph.test).nonzero()[:, 0])
 
     @cached_property
     def trained(self) -> Graph:
-        """What a step of all training items runs on: the graphs that train; all nodes where the items are nodes."""
+        """What a step of all training items runs on: the graphs that train; all nodes where the items are nodes.
+
+        Of pairs: the training edges, and as many other pairs.
+        """
         graph = cast("Graph", self)
+        if graph.pairs is not None:
+            return trained_pairs(graph)
         if graph.graph_ptr is None or bool(graph.train.all()):
             return graph
         return graph.take(graph.train.nonzero()[:, 0])

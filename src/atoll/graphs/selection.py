@@ -30,7 +30,7 @@ class Slices:
         if whole.device != CPU:
             return whole.select(parties)
         starts = None if torch.equal(index, torch.arange(whole.parties)) else edge_starts(whole)
-        if starts is None or whole.graph_ptr is not None or whole.table is not None:
+        if starts is None or not whole.of_nodes or whole.table is not None:
             return whole.select(parties)
         return _sliced(whole, index, starts)
 

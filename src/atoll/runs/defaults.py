@@ -29,12 +29,12 @@ from typing import Any
 from atoll import algorithms
 from atoll.data.catalog import catalog
 from atoll.data.natural import NATURAL, has_parties
-from atoll.tasks import GRAPH_TASK
+from atoll.tasks import GRAPH_TASK, LINK_TASK
 
 DROPS_NODES = ("louvain_largest",)  # FedSpray's, right for its paper's graphs
 KEEPS_ALL_NODES = "metis"
 FALLBACK = "fedavg"  # an algorithm from a file or another package runs with these defaults
-GRAPHS = "graph_classification"  # the file with the defaults of graph tasks
+OF_TASKS = {GRAPH_TASK: "graph_classification", LINK_TASK: "link_prediction"}  # the files with the defaults of other tasks
 SHARED = "training"  # the file with the space of the settings that methods share
 
 
@@ -80,10 +80,10 @@ def default_partition(algorithm: str, dataset: str, wanted: str | None) -> str:
 
 
 def _tables(algorithm: str, task: Any) -> list[dict[str, Any]]:
-    """The algorithm's tables; in graph tasks, those of GCFL's and FedStar's experiments in place of other papers'."""
+    """The algorithm's tables; in other tasks, those of the task's experiments in place of other papers'."""
     tables: list[dict[str, Any]] = _document(algorithm)["when"]
-    if task == GRAPH_TASK:
-        return [*_document(GRAPHS)["when"], *(table for table in tables if not {"like", "partition"} & table.keys())]
+    if task in OF_TASKS:
+        return [*_document(OF_TASKS[task])["when"], *(table for table in tables if not {"like", "partition"} & table.keys())]
     return tables
 
 

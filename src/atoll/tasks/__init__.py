@@ -10,6 +10,7 @@ __all__ = [
     "DEFAULT_TASK",
     "GRAPH_TASK",
     "LAST",
+    "LINK_TASK",
     "TASKS",
     "CountField",
     "Metric",
@@ -21,10 +22,12 @@ __all__ = [
 
 DEFAULT_TASK = "node-classification"
 GRAPH_TASK = "graph-classification"
+LINK_TASK = "link-prediction"
 TASKS: Registry[Task] = Registry(
     "task",
     {
         DEFAULT_TASK: "atoll.tasks.node_classification:TASK",
         GRAPH_TASK: "atoll.tasks.graph_classification:TASK",
+        LINK_TASK: "atoll.tasks.link_prediction:TASK",
     },
 )

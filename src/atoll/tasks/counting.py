@@ -48,7 +48,7 @@ def counting_plan(graph: Graph, *, training: bool) -> CountingPlan:
             minority=minority,
             validated=len(parts[0]),
             evaluated=evaluated,
-            tested=graph.party[parts[1]],
+            tested=graph.owner[parts[1]],
             cells=graph.y[parts[1]] * graph.num_classes,
         )
     return graph.derived[name]  # type: ignore[return-value]

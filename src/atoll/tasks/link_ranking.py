@@ -1,0 +1,131 @@
+"""AUC, average precision, Hits@K and mean reciprocal rank of scored pairs: exact at a party, then means over the parties.
+
+None of them is a sum over pairs, so a party sends each as a pair (value, 1), or (0, 0) where it cannot be said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.graphs.graph import Graph
+from atoll.graphs.pairs import EDGE, NO_EDGE, RIVAL
+from atoll.tasks.task import CountField, Metric
+
+HITS = (10, 20, 50)
+HEADINGS = {
+    "auc": Metric("AUC", percent=True),
+    "average_precision": Metric("average precision", percent=True, heading="AP"),
+    "mrr": Metric("mean reciprocal rank", percent=True, heading="MRR"),
+    **{f"hits_at_{k}": Metric(f"Hits@{k}", percent=True) for k in HITS},
+}
+VALIDATION = ("auc", "average_precision")  # what is counted of validation pairs
+TEST = tuple(HEADINGS)
+FIELDS = {
+    "val_ranking": CountField((len(VALIDATION), 2), ("items", "items")),
+    "ranking": CountField((len(TEST), 2), ("items", "items")),
+}
+
+
+def counts(scores: Tensor, graph: Graph) -> dict[str, Tensor]:
+    """(P, k, 2) each party's metrics, in the order of `VALIDATION` and `TEST`, summed over those it is judged for, and how many.
+
+    That is a party's own metric and 1 but in a graph of all parties' nodes (`pair_party`).
+    """
+    made = {
+        "val_ranking": scores.new_zeros(graph.parties, len(VALIDATION), 2),
+        "ranking": scores.new_zeros(graph.parties, len(TEST), 2),
+    }
+    scores, y, val, test = scores.cpu(), graph.y.cpu(), graph.val.cpu(), graph.test.cpu()
+    groups = None if graph.pair_party is None else graph.pair_party.cpu()
+    for party, (start, end) in enumerate(graph.items.ranges):
+        for rows in _groups(start, end, groups):
+            judged = {"val_ranking": _validation(scores[rows], y[rows], val[rows])}
+            judged["ranking"] = _test(scores[rows], y[rows], test[rows])
+            for name, values in judged.items():
+                for index, value in enumerate(values):
+                    if value is not None:
+                        made[name][party, index] += torch.tensor([value, 1.0], dtype=torch.float64, device=graph.device)
+    return made
+
+
+def metrics(sums: Mapping[str, Any]) -> dict[str, float]:
+    """Σ value / Σ 1, where there are any."""
+    found = {}
+    for field, names, prefix in (("val_ranking", VALIDATION, "val_"), ("ranking", TEST, "")):
+        for name, (value, count) in zip(names, sums[field].tolist(), strict=True):
+            if count > 0:
+                found[prefix + name] = min(max(value, 0.0), count) / count
+    return found
+
+
+def by_party(counts: Mapping[str, Tensor]) -> dict[str, list[float | None]]:
+    """AUC and average precision of each party; None where it has none."""
+    shown = {}
+    for name in VALIDATION:
+        values, there = counts["ranking"][:, TEST.index(name)].unbind(1)
+        shown[f"party_{name}"] = [value / one if one else None for value, one in zip(values.tolist(), there.tolist(), strict=True)]
+    return shown
+
+
+def auc(scores: Tensor, positive: Tensor) -> float | None:
+    """The share of pairs of a positive and a negative in which the positive's score is higher; ties count half."""
+    wins, ties = _compared(scores[positive], scores[~positive])
+    pairs = int(positive.sum()) * int((~positive).sum())
+    return float(wins.sum() + 0.5 * ties.sum()) / pairs if pairs else None
+
+
+def average_precision(scores: Tensor, positive: Tensor) -> float | None:
+    """Σ_t (R_t − R_{t−1})·P_t over the distinct scores as thresholds, from the highest; as scikit-learn's. None without either."""
+    total = int(positive.sum())
+    if not 0 < total < len(positive):
+        return None
+    _, level, sizes = (-scores).unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]  # ascending
+    hits = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, level, positive.double())
+    precision = hits.cumsum(0) / sizes.cumsum(0)
+    return float((hits * precision).sum()) / total
+
+
+def hits_at(k: int, scores: Tensor, positive: Tensor) -> float | None:
+    """The share of positives whose score is above the k-th highest of the negatives; None with fewer than k negatives."""
+    negatives = scores[~positive]
+    if len(negatives) < k or not bool(positive.any()):
+        return None
+    return float((scores[positive] > negatives.topk(k).values[-1]).double().mean())
+
+
+def reciprocal_rank(scores: Tensor, rivals: Tensor) -> float | None:
+    """Mean of 1/rank of T scores, each among its own R rivals (T, R): the mean of the ranks where ties win and where they lose."""
+    if not rivals.numel():
+        return None
+    above, tied = (rivals > scores[:, None]).sum(1), (rivals == scores[:, None]).sum(1)
+    return float((1 / (1 + above + tied / 2).double()).mean())
+
+
+def _validation(scores: Tensor, y: Tensor, val: Tensor) -> list[float | None]:
+    judged, positive = scores[val], y[val] == EDGE
+    return [auc(judged, positive), average_precision(judged, positive)]
+
+
+def _test(scores: Tensor, y: Tensor, test: Tensor) -> list[float | None]:
+    judged, positive = scores[test & (y >= NO_EDGE)], y[test & (y >= NO_EDGE)] == EDGE
+    edges, rivals = judged[positive], scores[(y == RIVAL) & ~test]
+    rank = reciprocal_rank(edges, rivals.view(len(edges), -1)) if len(edges) else None
+    return [auc(judged, positive), average_precision(judged, positive), rank, *(hits_at(k, judged, positive) for k in HITS)]
+
+
+def _compared(positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each positive, the negatives below it and those that tie with it."""
+    ordered = negatives.contiguous().sort().values
+    below = torch.searchsorted(ordered, positives.contiguous())
+    return below, torch.searchsorted(ordered, positives.contiguous(), right=True) - below
+
+
+def _groups(start: int, end: int, groups: Tensor | None) -> list[Any]:
+    """The rows that are judged together: a party's or, of a graph of all parties' nodes, each party's."""
+    if groups is None:
+        return [slice(start, end)]
+    return [start + (groups[start:end] == group).nonzero()[:, 0] for group in groups[start:end].unique().tolist()]
