@@ -55,7 +55,13 @@ def test_every_algorithm_has_its_tables_and_they_set_what_exists() -> None:
             known |= {key for group in config.groups_of(name, dataset).values() for key in config.known(group)}
     known |= {key for group in config.groups_of("fedavg", "mutag").values() for key in config.known(group)}
     files = sorted(Path(algorithms.__file__).parent.glob("*.toml"))
-    assert {path.stem for path in files} == {*algorithms.names(), "vertical_network", "graph_classification", "training"}
+    assert {path.stem for path in files} == {
+        *algorithms.names(),
+        "vertical_network",
+        "graph_classification",
+        "link_prediction",
+        "training",
+    }
     for path in files:
         if path.stem == "training":
             continue  # a search space alone

@@ -20,6 +20,7 @@ from atoll.federation.declarations import COUNTS, WEIGHT
 from atoll.federation.federation import Federation
 from atoll.federation.local_training import LocalTraining
 from atoll.graphs.graph import Graph
+from atoll.graphs.pairs import trained_pairs
 from atoll.models import optim
 from atoll.models.parameters import Parameters, choose, get_parameters, set_parameters, weighted, zeros_of
 from atoll.settings import setting

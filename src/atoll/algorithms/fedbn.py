@@ -26,8 +26,9 @@ from atoll.models.normalization import NORM, NORMS, BatchNorm
 from atoll.models.parameters import Parameters, get_parameters, set_parameters, weighted
 from atoll.settings import setting
 
-__all__ = ["EVALUATIONS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
+LEVELS = ("node", "link")
 EVALUATIONS = ("personal", "trained")
 KEPT = {"all": ("scale", "shift", "mean", "variance"), "statistics": ("mean", "variance"), "none": ()}  # of a batch norm
 

@@ -20,8 +20,8 @@ from atoll.data.encoding_fit import fit_locally
 from atoll.data.federated_data import FederatedData, always, check_scenario, public_edges
 from atoll.data.given import Given
 from atoll.data.given_partition import node_lists
-from atoll.data.links import predicts_links, require_edges, require_graphs, split_links, whole_links
 from atoll.data.graph_parties import federate_graphs, holds_graphs
+from atoll.data.links import predicts_links, require_edges, require_graphs, split_links, whole_links
 from atoll.data.natural import NATURAL, natural_parties
 from atoll.data.partition import SCENARIO_OF, from_lists, partition, scenario_of
 from atoll.data.party_graphs import PartyGraph, parts_of, pooled, read_folders, scenario_of_parties, unsplit, with_tables

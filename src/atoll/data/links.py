@@ -178,7 +178,9 @@ def _roles(edges: Tensor, given: Tensor | None, settings: SplitSettings, seed: i
     """The role of each undirected edge of a party: given, where parties share nodes or the data says so, or drawn."""
     if given is None:
         if settings.split == "public":
-            raise AtollError("split='public', but the edges come without a split; give edges a column `split`, or use split=auto.")
+            raise AtollError(
+                "split='public', but the edges come without a split; give edges a column `split`, or use split=auto."
+            )
         given = shuffled_roles(torch.zeros_like(edges), settings, generator(seed, number, "links", "split"))
     roles = given.clone()
     if settings.disjoint:
@@ -193,7 +195,7 @@ def _overlap(parts: Graph) -> bool:
 
 
 def _shared_roles(parts: Graph, settings: SplitSettings, seed: int) -> Tensor:
-    """(E,) the role of each edge, drawn over the distinct edges of all parties; with the data's own split, the latest one says."""
+    """(E,) the role of each edge, drawn over the distinct edges of all parties; of several own ones the last."""
     ids, row = torch.unique(parts.ids, return_inverse=True)
     codes = pair_codes(row[parts.edge_index], len(ids))
     distinct, of_edge = codes.unique(return_inverse=True)  # type: ignore[no-untyped-call]

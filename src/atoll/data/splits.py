@@ -49,10 +49,18 @@ class SplitSettings:
     )
     split_seed: int = setting(-1, "Seed of the split alone; negative uses the run's seed.", since="0.2")
     disjoint: float = setting(
-        0.0, "Link tasks: the share of training edges that are fitted and pass no messages; 0: all do both.", low=0, high=0.99, since="0.2"
+        0.0,
+        "Link tasks: the share of training edges that are fitted and pass no messages; 0: all do both.",
+        low=0,
+        high=0.99,
+        since="0.2",
     )
     ranking: int = setting(
-        50, "Link tasks: corrupted pairs that each test edge is ranked among; 0 leaves the rank out.", low=0, high=10**5, since="0.2"
+        50,
+        "Link tasks: corrupted pairs that each test edge is ranked among; 0 leaves the rank out.",
+        low=0,
+        high=10**5,
+        since="0.2",
     )
     fold: int = setting(0, "Index of the dataset's own split, if it has several (geom-gcn: 0 to 9).", low=0, high=10**6)
 

@@ -13,8 +13,8 @@ from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.messages import Schema
 from atoll.graphs.graph import Graph
 from atoll.models.backbone import Backbone, ModelShape
-from atoll.models.link_level import LinkNetwork, LinkNetworkSettings
 from atoll.models.graph_level import GraphNetwork, GraphNetworkSettings, shared_names
+from atoll.models.link_level import LinkNetwork, LinkNetworkSettings
 from atoll.models.parameters import Parameters, get_parameters
 from atoll.models.registry import build, find_model
 from atoll.random import SERVER, Draws
@@ -71,7 +71,7 @@ def _link_network(settings: Training, schema: Schema, parties: int, draws: Draws
 def embedding_width(settings: Training, schema: Schema) -> int:
     """h: columns of what `embed` of the settings' network gives."""
     shape = ModelShape(1, schema.features, schema.outputs or schema.classes, settings.hidden, settings.layers)
-    networks = {"graph": GraphNetwork, "link": LinkNetwork}
+    networks: dict[str, type[Backbone]] = {"graph": GraphNetwork, "link": LinkNetwork}
     return (networks.get(schema.level) or find_model(settings.model)).embedding_width(shape)
 
 

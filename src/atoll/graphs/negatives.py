@@ -62,7 +62,7 @@ class NonEdges:
     def enumerated(self) -> Tensor:
         """All of them, ascending."""
         low, high = torch.triu_indices(self.nodes, self.nodes, 1)
-        codes = low * self.nodes + high
+        codes: Tensor = low * self.nodes + high
         return codes[~contained(codes, self.edges)]
 
 
@@ -70,7 +70,8 @@ def _in_order(codes: Tensor) -> Tensor:
     """The distinct codes in the order in which they first appear."""
     distinct, index = codes.unique(return_inverse=True)  # type: ignore[no-untyped-call]
     first = torch.full((len(distinct),), len(codes)).scatter_reduce_(0, index, torch.arange(len(codes)), "amin")
-    return codes[first.sort().values]
+    kept: Tensor = codes[first.sort().values]
+    return kept
 
 
 def corrupted(pairs: Tensor, nodes: int, edges: Tensor, count: int, source: torch.Generator) -> Tensor:

@@ -1,8 +1,8 @@
 """Pairs of nodes as items: what link prediction judges. Messages pass along `edge_index` alone, whatever the pairs are.
 
-The pairs of a graph stand party after party, y is 1 for an edge and 0 for none, and a pair that neither trains, validates nor
-tests is one of two things: with y = 0 it is one of the pairs that stand beside the training edges where nothing is drawn (as many,
-in their order); with y = −1 it competes with a test edge for a rank (equally many for each test edge, in the order of these).
+The pairs of a graph stand party after party; y is 1 for an edge and 0 for none. A pair that neither trains, validates nor tests
+is one of two things. With y = 0 it stands beside a training edge where nothing is drawn (as many, in their order). With y = −1 it
+competes with a test edge for a rank (equally many for each test edge, in the order of these).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def some_pairs(graph: Graph, rows: Tensor) -> Graph:
     """The same nodes and edges with some of the pairs, in ascending order."""
     assert graph.pairs is not None
     group = None if graph.pair_party is None else graph.pair_party[rows]
-    return with_pairs(graph, graph.pairs[:, rows], *(getattr(graph, name)[rows] for name in ("y", "train", "val", "test")), group)
+    return with_pairs(graph, graph.pairs[:, rows], graph.y[rows], graph.train[rows], graph.val[rows], graph.test[rows], group)
 
 
 def trained_pairs(graph: Graph, chosen: Tensor | None = None) -> Graph:
@@ -91,8 +91,8 @@ def stepping(graph: Graph) -> Graph:
 def without_pairs(graph: Graph) -> Graph:
     """The nodes and edges alone, unlabeled."""
     nobody = torch.zeros(graph.num_nodes, dtype=torch.bool, device=graph.device)
-    masks = dict.fromkeys(("train", "val", "test"), nobody)
-    return replace(graph, pairs=None, pair_party=None, y=torch.full_like(graph.ids, -1), majority=None, **masks)
+    y = torch.full_like(graph.ids, -1)
+    return replace(graph, pairs=None, pair_party=None, y=y, train=nobody, val=nobody, test=nobody, majority=None)
 
 
 def select_pairs(graph: Graph, parties: Tensor, nodes: Graph) -> Graph:

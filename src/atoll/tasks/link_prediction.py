@@ -18,7 +18,7 @@ from atoll.random import Draws
 from atoll.tasks import class_weights, link_ranking
 from atoll.tasks.node_classification import NodeClassification
 from atoll.tasks.options import TaskOptions
-from atoll.tasks.task import CountField, Metric
+from atoll.tasks.task import CountField
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,12 @@ class LinkPrediction(NodeClassification):
         """The task as a run wants it."""
         if options.class_weight != class_weights.NONE:
             raise AtollError("class_weight is for classes of items; link prediction trains on as many edges as other pairs.")
-        ranked = {f"val_{name}" for name in link_ranking.VALIDATION} | set(link_ranking.HEADINGS)
-        select_by = "loss" if options.select_by in {"score", *ranked} else options.select_by  # these are counted anyway
-        track = tuple(name for name in options.track if name not in ranked)
+        for setting, names in {"select_by": (options.select_by,), "track": options.track}.items():
+            if of_test := next((name for name in names if name in link_ranking.TEST[len(link_ranking.VALIDATION) :]), None):
+                raise AtollError(f"{setting} is {of_test}, which is measured on test pairs alone; use auc or average_precision.")
+        counted = ("score", *link_ranking.VALIDATION)  # anyway
+        select_by = "loss" if options.select_by in counted else options.select_by
+        track = tuple(name for name in options.track if name not in counted)
         made = super().configured(replace(options, select_by=select_by, track=track, training=False))
         assert isinstance(made, LinkPrediction)
         return made
@@ -103,7 +106,9 @@ def known_edges(graph: Graph) -> list[NonEdges]:
 def drawn_batch(graph: Graph, positives: list[Tensor], draws: Draws) -> Graph:
     """The graph whose pairs are these edges of each party and as many that are none that it knows, from its own generator."""
     pairs, labels = [], []
-    for source, start, known, edges in zip(draws.generators, graph.bounds[:-1].tolist(), known_edges(graph), positives, strict=True):
+    for source, start, known, edges in zip(
+        draws.generators, graph.bounds[:-1].tolist(), known_edges(graph), positives, strict=True
+    ):
         others = pairs_of(known.draw(edges.shape[1], source), known.nodes)
         pairs.append(torch.cat([edges, others], 1) + start)
         labels += [torch.ones(edges.shape[1], dtype=torch.int64), torch.zeros(others.shape[1], dtype=torch.int64)]

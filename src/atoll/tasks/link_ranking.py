@@ -67,7 +67,9 @@ def by_party(counts: Mapping[str, Tensor]) -> dict[str, list[float | None]]:
     shown = {}
     for name in VALIDATION:
         values, there = counts["ranking"][:, TEST.index(name)].unbind(1)
-        shown[f"party_{name}"] = [value / one if one else None for value, one in zip(values.tolist(), there.tolist(), strict=True)]
+        shown[f"party_{name}"] = [
+            value / one if one else None for value, one in zip(values.tolist(), there.tolist(), strict=True)
+        ]
     return shown
 
 
@@ -79,7 +81,7 @@ def auc(scores: Tensor, positive: Tensor) -> float | None:
 
 
 def average_precision(scores: Tensor, positive: Tensor) -> float | None:
-    """Σ_t (R_t − R_{t−1})·P_t over the distinct scores as thresholds, from the highest; as scikit-learn's. None without either."""
+    """Σ_t (R_t − R_{t−1})·P_t over the distinct scores, from the highest, as scikit-learn; None without either kind."""
     total = int(positive.sum())
     if not 0 < total < len(positive):
         return None
@@ -98,7 +100,7 @@ def hits_at(k: int, scores: Tensor, positive: Tensor) -> float | None:
 
 
 def reciprocal_rank(scores: Tensor, rivals: Tensor) -> float | None:
-    """Mean of 1/rank of T scores, each among its own R rivals (T, R): the mean of the ranks where ties win and where they lose."""
+    """Mean 1/rank of T scores, each among its own rivals (T, R); of tied ones the mean of the best and the worst rank."""
     if not rivals.numel():
         return None
     above, tied = (rivals > scores[:, None]).sum(1), (rivals == scores[:, None]).sum(1)
@@ -128,4 +130,4 @@ def _groups(start: int, end: int, groups: Tensor | None) -> list[Any]:
     """The rows that are judged together: a party's or, of a graph of all parties' nodes, each party's."""
     if groups is None:
         return [slice(start, end)]
-    return [start + (groups[start:end] == group).nonzero()[:, 0] for group in groups[start:end].unique().tolist()]
+    return [start + (groups[start:end] == group).nonzero()[:, 0] for group in groups[start:end].unique().tolist()]  # type: ignore[no-untyped-call]

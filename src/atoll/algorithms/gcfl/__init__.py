@@ -40,7 +40,7 @@ from atoll.random import SERVER, Draws
 from atoll.settings import setting
 
 SCENARIOS = ("horizontal", "overlapping")
-LEVELS = ("node", "graph")
+LEVELS = ("node", "graph", "link")
 EVALUATIONS = ("personal",)
 CACHED = ("cached", "accuracy")  # of a graph task's state: each party's best test accuracy before a cut, and its last one
 STATE_AXES = {"model": SAME_FOR_ALL, **dict.fromkeys(("cluster", "update", "n", "norms", "heard", *CACHED), PARTY)}
@@ -107,6 +107,10 @@ def network(settings: Settings, schema: Schema, parties: int, draws: Draws | Non
         return backbone(settings, schema, parties, draws, graph)
     if schema.level == "graph":
         raise AtollError("share=convolutions is for networks of nodes; in graph tasks it is called share=layers.")
+    if schema.level != "node":
+        raise AtollError(
+            "share=convolutions is for node tasks, whose dense layers stand around the convolutions; leave share out."
+        )
     sizes = (parties, schema.features, schema.outputs or schema.classes, settings.hidden, settings.layers)
     shape = ModelShape(*sizes, settings.dropout, settings.input_dropout, settings.bias)
     return Framed(shape, draws, FramedSettings(settings.model))
