@@ -47,6 +47,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("cheb", {}),
     ("cheb", {"settings": {"order": 1}, "layers": 1}),
     ("cheb", {"settings": {"order": 3}, "bias": False}),
+    ("disen", {"layers": 3}),
+    ("disen", {"settings": {"factors": 2, "iterations": 1}, "layers": 1, "bias": False}),
     ("gamlp", {"layers": 3}),
     ("gamlp", {"layers": 1, "bias": False}),
     ("gamlp", {"settings": {"steps": 0}}),
@@ -101,7 +103,7 @@ def test_the_same_outputs_for_every_option(name: str, options: dict[str, Any], f
 
 def test_every_registered_backbone_can_be_exported() -> None:
     """Nobody adds one and forgets this."""
-    names = ("appnp", "cheb", "gamlp", "gat", "gcn", "gcn_head", "gcnii", "gin", "mlp", "sage", "sgc")
+    names = ("appnp", "cheb", "disen", "gamlp", "gat", "gcn", "gcn_head", "gcnii", "gin", "mlp", "sage", "sgc")
     assert {MODELS.find(name) for name in names} == set(STANDALONE)
     assert {name for name, _ in CASES} == set(names)
 
@@ -133,7 +135,9 @@ def assert_no_paths(data: bytes, *more: str) -> None:
         assert part.encode() not in everything, part
 
 
-@pytest.mark.parametrize("name", ["gcn", "gcn_head", "gin", "sgc", "sage", "cheb", "gamlp", "gat", "gcnii", "appnp", "mlp"])
+@pytest.mark.parametrize(
+    "name", ["gcn", "gcn_head", "gin", "sgc", "sage", "cheb", "disen", "gamlp", "gat", "gcnii", "appnp", "mlp"]
+)
 def test_other_runtimes_take_graphs_of_any_size(name: str) -> None:
     """TorchScript, torch.export and ONNX: also without edges, and with one node; no path of this machine is in the files."""
     pytest.importorskip("onnxruntime")

@@ -38,6 +38,7 @@ class Algorithm(Protocol):
     the server's model, or can judge others, too, also has `EVALUATIONS`: what `evaluation` may be, its own first. One with the
     setting `norm` whose models cannot have batch norm all the same says in words why: `NO_NORM`. One whose
     theorem has constants that can be measured has `theory(parts, public, state, settings, rounds)`, for `atoll theory`.
+    One that wants the edges between parties, known to both ends' owners (`Graph.borders`), has `wants_borders(settings)`.
     One whose next round needs what an evaluation found has `after_evaluation(state, metrics)`, which gives the state with it.
     """
 
@@ -89,6 +90,12 @@ def is_imported(name: str) -> bool:
 def takes_unlabeled(name: str) -> bool:
     """Whether an algorithm can do with parties that have no training nodes."""
     return bool(getattr(find(name), "UNLABELED_PARTIES", False))
+
+
+def wants_borders(name: str, settings: Any) -> bool:
+    """Whether an algorithm wants the edges between parties, with these settings."""
+    wanted = getattr(find(name), "wants_borders", None)
+    return wanted is not None and bool(wanted(settings))
 
 
 _digests: dict[Path, str] = {}  # of the files that were imported

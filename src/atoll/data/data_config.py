@@ -53,6 +53,11 @@ class DataConfig(Protocol):
         ...
 
     @property
+    def borders(self) -> bool:
+        """Whether the algorithm wants the edges between parties, known to both ends' owners."""
+        ...
+
+    @property
     def split(self) -> SplitSettings:
         """The split's settings."""
         ...

@@ -30,6 +30,7 @@ from atoll.data.sharded import SHARDS, sharded
 from atoll.data.splits import replaces_split, require_party_scope, split, split_before_cut
 from atoll.data.training_nodes import check_training
 from atoll.errors import AtollError, AtollWarning
+from atoll.graphs.borders import borders_between
 from atoll.graphs.edges import distinct_edges
 from atoll.graphs.graph import Graph, majority_class
 from atoll.graphs.pairs import without_pairs
@@ -53,6 +54,7 @@ def federate(
     """
     given = given if isinstance(given, Given) else Given(given)
     if given.dataset is None and holds_graphs(config.dataset):
+        _refuse_borders(config, "A party here holds many small graphs")
         data = federate_graphs(config, scenarios)
         return replace(data, parts=data.parts.select(held)) if held else data
     if config.partition == SHARDS and given.dataset is None:
@@ -104,6 +106,9 @@ def _federate(config: DataConfig, given: Given, scenarios: Sequence[str], *, unl
     else:
         check_scenario(config, scenarios, config.algorithm, scenario)
     public = public_edges(parts, whole) if scenario == "node" else {}
+    if config.borders and scenario == "horizontal":
+        between = borders_between(parts.ids, parts.party, graph.edge_index, graph.edge_weight, graph.ids)
+        parts = replace(parts, borders=between)
     return FederatedData(scenario, parts, always(whole), always(source), public, encoding=encoding, node_lists=lists)
 
 
@@ -169,6 +174,7 @@ def _own_parties(config: DataConfig, given: Given, scenarios: Sequence[str], *, 
     from atoll.data import vertical_files  # pandas takes a while to import
 
     require_party_scope(config.split)
+    _refuse_borders(config, "The parties' graphs are given one by one")
     parties = _party_graphs(config, given)
     scenario = scenario_of_parties(parties, config.algorithm, scenarios, config.partition_settings.scenario)
     require_divided_nodes(config.noise, scenario)
@@ -224,6 +230,15 @@ def _party_graphs(config: DataConfig, given: Given) -> list[PartyGraph]:
         fold=config.split.fold,
         edge_weights=settings.edge_weights,
     )
+
+
+def _refuse_borders(config: DataConfig, why: str) -> None:
+    """Refuse an algorithm that wants the edges between parties where nobody knows them."""
+    if config.borders:
+        raise AtollError(
+            f"{why}, so nobody knows the edges between them, which {config.algorithm} exchanges; give one graph and a partition, "
+            "or set hops=0."
+        )
 
 
 def _named(config: DataConfig) -> str:

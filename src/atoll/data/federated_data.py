@@ -14,6 +14,7 @@ from atoll.data.data_config import DataConfig
 from atoll.data.encoding import Encoding
 from atoll.data.partition import SCENARIO_OF
 from atoll.errors import AtollError
+from atoll.graphs.borders import Borders
 from atoll.graphs.graph import Graph
 
 
@@ -37,6 +38,11 @@ class FederatedData:
     def whole(self) -> Graph:
         """The union of the parties' nodes, with the edges between parties (overlapping: only those that some party holds)."""
         return self.load_whole()
+
+    @property
+    def borders(self) -> Borders | None:
+        """The edges between parties, as both ends' owners know them; None unless the algorithm wants them."""
+        return self.parts.borders
 
     @property
     def named(self) -> Graph:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from atoll.data import files
+from atoll.graphs.borders import Borders
 from atoll.graphs.graph import Graph
 
 OPTIONAL = ("majority", "graph_ptr", "graph_ids", "pairs", "pair_party")
@@ -21,6 +22,7 @@ def to_fields(graph: Graph) -> dict[str, Any]:
     arrays = files.arrays(replace(graph, node_names=None, feature_names=None, class_names=None))
     fields: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
     fields |= {name: getattr(graph, name) for name in ("ptr", *OPTIONAL) if getattr(graph, name) is not None}
+    fields |= {} if graph.borders is None else graph.borders.arrays()
     listed = {name: list(getattr(graph, name)) for name in TUPLES if getattr(graph, name) is not None}
     return fields | {"listed": [listed]}  # in a list, so that it is kept as one value
 
@@ -29,5 +31,6 @@ def from_fields(fields: Mapping[str, Any]) -> Graph:
     """The graph of `to_fields`."""
     tensors = {name: value for name, value in fields.items() if isinstance(value, Tensor)}
     given: dict[str, Any] = {name: tensors.pop(name) for name in ("ptr", *OPTIONAL) if name in tensors}
+    given["borders"] = Borders.of({name: tensors.pop(name) for name in list(tensors) if name.startswith("border_")})
     given |= {name: tuple(value) for name, value in fields["listed"][0].items()}
     return replace(files.graph_of({name: value.numpy() for name, value in tensors.items()}), **given)

@@ -120,12 +120,15 @@ def _blocks(parts: Graph, cuts: np.ndarray[Any, Any]) -> Iterator[Graph]:
             majority=None if parts.majority is None else parts.majority[rows],
             table=None if parts.table is None else replace(parts.table, values=parts.table.values[rows]),
             node_names=None if parts.node_names is None else parts.node_names[rows],
+            borders=None if parts.borders is None else parts.borders.select(parts.ptr, torch.arange(first, end)),
         )
 
 
 def _shard_arrays(block: Graph) -> Arrays:
     """A shard's arrays; a table's columns are encoded by its own rows, for those who read the folder as one party's graph."""
     arrays = files.arrays(encoded_alone(block)) | {"ptr": block.ptr.numpy()}
+    if block.borders is not None:
+        arrays |= {name: tensor.numpy() for name, tensor in block.borders.arrays().items()}
     return arrays if block.majority is None else arrays | {"majority": block.majority.numpy()}
 
 

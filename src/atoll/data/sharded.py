@@ -38,6 +38,11 @@ def sharded(config: DataConfig, scenarios: Sequence[str], *, unlabeled: bool, he
         return FederatedData("whole", whole, always(whole), lambda: shards.source(whole), **extra)
     outlined = held is not None and not held and not shards.has_table
     parts = shards.outline() if outlined else shards.graph(held or None)
+    if config.borders and not outlined and parts.borders is None:
+        raise AtollError(
+            f"The shards in {config.dataset} do not hold the edges between parties, which {config.algorithm} exchanges; cut them "
+            f"with `atoll partition --algorithm {config.algorithm}`, or set hops=0."
+        )
     if not (outlined and unlabeled):
         names = [manifest.names[party] for party in held or range(manifest.parties)] if manifest.names else ()
         parts = check_training(parts, manifest.scenario, config.split, names, unlabeled=unlabeled)

@@ -27,6 +27,7 @@ from atoll.data.npz import Arrays
 from atoll.data.scratch import exceeds, gathered, scratch_array
 from atoll.data.shard_writer import SOURCE, WHOLE
 from atoll.errors import AtollError, AtollWarning
+from atoll.graphs.borders import Borders
 from atoll.graphs.graph import Graph, stack
 from atoll.graphs.table import Table
 
@@ -178,8 +179,25 @@ class Shards:
             raise self._inconsistent(prefix) from error
         if not fits:
             raise self._inconsistent(prefix)
+        graph = replace(graph, borders=self._borders(stored, prefix))
         majority = stored.get("majority")
         return graph if majority is None else replace(graph, majority=torch.from_numpy(majority))
+
+    def _borders(self, stored: Arrays, prefix: str) -> Borders | None:
+        """The edges to other parties, where they were kept."""
+        arrays = {name: torch.from_numpy(value) for name, value in stored.items() if name.startswith("border_")}
+        try:
+            borders = Borders.of(arrays)
+        except KeyError as error:
+            raise self._inconsistent(prefix) from error
+        if borders is None:
+            return None
+        row, fits = borders.row, len({len(each) for each in arrays.values()}) == 1
+        if not fits or (
+            len(row) and not (int(row[0]) >= 0 and bool((row.diff() >= 0).all()) and int(row[-1]) < len(stored["y"]))
+        ):
+            raise self._inconsistent(prefix)
+        return borders
 
     def _table(self, prefix: str) -> Table | None:
         if f"{prefix}table.npy" not in self.manifest.files:

@@ -32,7 +32,8 @@ def adopt(cohorts: Sequence[Cohort], trained: Mapping[str, Any], before: Tensor 
     elif STORED_FEATURE in memory.values() or not bool((before >= 0).any()):
         return []
     else:
-        names = [name for name in trained if memory.get(name) == PARTY]
+        about_graphs = cohorts[0].graph_memory
+        names = [name for name in trained if memory.get(name) == PARTY and name not in about_graphs]
     done = dict.fromkeys(names, 0)  # rows that the cohorts before have
     for cohort in cohorts:
         held = cohort.trained()
@@ -54,6 +55,8 @@ def adopt(cohorts: Sequence[Cohort], trained: Mapping[str, Any], before: Tensor 
 
 def check_form(what: str, trained: Any, here: Any, *, rows: bool = False) -> None:
     """Refuse values of other names, shapes or types than those here; with `rows`, there may be more or fewer of them."""
+    if rows and isinstance(trained, list) and isinstance(here, list):  # one tensor per party, of as many parties as there are
+        trained, here = trained[:1], here[:1]
     left, right = (dict(wire.leaves({"": value})) for value in (trained, here))
     if odd := sorted(left.keys() ^ right.keys()):
         name = odd[0].lstrip("/") or "value"

@@ -89,6 +89,9 @@ class Cohort:
     memory: ClassVar[Mapping[str, str]] = {}  # attributes that survive between messages, restarts and resume → their first axis
     round_memory: ClassVar[Mapping[str, str]] = {}  # likewise, but within one round or one evaluation only
     training_memory: ClassVar[frozenset[str]] = frozenset()  # what of `memory` predictions do not need; optimizers never are
+    graph_memory: ClassVar[frozenset[str]] = (
+        frozenset()
+    )  # what of it is about the graph that it was made on, and goes to no other
     no_backbone: ClassVar[str] = ""  # why the parties do not predict with a backbone each, in words; empty where they do
     one_graph: ClassVar[str] = ""  # why the parties cannot train on another graph than they predict on, in words; empty: they can
     about_nodes: ClassVar[Sequence[str]] = ()  # arguments of `evaluate` about the nodes of training, left out for new nodes
@@ -311,6 +314,7 @@ class Cohort:
 
         A method that keeps more overrides it: it says what it can do without, or computes it for the nodes here.
         """
+        memory = {name: value for name, value in memory.items() if name not in self.graph_memory}
         if other := [name for name in memory if self.memory.get(name, PARTY) != PARTY]:
             method, axis = type(self).__module__.rpartition(".")[2], self.memory[other[0]].replace("_", " ")
             what = f"{other[0]!r} for each {axis}, and new ones have none."

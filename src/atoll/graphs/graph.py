@@ -17,6 +17,7 @@ from torch import Tensor
 from atoll.device import CPU
 from atoll.graphs import edges
 from atoll.graphs.blocks import Blocks, spans
+from atoll.graphs.borders import Borders, stacked_borders
 from atoll.graphs.features import Features, nonzero_values
 from atoll.graphs.hops import AllNodes
 from atoll.graphs.items import Items
@@ -80,6 +81,7 @@ class Graph(Items, Matrices, Slices, AllNodes):
     classes: tuple[int, ...] | None = None  # party p's classes are 0 … classes[p] − 1, where parties differ
     pairs: Tensor | None = None  # (2, M) link tasks: the judged pairs of rows, party after party; y and masks then have M rows
     pair_party: Tensor | None = None  # (M,) the party that each pair is judged with, if not the block itself
+    borders: Borders | None = None  # the edges between parties, where an algorithm wants them
 
     @property
     def num_nodes(self) -> int:
@@ -158,6 +160,7 @@ class Graph(Items, Matrices, Slices, AllNodes):
         rest = (self.edge_index, self.y, self.train, self.val, self.test, self.ids, self.ptr)
         total = hashlib.blake2b(digest_size=7)
         more = [tensor for tensor in (self.edge_weight, self.graph_ptr, self.pairs, self.pair_party) if tensor is not None]
+        more += [] if self.borders is None else self.borders.arrays().values()
         for array in [*x, *(tensor.cpu().numpy() for tensor in (*rest, *more))]:
             total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return int.from_bytes(total.digest(), "little")
@@ -226,7 +229,9 @@ class Graph(Items, Matrices, Slices, AllNodes):
         rows = spans(self.ptr[index], self.ptr[index + 1])
         sizes = self.ptr.diff()[index]
         widths = None if self.widths is None else tuple(self.widths[p] for p in parties)
-        return replace(self.rows(rows), ptr=torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]), widths=widths)
+        borders = None if self.borders is None else self.borders.select(self.ptr.cpu(), torch.from_numpy(numbers))
+        ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        return replace(self.rows(rows), ptr=ptr, widths=widths, borders=borders)
 
     def rows(self, rows: Tensor) -> Graph:
         """The induced subgraph of distinct rows as one block (P = 1)."""
@@ -265,6 +270,7 @@ def stack(graphs: Sequence[Graph]) -> Graph:
         num_classes=graphs[0].num_classes,
         class_names=graphs[0].class_names,
         feature_names=graphs[0].feature_names if len({graph.feature_names for graph in graphs}) == 1 else None,
+        borders=stacked_borders([graph.borders for graph in graphs], starts),
         **joined_fields(graphs),
     )
 

@@ -62,6 +62,7 @@ def _sliced(whole: Graph, parties: Tensor, edge_ptr: Tensor) -> Graph:
         node_names=None if whole.node_names is None else whole.node_names[rows.numpy()],
         widths=widths,
         classes=classes,
+        borders=None if whole.borders is None else whole.borders.select(whole.ptr, parties),
     )
     part.__dict__.update(_cut=cut, _parties=parties)
     return part

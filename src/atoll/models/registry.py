@@ -19,6 +19,7 @@ MODELS: Registry[type[Backbone]] = Registry(
     {
         "appnp": "atoll.models.appnp:APPNP",
         "cheb": "atoll.models.cheb:Cheb",
+        "disen": "atoll.models.disen:Disen",
         "gamlp": "atoll.models.gamlp:GAMLP",
         "gat": "atoll.models.gat:GAT",
         "gcn": "atoll.models.gcn:GCN",

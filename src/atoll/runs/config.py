@@ -86,6 +86,11 @@ class Config:
         architecture = self.settings.architecture
         return find_model(self.settings.model).settings_type() if architecture is None else architecture
 
+    @property
+    def borders(self) -> bool:
+        """Whether the algorithm wants the edges between parties, known to both ends' owners."""
+        return algorithms.is_imported(self.algorithm) and algorithms.wants_borders(self.algorithm, self.settings)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as in config.toml."""
         tables = {name: plain(dataclasses.asdict(group)) for name, group in self.groups.items()}

@@ -17,6 +17,7 @@ from atoll.errors import AtollError
 from atoll.models.appnp import APPNP
 from atoll.models.backbone import Backbone
 from atoll.models.cheb import Cheb
+from atoll.models.disen import Disen
 from atoll.models.gamlp import GAMLP
 from atoll.models.gat import GAT
 from atoll.models.gcn import GCN
@@ -34,7 +35,7 @@ from atoll.models.user import digest, file_of
 
 FLAVORS = {"torch": "atoll.models.standalone.torch_modules", "pyg": "atoll.models.standalone.pyg_modules"}
 PREFIX = {"torch": "Torch", "pyg": "PyG"}  # of the classes' names
-STANDALONE: tuple[type[Backbone], ...] = (APPNP, Cheb, GAMLP, GAT, GCN, GCNHead, GCNII, GIN, GraphSAGE, MLP, SGC)
+STANDALONE: tuple[type[Backbone], ...] = (APPNP, Cheb, Disen, GAMLP, GAT, GCN, GCNHead, GCNII, GIN, GraphSAGE, MLP, SGC)
 ABOUT = "A network trained with atoll, which it does not need: `Model(...)(x, edge_index)` gives logits (N, C)."
 
 
@@ -184,6 +185,7 @@ def _gcnii(key: str, flavor: str) -> tuple[str, bool]:
 RENAMED: dict[type[Backbone], Callable[[str, str], tuple[str, bool]]] = {  # our name → the module's, and whether it is transposed
     APPNP: _linear,
     Cheb: _linear,
+    Disen: _linear,
     GAMLP: _gamlp,
     GAT: _gat,
     GCN: _gcn,

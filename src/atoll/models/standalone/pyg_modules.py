@@ -234,3 +234,36 @@ class PyGCheb(nn.Module):
         for index, layer in enumerate(self.layers):
             x = layer(x if index == 0 else x.relu(), edge_index, lambda_max=2.0)
         return x
+
+
+class PyGDisen(nn.Module):
+    """Ma et al., ICML 2019: relu(x·W + b) in factors of unit length, neighbor routing in every layer, then a linear layer."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int,
+        bias: bool = True,
+        factors: int = 4,
+        iterations: int = 6,
+    ) -> None:
+        super().__init__()
+        self.input = nn.Linear(in_channels, hidden_channels, bias=bias)
+        self.output = nn.Linear(hidden_channels, out_channels, bias=bias)
+        self.layers, self.factors, self.iterations = num_layers, factors, iterations
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Logits (N, C)."""
+        edge_index, _ = remove_self_loops(edge_index)
+        source, target = edge_index
+        x = self.input(x).relu().unflatten(1, [self.factors, -1])  # (N, F, h)
+        for _ in range(self.layers):
+            unit = F.normalize(x, dim=2)
+            near, x = unit[source], unit
+            for _ in range(self.iterations):
+                share = torch.softmax((near * x[target]).sum(2), 1)
+                x = F.normalize(unit.index_add(0, target, near * share.unsqueeze(2)), dim=2)
+        logits: Tensor = self.output(x.flatten(1))
+        return logits

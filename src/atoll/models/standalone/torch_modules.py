@@ -366,3 +366,35 @@ class TorchCheb(nn.Module):
         for index, layer in enumerate(self.layers):
             x = layer(x if index == 0 else x.relu(), edge_index)
         return x
+
+
+class TorchDisen(nn.Module):
+    """Ma et al., ICML 2019: relu(x·W + b) in factors of unit length, neighbor routing in every layer, then a linear layer."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int,
+        bias: bool = True,
+        factors: int = 4,
+        iterations: int = 6,
+    ) -> None:
+        super().__init__()
+        self.input = nn.Linear(in_channels, hidden_channels, bias=bias)
+        self.output = nn.Linear(hidden_channels, out_channels, bias=bias)
+        self.layers, self.factors, self.iterations = num_layers, factors, iterations
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Logits (N, C)."""
+        kept = unlooped(edge_index, x).unsqueeze(1)
+        x = self.input(x).relu().unflatten(1, [self.factors, -1])  # (N, F, h)
+        for _ in range(self.layers):
+            unit = F.normalize(x, dim=2)
+            near, x = unit.index_select(0, edge_index[0]), unit
+            for _ in range(self.iterations):
+                share = torch.softmax((near * x.index_select(0, edge_index[1])).sum(2), 1) * kept
+                x = F.normalize(add_to_targets(unit, edge_index, near * share.unsqueeze(2)), dim=2)
+        logits: Tensor = self.output(x.flatten(1))
+        return logits
