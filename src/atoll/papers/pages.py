@@ -58,7 +58,7 @@ def summary(results: Results, verdicts: Sequence[Verdict], pictures: Mapping[str
         if finding.difference
     ]
     if pairs:
-        head = ["claim", "difference", "mean and 95 % interval", "seeds", "higher in", "p", "comes out"]
+        head = ["claim", "difference", "mean and 95 % interval", "seeds", "as claimed in", "p", "comes out"]
         text += folded(f"Every difference ({len(pairs)})", table(head, pairs))
     return text
 
