@@ -26,6 +26,11 @@ Join = Annotated[
     typer.Option(help="nfedgnn, cnfgnn: what users who join begin with: mean, initial or neighbors.", metavar="RULE"),
 ]
 
+Pairs = Annotated[
+    Path | None,
+    typer.Option(help="Link prediction: the pairs to score, a .csv or .parquet with the columns source, target.", metavar="FILE"),
+]
+
 
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN|KIT", help="The folder of a run, or a site's kit.")],
@@ -38,6 +43,7 @@ def predict(
     ] = None,
     known: Known = None,
     join: Join = None,
+    pairs: Pairs = None,
     out: Annotated[Path | None, typer.Option(help="Write the predictions there: .csv or .parquet.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file that --out names.")] = False,
     name: Annotated[str | None, typer.Option("--run", help="Of a kit: which run; the newest finished one by default.")] = None,
@@ -67,7 +73,7 @@ def predict(
         with stage("Loading the training data", quiet=quiet):
             _ = opened.training_data
     with stage("Predicting", quiet=quiet):
-        outputs = opened.outputs(data, party, known, join)
+        outputs = opened.outputs(data, party, known, join, pairs)
         frame = table(outputs, opened.decide(outputs.logits), opened.classes)
     if out is not None:
         with stage(f"Writing {out}", quiet=quiet):

@@ -21,7 +21,7 @@ from atoll.data.federated_data import FederatedData, always, check_scenario, pub
 from atoll.data.given import Given
 from atoll.data.given_partition import node_lists
 from atoll.data.graph_parties import federate_graphs, holds_graphs
-from atoll.data.links import predicts_links, require_edges, require_graphs, split_links, whole_links
+from atoll.data.links import predicts_links, require_edges, require_graphs, split_links, whole_links, without_edge_split
 from atoll.data.natural import NATURAL, natural_parties
 from atoll.data.partition import SCENARIO_OF, from_lists, partition, scenario_of
 from atoll.data.party_graphs import PartyGraph, parts_of, pooled, read_folders, scenario_of_parties, unsplit, with_tables
@@ -57,6 +57,10 @@ def federate(
         _refuse_borders(config, "A party here holds many small graphs")
         data = federate_graphs(config, scenarios)
         return replace(data, parts=data.parts.select(held)) if held else data
+    if config.partition == SHARDS and predicts_links(config):
+        raise AtollError(
+            "Link prediction splits a party's edges as it loads them, which shards do not have yet; leave shards out."
+        )
     if config.partition == SHARDS and given.dataset is None:
         return sharded(config, scenarios, unlabeled=unlabeled, held=held)
     data = _federate(config, given, scenarios, unlabeled=unlabeled)
@@ -67,7 +71,7 @@ def _federate(config: DataConfig, given: Given, scenarios: Sequence[str], *, unl
     check_scenario(config, scenarios, config.algorithm)
     if config.partition in ("files", NATURAL):
         return _own_parties(config, given, scenarios, unlabeled=unlabeled)
-    graph = _whole_graph(config, given)
+    graph = without_edge_split(_whole_graph(config, given), config)
     encoding = None
     if config.partition == "vertical" and graph.table is not None:
         encoding = fit_locally(graph.table)
@@ -175,7 +179,7 @@ def _own_parties(config: DataConfig, given: Given, scenarios: Sequence[str], *, 
 
     require_party_scope(config.split)
     _refuse_borders(config, "The parties' graphs are given one by one")
-    parties = _party_graphs(config, given)
+    parties = [replace(party, graph=without_edge_split(party.graph, config)) for party in _party_graphs(config, given)]
     scenario = scenario_of_parties(parties, config.algorithm, scenarios, config.partition_settings.scenario)
     require_divided_nodes(config.noise, scenario)
     if config.parties not in (None, len(parties)):

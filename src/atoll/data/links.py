@@ -39,6 +39,14 @@ def predicts_links(config: object) -> bool:
     return getattr(getattr(config, "run", None), "task", "") == LINK_TASK
 
 
+def without_edge_split(graph: Graph, config: object) -> Graph:
+    """The graph, for other tasks without the data's own split of its edges."""
+    if graph.edge_split is None or predicts_links(config):
+        return graph
+    warnings.warn("The edges' column `split` is for link prediction; it is not used.", AtollWarning, stacklevel=3)
+    return replace(graph, edge_split=None)
+
+
 def split_links(parts: Graph, settings: SplitSettings, seed: int, parties: Sequence[int] | None = None) -> Graph:
     """The parties' graphs without validation and test edges, and the pairs that are judged.
 

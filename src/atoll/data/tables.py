@@ -18,6 +18,7 @@ from atoll import storage
 from atoll.data.builder import MAX_FEATURE, Ints, Masks, build_graph
 from atoll.data.columns import FEATURES_FILE, ROLES, ColumnChoice, choose, read_features, typed_table
 from atoll.data.lint import comparable, warn_about_edge_columns, warn_about_edges, warn_about_features
+from atoll.data.table_edge_splits import edge_roles
 from atoll.data.table_files import RESERVED, TableFile, read_table
 from atoll.data.table_labels import labels_of, read_classes
 from atoll.data.table_weights import weight_column, weights_of
@@ -93,13 +94,13 @@ def parse(tables: GraphTables, directed: bool, encode: str = "auto", edge_weight
         feature_names=columns,
         edge_weight=weights,
     )
-    graph = replace(graph, node_names=np.asarray(ids, dtype=object))
+    graph = replace(graph, node_names=np.asarray(ids, dtype=object), edge_split=edge_roles(edges, ends, graph))
     if table is not None:
         graph = replace(graph, x=torch.empty(len(y), 0), table=table)
         x, columns = comparable(table)
         unscaled = [index for index, column in enumerate(table.columns) if column.numeric and not column.standardize]
     warn_about_features(x, y, columns, str(nodes.path), unscaled)
-    unused = [str(name) for name in edges.frame.columns if name not in ("source", "target", weight)]
+    unused = [str(name) for name in edges.frame.columns if name not in ("source", "target", weight, "split")]
     warn_about_edge_columns(unused, str(edges.path))
     warn_about_edges(ends, str(edges.path), weighted=weights is not None)
     return ParsedTables(graph, nodes, choices)
@@ -163,13 +164,20 @@ def write_tables(graph: Graph, folder: Path, form: str) -> None:
     nodes = pd.DataFrame(columns | {name: x[:, column] for column, name in enumerate(features)})
     source, target = ids[graph.edge_index.numpy()]
     weights = {} if graph.edge_weight is None else {"weight": graph.edge_weight.numpy()}
-    edges = pd.DataFrame({"source": source, "target": target} | weights)
+    edges = pd.DataFrame({"source": source, "target": target} | weights | _edge_splits(graph))
     for name, frame in (("nodes", nodes), ("edges", edges)):
         if form == "csv":
             frame.to_csv(folder / f"{name}.csv", index=False)
         else:
             frame.to_parquet(folder / f"{name}.parquet", index=False)
     storage.write_whole(folder / "classes.txt", "".join(f"{name}\n" for name in names).encode())
+
+
+def _edge_splits(graph: Graph) -> dict[str, NDArray[np.object_]]:
+    """The column `split` of the edges of a graph whose data splits them."""
+    if graph.edge_split is None:
+        return {}
+    return {"split": np.array(["train", "val", "test"], dtype=object)[graph.edge_split.long().numpy()]}
 
 
 def node_ids(nodes: TableFile) -> pd.Index:

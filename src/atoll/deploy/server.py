@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from atoll import algorithms, wire
 from atoll.child import commands, exit_now, report
 from atoll.data.federated import federate
 from atoll.data.federated_data import FederatedData
+from atoll.data.links import predicts_links
 from atoll.deploy.carrier import ECHO_REQUEST, ECHO_SECONDS, POLL_SECONDS, NVFlareCarrier
 from atoll.deploy.cell import close_silent_connections, configure_logging, open_cell
 from atoll.deploy.compatibility import CommonForm, IncompatibleSites, check_compatible
@@ -33,6 +35,7 @@ from atoll.deploy.tls import log_refused_handshakes
 from atoll.engines.remote import LOST_REASONS, RemoteEngine, read_answer
 from atoll.errors import AtollError
 from atoll.federation.cohort import Fields, Schema
+from atoll.graphs.pairs import CLASS_NAMES
 from atoll.parties import Parties
 from atoll.runs import config
 from atoll.runs.experiment import Experiment, build_experiment
@@ -141,6 +144,8 @@ class ServerRun:
         prepared = self.prepared
         if data is not None:
             data = simulated_data(data, prepared, self.config.data.normalize_features if prepared else False)
+        if predicts_links(self.config):
+            form = replace(form, classes=len(CLASS_NAMES))
         schema = schema_for(form, data, prepared, parties)
         encoding = [] if prepared is None else [prepared.document]
         run = prepared.run if prepared is not None and fresh else ""

@@ -17,6 +17,7 @@ from atoll.data.damage import require_no_damage
 from atoll.data.encoding import Encoding
 from atoll.data.encoding_fit import FittedEncoding, fit_locally
 from atoll.data.federated import federate
+from atoll.data.links import predicts_links, require_graphs, split_links
 from atoll.data.party_graphs import read_party
 from atoll.data.splits import replaces_split, require_party_scope, split
 from atoll.deploy import description, requests
@@ -87,6 +88,10 @@ def load_run(
         graph = encoding.encode(graph)
     if (folder is not None or encoding is not None) and config.data.normalize_features:
         graph = row_normalize(graph)
+    if folder is not None and predicts_links(config):
+        graph = as_link_party(graph, config, parties)
+        requests.check_schema(schema, graph, config, parties)
+        return graph, scenario, encoding
     requests.check_schema(schema, graph, config, parties)
     return (graph if folder is None else as_party(graph, config, schema, parties, notify)), scenario, encoding
 
@@ -128,6 +133,15 @@ def require_one_party(parties: Parties) -> None:
     """Refuse a run in which a site with its own data is not one party."""
     if len(parties) != 1:
         raise AtollError("a site with its own data is exactly one party.")
+
+
+def as_link_party(graph: Graph, config: Config, parties: Parties) -> Graph:
+    """The site's graph as its one party of link prediction: its edges split as in a simulation."""
+    require_one_party(parties)
+    require_graphs("vertical" if config.partition == "vertical" else "horizontal", config.noise)
+    if config.partition == "overlapping" and graph.edge_split is None:
+        raise AtollError("parties that share nodes must agree on their edges' roles: give edges a column `split`.")
+    return split_links(graph, config.split, config.seed, parties)
 
 
 def as_party(graph: Graph, config: Config, schema: Schema, parties: Parties, notify: Notify) -> Graph:

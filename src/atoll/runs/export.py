@@ -36,6 +36,7 @@ from atoll.runs.folder import finite
 from atoll.runs.model_files import ModelFiles
 from atoll.runs.own_files import with_own_files
 from atoll.runs.party_model import party_backbone
+from atoll.tasks import LINK_TASK
 from atoll.version import __version__
 
 TARGETS = ("pyg", "safetensors", "torchscript", "pt2", "onnx")
@@ -92,6 +93,10 @@ def export_files(files: ModelFiles, config: Config, to: str, out: str | Path, *,
         raise AtollError(
             "The model was trained on edges with weights, which an export does not take; predict with atoll, or train with "
             "edge_weights=false."
+        )
+    if about["task"] == LINK_TASK:
+        raise AtollError(
+            "A model of link prediction, an encoder and a decoder of pairs, cannot be exported yet; predict with atoll."
         )
     backbone, name = party_backbone(files, dataclasses.replace(config, device="cpu"), party)
     if backbone.shape.classes != about["num_classes"]:

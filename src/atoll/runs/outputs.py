@@ -13,6 +13,7 @@ from torch import Tensor
 
 from atoll.federation.fields import sum_over_parties
 from atoll.graphs.graph import Graph, stack
+from atoll.graphs.pairs import some_pairs
 from atoll.parties import Parties
 from atoll.tasks import Task
 
@@ -52,8 +53,10 @@ class Outputs:
             return self
         sizes = torch.zeros(self.graph.parties, dtype=torch.int64).index_add_(0, self.graph.owner, kept.long())
         left = sizes.nonzero()[:, 0]
-        if self.graph.graph_ptr is not None:
-            graph = self.graph.take(kept.nonzero()[:, 0]).select(left.tolist())
+        if not self.graph.of_nodes:
+            chosen = kept.nonzero()[:, 0]
+            some = self.graph.take(chosen) if self.graph.pairs is None else some_pairs(self.graph, chosen)
+            graph = some.select(left.tolist())
             names = tuple(self.names[block] for block in left.tolist()) if self.names else ()
             return Outputs(graph, self.logits[kept], Parties(self.parties.numbers[left.numpy()]), names)
         ptr = torch.cat([torch.zeros(1, dtype=torch.int64), sizes[left].cumsum(0)])
@@ -68,7 +71,7 @@ class Outputs:
     def metrics(self, task: Task) -> dict[str, float]:
         """The task's metrics of the test nodes or, where none is marked, of all labeled nodes; empty where there are none."""
         graph = self.graph
-        if not bool((graph.test & (graph.y >= 0)).any()):
+        if graph.pairs is None and not bool((graph.test & (graph.y >= 0)).any()):
             graph = replace(graph, test=graph.y >= 0, val=torch.zeros_like(graph.val), majority=graph.y)  # no minority either
         counts = task.counts(self.logits, graph)
         return task.metrics({name: sum_over_parties(value) for name, value in counts.items()})
@@ -86,13 +89,17 @@ def joined(several: Sequence[Outputs]) -> Outputs:
 
 
 def table(outputs: Outputs, decided: Tensor, class_names: Sequence[str] | None) -> pd.DataFrame:
-    """One row per node: `id`, `party`, `split`, `label`, `class`, and `p[CLASS]` for every class."""
+    """One row per node: `id`, `party`, `split`, `label`, `class`, and `p[CLASS]` for every class.
+
+    Of pairs: `source` and `target` in place of `id`; of training data, without the pairs that no split has.
+    """
     import pandas as pd
 
+    outputs, decided = _of_splits(outputs, decided)
     graph, party = outputs.graph, outputs.graph.owner.numpy()
     split = np.select([graph.train.numpy(), graph.val.numpy(), graph.test.numpy()], [0, 1, 2], -1)
     columns: dict[str, Any] = {
-        "id": outputs.node_ids,
+        **_named_items(outputs),
         "party": _named(party, outputs.names) if outputs.names else outputs.parties.numbers[party],
         "split": pd.Categorical.from_codes(split, ["train", "val", "test"]),
         "label": _classes(graph.y, class_names),
@@ -101,6 +108,22 @@ def table(outputs: Outputs, decided: Tensor, class_names: Sequence[str] | None) 
     for label, probability in enumerate(outputs.logits.softmax(1).unbind(1)):
         columns[PROBABILITY.format(class_names[label] if class_names else label)] = probability.numpy()
     return pd.DataFrame(columns)
+
+
+def _named_items(outputs: Outputs) -> dict[str, Any]:
+    """The columns that say which item a row is."""
+    if outputs.graph.pairs is None:
+        return {"id": outputs.node_ids}
+    return dict(zip(("source", "target"), (outputs.node_ids[end.numpy()] for end in outputs.graph.pairs), strict=True))
+
+
+def _of_splits(outputs: Outputs, decided: Tensor) -> tuple[Outputs, Tensor]:
+    """Of training data's pairs, those that train, validate or test."""
+    graph = outputs.graph
+    split = graph.train | graph.val | graph.test
+    if graph.pairs is None or not bool(split.any()):
+        return outputs, decided
+    return outputs.rows(split), decided[split]
 
 
 def _named(codes: NDArray[Any], names: Sequence[str]) -> Any:

@@ -20,9 +20,11 @@ from atoll.graphs.graph import Graph
 from atoll.parties import Parties
 from atoll.runs import joining
 from atoll.runs.experiment import extent_of, schema_of
+from atoll.runs.given_pairs import read_pairs, with_given_pairs
 from atoll.runs.inference import Nodes, infer, require_shared_model
 from atoll.runs.known_nodes import party_name, site_context, training_context
 from atoll.runs.outputs import Outputs, joined
+from atoll.tasks import LINK_TASK
 
 if TYPE_CHECKING:
     from atoll.runs.trained import TrainedModel
@@ -37,6 +39,19 @@ def of_training_data(model: TrainedModel, party: str | int | None) -> Outputs:
     nodes = Nodes(data.parts, parties, data.scenario, schema_of(data), data.public, trained_on=same)
     predicted = infer(model.files, model.config, nodes)
     return _of_party(Outputs(data.parts, predicted.logits, parties, model.names).rows(predicted.asked), model, number)
+
+
+def of_pairs(model: TrainedModel, source: Any, party: str | int | None) -> Outputs:
+    """The outputs for given pairs of nodes that it was trained on, party by party."""
+    if model.task.name != LINK_TASK:
+        raise AtollError(f"--pairs is for {LINK_TASK}, and this model is for {model.task.name}; leave it out.")
+    number, data = None if party is None else model.party_number(party), model.training_data
+    same, parties = _is_unchanged(model, data.parts), Parties(range(data.parts.parties))
+    graph = with_given_pairs(data.parts, read_pairs(source), number)[0]
+    predicted = infer(
+        model.files, model.config, Nodes(graph, parties, data.scenario, schema_of(data), data.public, trained_on=same)
+    )
+    return _of_party(Outputs(graph, predicted.logits, parties, model.names).rows(predicted.asked), model, number)
 
 
 def _of_party(outputs: Outputs, model: TrainedModel, number: int | None) -> Outputs:
@@ -71,6 +86,8 @@ def _is_unchanged(model: TrainedModel, parts: Graph) -> bool:
 
 def of_new_data(model: TrainedModel, data: Any, party: str | int | None, known: Any = None, join: str | None = None) -> Outputs:
     """The outputs for nodes that arrived later; `known`: at a site, the graph of before; `join`: what new users begin with."""
+    if model.task.name == LINK_TASK:
+        raise AtollError("A model of link prediction scores pairs of nodes that it was trained on; give these: --pairs FILE.")
     scenario, sources = model.description["scenario"], new_nodes.party_sources(data)
     if model.own_numbers is not None:
         if join is not None:

@@ -73,7 +73,12 @@ class TrainedModel:
         )
 
     def predict(
-        self, data: Any = None, party: str | int | None = None, known: Any = None, join: str | None = None
+        self,
+        data: Any = None,
+        party: str | int | None = None,
+        known: Any = None,
+        join: str | None = None,
+        pairs: Any = None,
     ) -> pd.DataFrame:
         """Predict the class of every node, labeled or not.
 
@@ -86,19 +91,30 @@ class TrainedModel:
             known: At a site, which keeps no copy of its data: the folder of before, where edges of new nodes name nodes of it.
             join: With nfedgnn and cnfgnn, what new users begin with, who have no weights of their own: mean, initial or
                 neighbors; that of the run by default.
+            pairs: Link prediction: a .csv, .parquet or DataFrame with the columns `source` and `target`, to be scored in place of
+                the pairs of the training data; the two nodes of a pair are of one party.
 
         Returns:
             One row per node, or per node and party where several parties hold it: `id`, `party`, `split`, `label` (where it is
             known), `class`, and `p[CLASS]`, the probability of each class.
         """
         self._require_classes("table of predictions")
-        predicted = self.outputs(data, party, known, join)
+        predicted = self.outputs(data, party, known, join, pairs)
         return outputs.table(predicted, self.decide(predicted.logits), self.classes)
 
     def outputs(
-        self, data: Any = None, party: str | int | None = None, known: Any = None, join: str | None = None
+        self,
+        data: Any = None,
+        party: str | int | None = None,
+        known: Any = None,
+        join: str | None = None,
+        pairs: Any = None,
     ) -> outputs.Outputs:
         """The same as `predict`, before it becomes a table: the nodes as a graph, logits, parties."""
+        if pairs is not None:
+            if data is not None or known is not None or join is not None:
+                raise AtollError("--pairs names nodes of the training data; leave --data, --known and --join out.")
+            return predicted_nodes.of_pairs(self, pairs, party)
         if data is not None:
             return predicted_nodes.of_new_data(self, data, party, known, join)
         if known is not None:
