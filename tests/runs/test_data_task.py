@@ -7,11 +7,22 @@ import pytest
 from atoll import algorithms
 from atoll.errors import AtollError
 from atoll.runs.data_task import require_items
-from atoll.tasks import DEFAULT_TASK, GRAPH_TASK
+from atoll.tasks import DEFAULT_TASK, GRAPH_TASK, LINK_TASK
 
 # those whose graph runs are compared with a loop over graphs, or with each other: tests/tasks, tests/algorithms/test_on_graphs.py
 GRAPHS = {"apfl", "centralized", "ditto", "fedala", "fedavg", "feddc", "feddyn", "fedopt", "fedper", "fedprox", "fedproto"}
 GRAPHS |= {"fedrep", "fedstar", "gcfl", "local", "moon", "scaffold"}
+LINKS = GRAPHS - {"fedstar"} | {"fedbn"}  # tests/tasks/test_link_prediction.py
+
+
+@pytest.mark.parametrize("algorithm", algorithms.names())
+def test_links_are_refused_unless_an_algorithm_names_them(algorithm: str) -> None:
+    """An algorithm that was written for nodes does not silently run on pairs of them."""
+    if algorithm in LINKS:
+        require_items("cora", LINK_TASK, algorithm)
+        return
+    with pytest.raises(AtollError, match=f"{algorithm} is not made for link-prediction"):
+        require_items("cora", LINK_TASK, algorithm)
 
 
 @pytest.mark.parametrize("algorithm", algorithms.names())

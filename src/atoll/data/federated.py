@@ -123,7 +123,8 @@ def _linked(config: DataConfig, parts: Graph, graph: Graph | None, scenario: str
     merged = graph is None or scenario == "overlapping"
     bare = without_pairs(linked)
     joined = union(bare, pooled(bare) if graph is None else graph, merged=merged)
-    whole = whole_links(linked, replace(joined, edge_split=None), config.seed, disjoint=config.split.disjoint > 0)
+    own = None if merged or config.split.split == "random" else joined.edge_split  # the data's own split of these edges
+    whole = whole_links(linked, replace(joined, edge_split=own), config.seed, disjoint=config.split.disjoint > 0)
     if scenarios == ("whole",):
         return FederatedData("whole", whole, always(whole), always(whole))
     return FederatedData(scenario, linked, always(whole), always(whole))

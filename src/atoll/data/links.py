@@ -149,6 +149,8 @@ def whole_links(parts: Graph, whole: Graph, seed: int, *, disjoint: bool) -> Gra
     apart = (parts.train | parts.val | parts.test) if disjoint else (parts.val | parts.test)
     held = pair_codes(pairs[:, apart & (parts.y == EDGE)], nodes).unique()  # type: ignore[no-untyped-call]
     kept = ~contained(codes, held)
+    if whole.edge_split is not None:  # of edges between parties, too
+        kept &= whole.edge_split < VAL
     known = codes[kept].unique()  # type: ignore[no-untyped-call]
     trained = pair_codes(pairs[:, parts.train], nodes).unique() if disjoint else known  # type: ignore[no-untyped-call]
     if disjoint:
