@@ -23,6 +23,7 @@ from atoll.runs.result import Result
 from atoll.settings import known
 from pretend import FUSED, NAME, Accelerator, Traffic
 from small import ALGORITHMS, small
+from small_links import small_links
 
 TOLERANCE = 1e-4
 
@@ -59,6 +60,14 @@ def assert_agree(one: Result, other: Result) -> None:
 def test_every_algorithm_gives_the_numbers_of_the_cpu(algorithm: str) -> None:
     """One round on the device and on the CPU: the same state, metrics and bytes."""
     config = small(algorithm, rounds=1)
+    assert_agree(runner.rounds(runner.prepare(config)), on_device(config)[0])
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedproto", "fedala", "moon"])
+@pytest.mark.parametrize("decoder", ["dot", "bilinear", "mlp"])
+def test_links_give_the_numbers_of_the_cpu(algorithm: str, decoder: str) -> None:
+    """Pairs drawn on the CPU, scored on the device, in mini-batches."""
+    config = small_links(algorithm, rounds=2, decoder=decoder, batch_size=20)
     assert_agree(runner.rounds(runner.prepare(config)), on_device(config)[0])
 
 

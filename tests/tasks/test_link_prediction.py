@@ -18,12 +18,15 @@ import plain
 from atoll import algorithms, load_model, wire
 from atoll.data.links import split_links, whole_links
 from atoll.data.splits import SplitSettings
+from atoll.deploy.site_data import load_run
 from atoll.errors import AtollError, AtollWarning
+from atoll.federation.cohort import Schema
 from atoll.federation.fields import concatenate
 from atoll.graphs.graph import Graph, stack
 from atoll.graphs.negatives import NonEdges, corrupted, pair_codes, pairs_of
 from atoll.graphs.pairs import EDGE, NO_EDGE, RIVAL
 from atoll.models.registry import build
+from atoll.parties import Parties
 from atoll.random import Draws, generator
 from atoll.runs import config as configurations
 from atoll.runs import runner
@@ -585,3 +588,25 @@ def test_whole_links_of_disjoint_edges() -> None:
     fitted = edge_set(parts.pairs[:, parts.train])
     assert edge_set(whole.pairs[:, whole.train]) == fitted
     assert not fitted & edge_set(whole.edge_index)
+
+
+def test_a_site_splits_its_own_edges_as_the_simulation_does(tmp_path: Path) -> None:
+    """From its own folder, without the others': the same graph and pairs; parties that share nodes must bring roles."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name in ("a", "b"):
+        write_data(folder / name, random_edges(20, 60, ord(name)), ["train"] * 60, 20)
+        edges = pd.read_csv(folder / name / "edges.csv")
+        edges[["source", "target"]].to_csv(folder / name / "edges.csv", index=False)
+    values = {"task": "link-prediction", "rounds": 1, "scenario": "horizontal"}
+    config = configurations.resolve("fedavg", dataset=str(folder), partition="files", values=values)
+    experiment = runner.prepare(config)
+    at_site = replace(config, partition="horizontal")
+    schema = Schema(5, 2, 2)
+    graph, scenario, _ = load_run(folder / "b", at_site, schema, Parties([1]), {}, None, b"", print)
+    there = experiment.party_data.parts.select([1])
+    assert scenario == "horizontal"
+    for name in ("edge_index", "pairs", "y", "train", "val", "test"):
+        assert torch.equal(getattr(graph, name), getattr(there, name)), name
+    with pytest.raises(AtollError, match="give edges a column `split`"):
+        load_run(folder / "b", replace(config, partition="overlapping"), schema, Parties([1]), {}, None, b"", print)

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 
 def selected_metric(config: Config) -> str:
-    """The metric by which the best round is selected, such as `auc`; empty for the loss and for the task's own score."""
+    """The metric by which the best round is selected, such as `auc`, for the loss the task's own score; empty for accuracy."""
     task = TASKS.find(config.run.task)
     name = selecting_metric(task, config.run.select_by)[0]
-    return "" if name in ("loss", task.score) else name
+    name = task.score if name == "loss" else name
+    return "" if name == "accuracy" else name
 
 
 def score_of(result: Result, name: str) -> float | None:

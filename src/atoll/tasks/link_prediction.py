@@ -61,7 +61,7 @@ class LinkPrediction(NodeClassification):
         longest = max((pairs.shape[1] for pairs in positives), default=0)
         if 0 < size < longest:
             orders = draws.orders([pairs.shape[1] for pairs in positives])
-            positives = [pairs[:, order] for pairs, order in zip(positives, orders, strict=True)]
+            positives = [pairs[:, order.cpu()] for pairs, order in zip(positives, orders, strict=True)]
         step = size if 0 < size < longest else longest
         for first in range(0, longest, max(step, 1)):
             yield drawn_batch(graph, [pairs[:, first : first + step] for pairs in positives], draws)

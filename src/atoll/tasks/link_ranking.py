@@ -35,10 +35,8 @@ def counts(scores: Tensor, graph: Graph) -> dict[str, Tensor]:
 
     That is a party's own metric and 1 but in a graph of all parties' nodes (`pair_party`).
     """
-    made = {
-        "val_ranking": scores.new_zeros(graph.parties, len(VALIDATION), 2),
-        "ranking": scores.new_zeros(graph.parties, len(TEST), 2),
-    }
+    sizes = {"val_ranking": len(VALIDATION), "ranking": len(TEST)}
+    made = {name: torch.zeros(graph.parties, size, 2, dtype=torch.float64) for name, size in sizes.items()}
     scores, y, val, test = scores.cpu(), graph.y.cpu(), graph.val.cpu(), graph.test.cpu()
     groups = None if graph.pair_party is None else graph.pair_party.cpu()
     for party, (start, end) in enumerate(graph.items.ranges):
@@ -48,8 +46,8 @@ def counts(scores: Tensor, graph: Graph) -> dict[str, Tensor]:
             for name, values in judged.items():
                 for index, value in enumerate(values):
                     if value is not None:
-                        made[name][party, index] += torch.tensor([value, 1.0], dtype=torch.float64, device=graph.device)
-    return made
+                        made[name][party, index] += torch.tensor([value, 1.0], dtype=torch.float64)
+    return {name: values.to(graph.device) for name, values in made.items()}
 
 
 def metrics(sums: Mapping[str, Any]) -> dict[str, float]:
