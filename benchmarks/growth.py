@@ -1,10 +1,15 @@
 """How time and memory grow: parties and nodes (FedAvg), users (nFedGNN, GFL-APPNP's set-up), each size in a process of its own.
 
 The slope is that of log(seconds) over log(size) from the size before: 1 is linear. Rounds are the runner's, evaluation included;
-the fastest of some rounds counts. `python -m benchmarks growth` runs all series, `python -m benchmarks.growth parties` one.
+the fastest of some rounds counts; one thread. `python -m benchmarks growth` runs all series, `python -m benchmarks.growth
+parties` one, `python -m benchmarks.growth users 10000000` one at other sizes. Users' moments are kept per user (`moments=user`).
 """
 
 from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import json
 import math
@@ -12,7 +17,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,10 +34,12 @@ SIZES = {
     "nodes, whole graphs": (20_000, 200_000, 2_000_000),
     "nodes, mini-batches": (20_000, 200_000, 2_000_000),
     "users": (10_000, 100_000, 1_000_000),
+    "dense users": (10_000, 100_000, 400_000),
     "gfl_appnp users": (25_000, 50_000, 100_000, 200_000),
 }
 ROUNDS = 3
 PER_PARTY = 50  # nodes
+USERS = {"moments": "user", "optimizer": "adamw", "rounds": ROUNDS, "patience": 0}
 
 
 def fedavg(nodes: int, parties: int, partition: str, **values: Any) -> Any:
@@ -72,7 +79,18 @@ def users(size: int) -> Any:
     """So many users, ten of 500 features each."""
     from benchmarks.nfedgnn import synthetic
 
-    return runner.prepare(config.resolve("nfedgnn", dataset="given", partition="node"), synthetic(size))
+    return runner.prepare(config.resolve("nfedgnn", dataset="given", partition="node", values=USERS), synthetic(size))
+
+
+def dense_users(size: int) -> Any:
+    """So many users, 64 dense features each."""
+    rng = np.random.default_rng(0)
+    edges, role = rng.integers(0, size, (2, size * 5)), rng.random(size)
+    masks = (role < 0.1, (role >= 0.1) & (role < 0.2), role >= 0.2)
+    x, y = rng.standard_normal((size, 64), np.float32), rng.integers(0, 5, size)
+    graph = build_graph(x, edges, y, masks, where="users", num_classes=5)
+    del x, edges, role, masks
+    return runner.prepare(config.resolve("nfedgnn", dataset="given", partition="node", values=USERS), graph)
 
 
 def appnp(size: int) -> Any:
@@ -87,6 +105,7 @@ SERIES: dict[str, Callable[[int], Any]] = {
     "nodes, whole graphs": of_nodes,
     "nodes, mini-batches": in_batches,
     "users": users,
+    "dense users": dense_users,
     "gfl_appnp users": appnp,
 }
 
@@ -107,11 +126,11 @@ def child(series: str, size: int) -> dict[str, float]:
     return {"set-up": ready, "round": min(seconds), "peak GB": peak()}
 
 
-def table(series: str) -> list[dict[str, object]]:
+def table(series: str, sizes: Sequence[int] = ()) -> list[dict[str, object]]:
     """One row per size."""
     rows: list[dict[str, object]] = []
     before: tuple[int, dict[str, float]] | None = None
-    for size in SIZES[series]:
+    for size in sizes or SIZES[series]:
         command = [sys.executable, "-m", "benchmarks.growth", "--child", series, str(size)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -128,8 +147,10 @@ def table(series: str) -> list[dict[str, object]]:
 
 
 def main(*names: str) -> list[dict[str, object]]:
-    """All series, or those that are named."""
-    return [row for series in names or SERIES for row in table(series)]
+    """All series, or one at its own or other sizes."""
+    if names:
+        return table(names[0], [int(size) for size in names[1:]])
+    return [row for series in SERIES for row in table(series)]
 
 
 if __name__ == "__main__":

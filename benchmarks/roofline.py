@@ -1,21 +1,31 @@
-"""How near rounds come to what this machine could do: bytes and FLOPs by the shapes, against bandwidths measured in the same run.
+"""How near rounds come to what this machine could do: bytes and FLOPs by the shapes, against rates measured in the same run.
 
 Three kinds of work: rows that are gathered (sparse products: a row of the dense factor per stored value), memory that is streamed
 (weights, moments, activations, and the indices and values of sparse matrices), and dense products. A round's limit is the sum of
-each divided by its measured rate: the time of the same arithmetic if every kernel ran at the rate of the best one. Activations
-that stay in the cache can be faster than that. Run it when nothing else runs: the rates are of the machine as it is.
+each divided by its measured rate: the time of the same arithmetic if every kernel ran at the rate of the best one. How fast rows
+are gathered depends on how large the table is that they come from, so every product counts at the rate of a random gather from a
+table of its own size (a party's, which follow each other). Activations that stay in the cache can be faster than the streams that
+are measured. Run it when nothing else runs: the rates are of the machine as it is. One thread unless OMP_NUM_THREADS says more.
 """
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import sys
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from atoll.algorithms import fedgl
+from atoll.graphs import knn
 from atoll.graphs.graph import Graph
 from atoll.graphs.sparse import multiply
 from atoll.runs import config, runner
@@ -26,19 +36,20 @@ warnings.filterwarnings("ignore")
 TURNS = 7
 FLOAT = 4
 ADAM = 7  # numbers that a fused step reads and writes per weight: w, g, m, v; w, m, v
+ROW_VALUES, MAX_VALUES = 16, 1 << 22  # of the matrix that gathers are measured with: values per row, and in all
 
 
 @dataclass
 class Work:
     """What a round has to do, in bytes and operations."""
 
-    gathered: float = 0
+    gathered: dict[int, float] = field(default_factory=lambda: defaultdict(float))  # rows of the table → bytes
     streamed: float = 0
     flops: float = 0
 
-    def product(self, stored: int, width: int, rows: int) -> None:
-        """Sparse times dense: a row per stored value, with its index and value; the result is written."""
-        self.gathered += FLOAT * stored * width
+    def product(self, stored: int, width: int, rows: int, table: int) -> None:
+        """Sparse times dense: per stored value a row of a table of so many, an index and a value; the result is written."""
+        self.gathered[table] += FLOAT * stored * width
         self.streamed += 2 * FLOAT * stored + FLOAT * rows * width
 
     def dense(self, rows: int, fan_in: int, fan_out: int) -> None:
@@ -48,31 +59,82 @@ class Work:
 
 
 @dataclass
+class Network:
+    """A GCN of two layers with sparse features, of all parties at once; tables are those of the average party."""
+
+    nodes: int
+    parties: int
+    features: int
+    stored: int
+    edges: int
+    hidden: int
+    classes: int
+
+    @classmethod
+    def of(cls, graph: Graph, hidden: int, edges: int | None = None) -> Network:
+        """That of a graph, or of one with other edges (the diagonal included)."""
+        stored = graph.nonzero_features.nnz
+        count = graph.edge_index.shape[1] + graph.num_nodes if edges is None else edges
+        return cls(graph.num_nodes, graph.parties, graph.num_features, stored, count, hidden, graph.num_classes)
+
+    @property
+    def weights(self) -> int:
+        """Of all parties."""
+        return self.parties * (self.features * self.hidden + self.hidden * self.classes + self.hidden + self.classes)
+
+    def forward(self, work: Work) -> None:
+        """X·W, Â·(X·W), the second layer."""
+        held = self.nodes // self.parties
+        work.product(self.stored, self.hidden, self.nodes, self.features)
+        work.product(self.edges, self.hidden, self.nodes, held)
+        work.dense(self.nodes, self.hidden, self.classes)
+        work.product(self.edges, self.classes, self.nodes, held)
+
+    def backward(self, work: Work) -> None:
+        """The gradients of both weights and of the hidden rows, and a step of Adam."""
+        held = self.nodes // self.parties
+        work.product(self.edges, self.classes, self.nodes, held)
+        work.dense(self.nodes, self.hidden, self.classes)
+        work.dense(self.nodes, self.classes, self.hidden)
+        work.streamed += 3 * FLOAT * self.nodes * self.hidden  # the rectifier's
+        work.product(self.edges, self.hidden, self.nodes, held)
+        work.product(self.stored, self.hidden, self.parties * self.features, held)
+        work.streamed += ADAM * FLOAT * self.weights
+
+
+@dataclass
 class Rates:
     """This machine's, in bytes and operations per second."""
 
-    gather: float
     stream: float
     flop: float
+    width: int
+    gathers: dict[int, float] = field(default_factory=dict)  # rows of the table → bytes per second
 
     @classmethod
-    def measured(cls, width: int, rows: int, stored: int) -> Rates:
-        """Gathers of rows of that width from a table of so many rows in random order; a copy of 256 MB; a product of 1024³."""
-        columns = torch.randint(rows, (stored,), dtype=torch.int32)
-        indptr = torch.arange(0, stored + 1, max(1, stored // rows), dtype=torch.int32)
-        count = int(indptr[-1])
-        size = (len(indptr) - 1, rows)
-        matrix = torch.sparse_csr_tensor(indptr, columns[:count], torch.ones(count), size=size, check_invariants=False)
-        table, big, square = torch.randn(rows, width), torch.randn(1 << 25), torch.randn(1024, 1024)
+    def measured(cls, width: int) -> Rates:
+        """A copy of 128 MB, read and written; a product of 1024³."""
+        big, square = torch.randn(1 << 25), torch.randn(1024, 1024)
         other, out = torch.empty_like(big), torch.empty_like(square)
-        gather = FLOAT * count * width / fastest(lambda: multiply(matrix, table))
         stream = 2 * FLOAT * len(big) / fastest(lambda: other.copy_(big))
-        return cls(gather, stream, 2 * 1024**3 / fastest(lambda: torch.mm(square, square, out=out)))
+        return cls(stream, 2 * 1024**3 / fastest(lambda: torch.mm(square, square, out=out)), width)
+
+    def gather(self, rows: int) -> float:
+        """Of random rows of a table of so many."""
+        if rows not in self.gathers:
+            count = min(MAX_VALUES, max(1 << 18, ROW_VALUES * rows)) // ROW_VALUES * ROW_VALUES
+            columns = torch.randint(rows, (count,), dtype=torch.int32)
+            indptr = torch.arange(0, count + 1, ROW_VALUES, dtype=torch.int32)
+            size = (len(indptr) - 1, rows)
+            matrix = torch.sparse_csr_tensor(indptr, columns, torch.ones(count), size=size, check_invariants=False)
+            table = torch.randn(rows, self.width)
+            self.gathers[rows] = FLOAT * count * self.width / fastest(lambda: multiply(matrix, table))
+        return self.gathers[rows]
 
     def limit(self, work: Work) -> dict[str, float]:
         """The seconds of each kind of work."""
         return {
-            "gathers": work.gathered / self.gather,
+            "gathers": sum(size / self.gather(table) for table, size in work.gathered.items()),
             "streams": work.streamed / self.stream,
             "products": work.flops / self.flop,
         }
@@ -90,24 +152,31 @@ def fastest(function: Callable[[], Any], turns: int = TURNS) -> float:
 
 
 def fedavg_work(graph: Graph, settings: Any) -> Work:
-    """FedAvg with a GCN of two layers and sparse features: epochs, the optimizer, an evaluation, models sent and returned."""
-    work, nodes, hidden, classes = Work(), graph.num_nodes, settings.hidden, graph.num_classes
-    features, edges = graph.nonzero_features.nnz, graph.edge_index.shape[1] + nodes
-    weights = graph.parties * (graph.num_features * hidden + hidden * classes + hidden + classes)
-    for _ in range(settings.epochs + 1):  # forward; once to evaluate
-        work.product(features, hidden, nodes)  # X·W
-        work.product(edges, hidden, nodes)  # Â·(X·W)
-        work.dense(nodes, hidden, classes)
-        work.product(edges, classes, nodes)
-    for _ in range(settings.epochs):  # backward
-        work.product(edges, classes, nodes)
-        work.dense(nodes, hidden, classes)  # the gradient of the second weight
-        work.dense(nodes, classes, hidden)
-        work.streamed += 3 * FLOAT * nodes * hidden  # the rectifier's
-        work.product(edges, hidden, nodes)
-        work.product(features, hidden, graph.parties * graph.num_features)
-        work.streamed += ADAM * FLOAT * weights
-    work.streamed += 6 * FLOAT * weights  # loaded twice, multiplied and added up once
+    """FedAvg: epochs, the optimizer, an evaluation, models sent and returned."""
+    work, network = Work(), Network.of(graph, settings.hidden)
+    for _ in range(settings.epochs):
+        network.forward(work)
+        network.backward(work)
+    network.forward(work)
+    work.streamed += 6 * FLOAT * network.weights  # loaded twice, multiplied and added up once
+    return work
+
+
+def fedgl_work(graph: Graph, whole: Graph, settings: Any, edges: int) -> Work:
+    """FedGL: epochs over graphs with the pseudo graph (`edges`), what is sent, both evaluations, and the next pseudo graph."""
+    work, classes, nodes = Work(), graph.num_classes, whole.num_nodes
+    network = Network.of(graph, settings.hidden, edges)
+    for _ in range(settings.epochs):
+        network.forward(work)
+        network.backward(work)
+    network.forward(work)  # H_k
+    Network.of(graph, settings.hidden).forward(work)  # the local goal
+    Network.of(whole, settings.hidden).forward(work)  # the global one
+    work.streamed += 6 * FLOAT * network.weights
+    work.streamed += 4 * FLOAT * (2 * graph.parties * nodes * classes)  # predictions and embeddings: made, weighed, added up
+    work.flops += 2 * nodes * nodes * classes  # H·Hᵀ
+    work.streamed += 2 * FLOAT * nodes * nodes  # written, and read once to find the largest
+    work.streamed += 6 * 2 * FLOAT * edges  # projected, made symmetric, added, normalized
     return work
 
 
@@ -120,37 +189,54 @@ def nfedgnn_work(graph: Graph, settings: Any, edges: int) -> Work:
     work.streamed += FLOAT * (moments * kept * width + 2 * kept + 5 * users * width)
     for width_of in (width, classes):
         for _ in range(3):  # forward, back, and forward to evaluate
-            work.product(edges + users, width_of, users)
-    work.product(edges + users, width, users)  # L·X̄
+            work.product(edges + users, width_of, users, users)
+    work.product(edges + users, width, users, users)  # L·X̄
     work.streamed += 14 * FLOAT * users * width  # rectifier, dropout, penalty and their gradients, the message's checks
     for _ in range(4):
         work.dense(users, width, classes)
     return work
 
 
-def case(name: str, experiment: Any, work: Work, rates: Rates) -> dict[str, object]:
+def case(name: str, ours: Ours, work: Work, rates: Rates) -> dict[str, object]:
     """One row: the limit, what binds, the fastest round and the fraction."""
-    federation = experiment.federation
-    federation.begin(0)
-    ours = Ours(experiment, experiment.algorithm.start(federation, experiment.config.settings))
     taken, parts = fastest(ours.round), rates.limit(work)
     limit, binding = sum(parts.values()), max(parts, key=lambda part: parts[part])
-    row: dict[str, object] = {"round of": name, "gathered MB": work.gathered / 1e6, "streamed MB": work.streamed / 1e6}
-    row |= {"MFLOP": work.flops / 1e6, "gather GB/s": rates.gather / 1e9, "stream GB/s": rates.stream / 1e9}
+    gathered = sum(work.gathered.values())
+    row: dict[str, object] = {"round of": name, "gathered MB": gathered / 1e6, "streamed MB": work.streamed / 1e6}
+    row |= {"MFLOP": work.flops / 1e6, "gather GB/s": gathered / parts["gathers"] / 1e9, "stream GB/s": rates.stream / 1e9}
     row |= {"GFLOP/s": rates.flop / 1e9, "limit ms": limit * 1e3, "of it": f"{parts[binding] / limit:.0%} {binding}"}
     return row | {"round ms": taken * 1e3, "fraction": limit / taken}
 
 
-def fedavg(dataset: str, partition: str) -> dict[str, object]:
+def begun(experiment: Any) -> Ours:
+    """Its rounds, one by one."""
+    experiment.federation.begin(0)
+    return Ours(experiment, experiment.algorithm.start(experiment.federation, experiment.config.settings))
+
+
+def of_fedavg(dataset: str, partition: str) -> dict[str, object]:
     """FedAvg with GCN-64, five epochs."""
     experiment = runner.prepare(config.resolve("fedavg", dataset=dataset, partition=partition))
-    graph, settings = experiment.party_data.parts, experiment.config.settings
-    stored = graph.nonzero_features.nnz
-    rates = Rates.measured(settings.hidden, graph.parties * graph.num_features, stored)
-    return case(f"FedAvg, {dataset}", experiment, fedavg_work(graph, settings), rates)
+    settings = experiment.config.settings
+    work = fedavg_work(experiment.party_data.parts, settings)
+    return case(f"FedAvg, {dataset}", begun(experiment), work, Rates.measured(settings.hidden))
 
 
-def nfedgnn(users: int) -> dict[str, object]:
+def of_fedgl(dataset: str) -> dict[str, object]:
+    """FedGL with its defaults, six overlapping parties."""
+    experiment = runner.prepare(config.resolve("fedgl", dataset=dataset))
+    settings, parts, whole = experiment.config.settings, experiment.party_data.parts, experiment.party_data.whole
+    assert whole is not None
+    ours = begun(experiment)
+    for _ in range(3):  # until there is a pseudo graph
+        ours.round()
+    pseudo = fedgl.pseudo_graph(ours.state["embeddings"], settings)
+    edges = knn.complement(parts, **pseudo, beta=settings.pseudo_graph_weight, form=settings.pseudo_graph)
+    stored = edges.normalized_adjacency.forward.values().numel()
+    return case(f"FedGL, {dataset}", ours, fedgl_work(parts, whole, settings, stored), Rates.measured(settings.hidden))
+
+
+def of_nfedgnn(users: int) -> dict[str, object]:
     """nFedGNN, ten of 500 features per user."""
     from benchmarks.nfedgnn import synthetic
 
@@ -158,13 +244,22 @@ def nfedgnn(users: int) -> dict[str, object]:
     experiment = runner.prepare(config.resolve("nfedgnn", dataset="given", partition="node"), graph)
     settings, edges = experiment.config.settings, graph.edge_index.shape[1]
     work = nfedgnn_work(experiment.party_data.parts, settings, edges)
-    return case(f"nFedGNN, {users:,} users", experiment, work, Rates.measured(settings.width, users, edges))
+    return case(f"nFedGNN, {users:,} users", begun(experiment), work, Rates.measured(settings.width))
 
 
-def main(users: int = 1_000_000) -> list[dict[str, object]]:
-    """All rows; the graphs of papers where they are."""
-    return [
-        fedavg("pubmed", "fedspray_pubmed"),
-        fedavg("physics", "fedspray_physics"),
-        nfedgnn(users),
-    ]
+CASES: dict[str, Callable[[], dict[str, object]]] = {
+    "pubmed": lambda: of_fedavg("pubmed", "fedspray_pubmed"),
+    "physics": lambda: of_fedavg("physics", "fedspray_physics"),
+    "wiki": lambda: of_fedgl("wiki"),
+    "nfedgnn": lambda: of_nfedgnn(1_000_000),
+}
+
+
+def main(*names: str) -> list[dict[str, object]]:
+    """All rows, or those that are named; the graphs of papers where they are."""
+    return [CASES[name]() for name in names or CASES]
+
+
+if __name__ == "__main__":
+    for row in main(*sys.argv[1:]):
+        print(*(f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}" for name, value in row.items()))

@@ -17,6 +17,7 @@ from atoll import algorithms
 from atoll.cli import main
 from atoll.data.partition import SCENARIO_OF
 from atoll.data.registry import DATASETS, known
+from atoll.settings import BatchedTraining
 
 HOME = Path(__file__).parents[1]
 PAGES = [HOME / "README.md", HOME / "CONTRIBUTING.md", *sorted((HOME / "docs").rglob("*.md"))]
@@ -89,6 +90,17 @@ def test_every_algorithm_has_a_page(algorithm: str) -> None:
     page = (HOME / "docs" / "algorithms" / f"{algorithm}.md").read_text()
     assert re.search(r"[Bb]ytes", page)
     assert re.search(rf"atoll (run|compare) \S*{algorithm}", page)
+
+
+def test_the_page_on_scale_names_who_trains_in_mini_batches() -> None:
+    """And who cannot, and why."""
+    text = (HOME / "docs" / "scale.md").read_text()
+    listed, refusing = text.split("They are settings of ")[1].split("## Samplers")[0].split("Some cannot")
+    modules = {name: algorithms.find(name) for name in algorithms.names()}
+    whole = {name for name, module in modules.items() if module.Cohort.whole_graph}
+    batched = {name for name, module in modules.items() if issubclass(module.Settings, BatchedTraining)} - whole
+    assert set(re.findall(r"`(\w+)`", listed.split(", and of algorithms")[0])) == batched
+    assert {name for row in re.findall(r"^\| (`.*?) \|", refusing, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)} == whole
 
 
 def call(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from atoll.data.builder import Ints
+from atoll.data.builder import Ints, distinct
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.graph import Graph
 
@@ -79,13 +80,15 @@ def _of_mapping(value: Mapping[Any, Any], nodes: int, names: Sequence[str] | Non
 
 def _rows(items: Any, party: int | None, nodes: int, names: Sequence[str] | None) -> Ints:
     """The rows of one party's nodes, by id where the nodes have ids, else by row."""
-    listed = _items(items)
     of = "partition" if party is None else f"partition: party {party}"
+    if names is None and (numbers := _integers(items)) is not None and _in_range(numbers, nodes):
+        return _once(numbers, numbers, of)
+    listed = _items(items)
     if party is not None and listed and all(isinstance(item, (bool, np.bool_)) for item in listed):
         raise AtollError(f"{of} is a mask; give node numbers, for instance mask.nonzero().")
-    texts = [str(item) for item in listed]
     if names is not None and (any(isinstance(item, str) for item in listed) or _are_numbers(names)):
         known = {name: row for row, name in enumerate(names)}
+        texts = [str(item) for item in listed]
         unknown = next((text for text in texts if text not in known), None)
         if unknown is not None:
             raise AtollError(f"{of} names the node {unknown!r}, which the graph does not have; give the nodes' ids.")
@@ -95,10 +98,26 @@ def _rows(items: Any, party: int | None, nodes: int, names: Sequence[str] | None
         if wrong is not None:
             raise AtollError(f"{of} names the node {wrong!r}, but the graph's nodes are 0 to {nodes - 1}.")
         rows = np.array(listed, dtype=np.float64).astype(np.int64)
-    if len(np.unique(rows)) < len(rows):
-        twice = texts[int(np.flatnonzero(np.isin(rows, np.flatnonzero(np.bincount(rows) > 1)))[0])]
+    return _once(rows, listed, of)
+
+
+def _once(rows: Ints, listed: Sequence[Any] | Ints, of: str) -> Ints:
+    """The rows, ascending; refuse a node that is named twice."""
+    ascending = np.sort(rows)
+    if (ascending[1:] == ascending[:-1]).any():
+        twice = listed[int(np.flatnonzero(np.isin(rows, np.flatnonzero(np.bincount(rows) > 1)))[0])]
         raise AtollError(f"{of} names the node {twice} twice; name each node once.")
-    return np.sort(rows)
+    return ascending
+
+
+def _integers(items: Any) -> Ints | None:
+    """The rows that an array or a tensor of whole numbers holds, which need not be looked at one by one."""
+    array = items if isinstance(items, np.ndarray) else items.numpy() if isinstance(items, Tensor) and items.is_cpu else None
+    return array.astype(np.int64) if array is not None and array.ndim == 1 and array.dtype.kind in "iu" else None
+
+
+def _in_range(rows: Ints, nodes: int) -> bool:
+    return not len(rows) or bool(rows.min() >= 0 and rows.max() < nodes)
 
 
 def _are_numbers(names: Sequence[str]) -> bool:
@@ -111,7 +130,7 @@ def _is_whole(item: Any) -> bool:
 
 
 def _warn_left_out(lists: Sequence[Ints], nodes: int) -> None:
-    held = len(np.unique(np.concatenate(lists))) if lists else 0
+    held = len(distinct(np.concatenate(lists))) if lists else 0
     if held < nodes:
         sentence = f"partition: {nodes - held:,} of {nodes:,} nodes are at no party and left out."
         warnings.warn(sentence, AtollWarning, stacklevel=4)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,28 +10,20 @@ from numpy.typing import NDArray
 
 from atoll import storage
 from atoll.data.builder import Ints
+from atoll.data.multilevel import louvain
 from atoll.data.npz import read_npz
 from atoll.data.partition_cache import cached_parts
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 
 MAX_DIRICHLET_DRAWS = 100  # to give every party its `min_nodes`
-_IGRAPH = threading.Lock()  # igraph has one random number generator for the whole process
 
 
 def louvain_largest(graph: Graph, parties: int, resolution: float, seed: int) -> list[Ints]:
     """The largest communities of the whole graph by Louvain (ties: the lowest node first); the rest is dropped."""
-    import igraph
-
     source, target = graph.edge_index.numpy()
     once = source < target if graph.symmetric else np.ones(len(source), bool)
-    net = igraph.Graph(graph.num_nodes, np.stack([source[once], target[once]], axis=1))
-    with _IGRAPH:
-        try:
-            igraph.set_random_number_generator(random.Random(seed))
-            membership = np.array(net.community_multilevel(resolution=resolution).membership)
-        finally:
-            igraph.set_random_number_generator(random)
+    membership = louvain(graph.num_nodes, np.stack([source[once], target[once]], axis=1), resolution, seed)
     sizes = np.bincount(membership)
     if len(sizes) < parties:
         raise AtollError(

@@ -158,8 +158,9 @@ def _shares_nodes(graph: Graph) -> bool:
         return False
     if graph.widths is not None or graph.parties == 1 or graph.parties == graph.num_nodes:
         return graph.widths is not None or graph.parties > 1
-    owners = torch.unique(torch.stack([graph.ids, graph.party]), dim=1)
-    return bool(torch.unique(owners[0]).numel() < owners.shape[1])
+    ids, order = graph.ids.sort()
+    party = graph.party[order]
+    return bool(((ids[1:] == ids[:-1]) & (party[1:] != party[:-1])).any())
 
 
 def _with_roles(graph: Graph, roles: Tensor) -> Graph:

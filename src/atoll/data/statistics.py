@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import NDArray
-from scipy.sparse.csgraph import connected_components
 
 from atoll.data.builder import Ints, distinct
 from atoll.graphs.graph import Graph
@@ -68,7 +68,7 @@ def partition_statistics(graph: Graph, whole: Graph | None = None) -> PartitionS
     rows = _pairs(graph.edge_index.numpy(), np.arange(graph.num_nodes))
     edges = np.bincount(graph.party.numpy()[rows[0]], minlength=parties)
     roles = [np.bincount(party[mask.numpy()], minlength=parties) for mask in (graph.train, graph.val, graph.test)]
-    _, component = connected_components(graph.adjacency, directed=False)
+    _, component = sp.csgraph.connected_components(graph.adjacency, directed=False)
     components = np.bincount(graph.party.numpy()[np.unique(component, return_index=True)[1]], minlength=parties)
     listed = [
         PartyStatistics(

@@ -21,7 +21,7 @@ def induced_subgraphs(graph: Graph, lists: Sequence[Ints]) -> Graph:
     sizes = np.array([len(nodes) for nodes in lists])
     ptr = np.concatenate([[0], sizes.cumsum()])
     edges = graph.edge_index.numpy()
-    if len(np.unique(rows)) == len(rows):
+    if (np.bincount(rows, minlength=1) <= 1).all():
         owner, position = np.full(graph.num_nodes, -1), np.zeros(graph.num_nodes, np.int64)
         owner[rows], position[rows] = np.repeat(np.arange(len(lists)), sizes), np.arange(len(rows))
         inner = (owner[edges[0]] == owner[edges[1]]) & (owner[edges[0]] >= 0)
