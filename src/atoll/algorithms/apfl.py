@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from atoll.algorithms import State
-from atoll.algorithms.fedavg import LEVELS, SCENARIOS, SHARED_PARAMETERS, SHARES, start, step
+from atoll.algorithms.fedavg import LEVELS, SCENARIOS, SHARED_PARAMETERS, SHARES, TARGETS, start, step
 from atoll.errors import AtollError
 from atoll.federation import metrics
 from atoll.federation.cohort import PARTY, Fields, backbone
@@ -29,7 +29,7 @@ from atoll.models.parameters import get_parameters, set_parameters
 from atoll.random import Draws
 from atoll.settings import BatchedTraining, setting
 
-__all__ = ["LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["LEVELS", "SCENARIOS", "TARGETS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 EVALUATIONS = ("personal",)
 

@@ -7,6 +7,7 @@ from atoll.algorithms.local import Cohort, Settings, evaluate, start, step
 
 SCENARIOS = ("whole",)
 LEVELS = ("node", "graph", "link")
+TARGETS = ("class", "labels", "values")
 EVALUATIONS = ("global",)
 
 __all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]

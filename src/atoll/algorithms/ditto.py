@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from atoll.algorithms import State, fedavg
-from atoll.algorithms.fedavg import LEVELS, SCENARIOS, start, step
+from atoll.algorithms.fedavg import LEVELS, SCENARIOS, TARGETS, start, step
 from atoll.errors import AtollError
 from atoll.federation import metrics
 from atoll.federation.cohort import PARTY, Fields, backbone, first_model, verb
@@ -33,7 +33,7 @@ from atoll.models.party_tensors import clipped
 from atoll.random import Draws
 from atoll.settings import setting
 
-__all__ = ["LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["LEVELS", "SCENARIOS", "TARGETS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 EVALUATIONS = ("personal",)
 PROXIMALS = (0.1, 1.0, 2.0)  # what λ is chosen from

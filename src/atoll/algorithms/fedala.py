@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from atoll.algorithms import State, fedavg
-from atoll.algorithms.fedavg import LEVELS, SCENARIOS, start, step
+from atoll.algorithms.fedavg import LEVELS, SCENARIOS, TARGETS, start, step
 from atoll.federation import metrics
 from atoll.federation.cohort import MODEL, PARTY, Fields, verb
 from atoll.federation.declarations import COUNTS, WEIGHT
@@ -25,7 +25,7 @@ from atoll.models import optim
 from atoll.models.parameters import Parameters, choose, get_parameters, set_parameters, weighted, zeros_of
 from atoll.settings import setting
 
-__all__ = ["LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["LEVELS", "SCENARIOS", "TARGETS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 EVALUATIONS = ("personal",)
 NEW, TRAINED, ADAPTED = 0, 1, 2  # a party that never trained; that never learned its mixture; that did

@@ -25,6 +25,7 @@ from atoll.settings import BatchedTraining, Training, setting
 
 SCENARIOS = ("horizontal", "overlapping")
 LEVELS = ("node", "graph", "link")
+TARGETS = ("class", "labels", "values")
 EVALUATIONS = ("global", "trained", "finetuned", "union")
 SHARES = ("all", "layers", "layers+post")
 SHARED_PARAMETERS = (

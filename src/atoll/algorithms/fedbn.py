@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from atoll.algorithms import State, fedavg
-from atoll.algorithms.fedavg import SCENARIOS, step
+from atoll.algorithms.fedavg import SCENARIOS, TARGETS, step
 from atoll.errors import AtollError
 from atoll.federation import metrics
 from atoll.federation.cohort import PARTY, Fields, backbone, first_model, verb
@@ -26,7 +26,7 @@ from atoll.models.normalization import NORM, NORMS, BatchNorm
 from atoll.models.parameters import Parameters, get_parameters, set_parameters, weighted
 from atoll.settings import setting
 
-__all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "TARGETS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 LEVELS = ("node", "link")
 EVALUATIONS = ("personal", "trained")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from atoll.algorithms import State, feddyn
-from atoll.algorithms.fedavg import EVALUATIONS, LEVELS, SCENARIOS, answered_share, evaluate
+from atoll.algorithms.fedavg import EVALUATIONS, LEVELS, SCENARIOS, TARGETS, answered_share, evaluate
 from atoll.errors import AtollError
 from atoll.federation.cohort import MODEL, PARTY, Fields, verb
 from atoll.federation.declarations import WEIGHT, Case, Forms, real
@@ -25,7 +25,7 @@ from atoll.models.parameters import Parameters, difference, inner_product, scale
 from atoll.random import Draws
 from atoll.settings import setting
 
-__all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "TARGETS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 STATE_AXES = {"model": SHARED, "reference": FRESH, "drift": FRESH, "size": FRESH}
 NO_NORM = feddyn.NO_NORM

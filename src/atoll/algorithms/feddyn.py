@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from atoll.algorithms import State, fedavg
-from atoll.algorithms.fedavg import EVALUATIONS, LEVELS, SCENARIOS, answered_share, evaluate
+from atoll.algorithms.fedavg import EVALUATIONS, LEVELS, SCENARIOS, TARGETS, answered_share, evaluate
 from atoll.federation.cohort import MODEL, PARTY, Fields, verb
 from atoll.federation.declarations import WEIGHT, Case, Forms, real, whole
 from atoll.federation.federation import Federation
@@ -23,7 +23,7 @@ from atoll.models.parameters import difference, inner_product, scale, squared_di
 from atoll.random import Draws
 from atoll.settings import setting
 
-__all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "TARGETS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 STATE_AXES = {"model": SHARED, "drift": FRESH, "size": FRESH}
 NO_NORM = "its server moves beyond the parties' mean, where a running variance may be negative"

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from atoll.algorithms import State, fedavg
-from atoll.algorithms.fedavg import EVALUATIONS, LEVELS, SCENARIOS, Cohort, evaluate
+from atoll.algorithms.fedavg import EVALUATIONS, LEVELS, SCENARIOS, TARGETS, Cohort, evaluate
 from atoll.federation.federation import Federation
 from atoll.federation.memory import FRESH, SHARED
 from atoll.models.parameters import difference, interpolate, zeros_of
 from atoll.settings import setting
 
-__all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "TARGETS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 STATE_AXES = {"model": SHARED, "first": FRESH, "second": FRESH}
 NO_NORM = "its server moves beyond the parties' mean, where a running variance may be negative"

@@ -21,6 +21,7 @@ from atoll.settings import BatchedTraining, setting
 
 SCENARIOS = ("horizontal", "overlapping")
 LEVELS = ("node", "graph", "link")
+TARGETS = ("class", "labels", "values")
 EVALUATIONS = ("personal", "trained")
 
 

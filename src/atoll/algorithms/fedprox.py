@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from atoll.algorithms import fedavg
-from atoll.algorithms.fedavg import EVALUATIONS, LEVELS, SCENARIOS, evaluate, start, step
+from atoll.algorithms.fedavg import EVALUATIONS, LEVELS, SCENARIOS, TARGETS, evaluate, start, step
 from atoll.federation.cohort import Fields
 from atoll.graphs.graph import Graph
 from atoll.models.parameters import squared_distance
 from atoll.random import Draws
 from atoll.settings import setting
 
-__all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "TARGETS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 
 @dataclass(frozen=True)

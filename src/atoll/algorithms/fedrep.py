@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from atoll.algorithms import fedavg, fedper
-from atoll.algorithms.fedper import BASE, LEVELS, SCENARIOS, base_of, evaluate, start, step
+from atoll.algorithms.fedper import BASE, LEVELS, SCENARIOS, TARGETS, base_of, evaluate, start, step
 from atoll.errors import AtollError
 from atoll.federation import metrics
 from atoll.federation.cohort import PARTY, Fields, verb
@@ -24,7 +24,7 @@ from atoll.models.optim import Optimizer
 from atoll.models.parameters import Parameters, get_parameters, set_parameters
 from atoll.settings import setting
 
-__all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "TARGETS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 EVALUATIONS = (*fedper.EVALUATIONS, metrics.FINETUNED)
 

@@ -19,6 +19,7 @@ from atoll.settings import BatchedTraining, Training, setting
 
 SCENARIOS = ("horizontal", "overlapping")
 LEVELS = ("node", "graph", "link")
+TARGETS = ("class", "labels", "values")
 EVALUATIONS = ("personal", "trained")
 
 

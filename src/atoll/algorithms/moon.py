@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atoll.algorithms import fedavg
-from atoll.algorithms.fedavg import EVALUATIONS, LEVELS, SCENARIOS, evaluate, start, step
+from atoll.algorithms.fedavg import EVALUATIONS, LEVELS, SCENARIOS, TARGETS, evaluate, start, step
 from atoll.errors import AtollError
 from atoll.federation.cohort import MODEL, PARTY, Fields, backbone, verb
 from atoll.federation.declarations import WEIGHT
@@ -26,7 +26,7 @@ from atoll.random import Draws
 from atoll.settings import setting
 
 Anchors = Callable[[Graph], tuple[Tensor, Tensor]]
-__all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "TARGETS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 
 @dataclass(frozen=True)

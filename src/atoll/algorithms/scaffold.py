@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from atoll.algorithms import State, fedavg
-from atoll.algorithms.fedavg import EVALUATIONS, LEVELS, SCENARIOS, answered_share, evaluate
+from atoll.algorithms.fedavg import EVALUATIONS, LEVELS, SCENARIOS, TARGETS, answered_share, evaluate
 from atoll.errors import AtollError
 from atoll.federation.cohort import MODEL, PARTY, Fields, verb
 from atoll.federation.declarations import WEIGHT
@@ -24,7 +24,7 @@ from atoll.models.parameters import Parameters, choose, difference, inner_produc
 from atoll.random import Draws
 from atoll.settings import setting
 
-__all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "TARGETS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 STATE_AXES = {"model": SHARED, "control": FRESH}
 NO_NORM = "controls are gradients, and running statistics have none"

@@ -12,6 +12,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from atoll.data.target_columns import with_targets
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 
@@ -86,7 +87,9 @@ def _with_all_classes(graphs: Sequence[Graph]) -> Sequence[Graph]:
     )
     result = []
     for graph in graphs:
-        if graph.class_names is not None:
+        if graph.class_names is not None and graph.y_columns is not None:
+            graph = with_targets(graph, _placed(graph.y_columns, graph.class_names, names), names)
+        elif graph.class_names is not None:
             target = torch.tensor([names.index(name) for name in graph.class_names] or [0])
             y = torch.where(graph.y >= 0, target[graph.y.clamp(min=0)], graph.y)
             graph = replace(graph, y=y, class_names=names, num_classes=len(names))
@@ -94,6 +97,13 @@ def _with_all_classes(graphs: Sequence[Graph]) -> Sequence[Graph]:
             graph = replace(graph, class_names=names, num_classes=len(names))
         result.append(graph)
     return result
+
+
+def _placed(targets: Tensor, names: Sequence[str], wanted: Sequence[str]) -> Tensor:
+    """The targets in the columns of these names; those that are lacking are not known."""
+    made = torch.full((len(targets), len(wanted)), torch.nan)
+    made[:, [list(wanted).index(name) for name in names]] = targets
+    return made
 
 
 def _require_same(first: str, other: str, reference: Sequence[str], names: Sequence[str], noun: str) -> None:
@@ -127,6 +137,8 @@ def with_columns(graph: Graph, permutation: Tensor) -> Graph:
 def with_classes(graph: Graph, permutation: Tensor) -> Graph:
     """The graph with its classes in another order: class i is the present class `permutation[i]`."""
     names = tuple((graph.class_names or ())[index] for index in permutation.tolist())
+    if graph.y_columns is not None:
+        return replace(graph, y_columns=graph.y_columns[:, permutation], class_names=names)
     target = torch.empty_like(permutation).scatter_(0, permutation, torch.arange(len(permutation)))
     y = torch.where(graph.y >= 0, target[graph.y.clamp(min=0)], graph.y)
     return replace(graph, y=y, class_names=names)

@@ -153,6 +153,10 @@ def check(graph: Graph, where: str) -> None:
     for name in ("y", "train", "val", "test"):
         if (shape := tuple(getattr(graph, name).shape)) != (items,):
             raise AtollError(f"{where}: {name} has shape {shape} for {items} {what}s; give one value per {what}.")
+    if graph.y_columns is not None and (
+        tuple(graph.y_columns.shape) != (items, graph.num_classes) or graph.y_columns.dtype != torch.float32
+    ):
+        raise AtollError(f"{where}: y_columns must be float32 of shape {(items, graph.num_classes)}, as num_classes says.")
     if (shape := tuple(graph.ids.shape)) != (nodes,):
         raise AtollError(f"{where}: ids has shape {shape} for {nodes} nodes; give one value per node.")
 

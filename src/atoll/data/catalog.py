@@ -23,6 +23,7 @@ import torch
 from atoll.data import downloads, files, readers
 from atoll.data.builder import build_graph, check_fold, row_normalize
 from atoll.data.npz import Arrays, read_npz
+from atoll.data.target_columns import CLASS, TARGET, TARGETS
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.settings import setting
@@ -46,6 +47,7 @@ class DataSettings:
         since="0.2",
     )
     edge_weights: bool = setting(True, "Own graphs: use the weights of the edges, where they have any.", since="0.2")
+    target: str = setting(CLASS, f"Own data: {TARGET[0].lower()}{TARGET[1:]}", choices=TARGETS, since="0.2")
     memory_budget: float = setting(
         0.0,
         "Shards: gigabytes of dense features that a process holds in memory; larger ones stay on disk. 0 is no limit.",

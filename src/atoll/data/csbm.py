@@ -11,7 +11,9 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from atoll.data.builder import Bools, Ints, Masks, build_graph, check_fold, distinct
+from atoll.data.drawn_targets import with_drawn_targets
 from atoll.data.ranked import Ranked
+from atoll.data.target_columns import CLASS, TARGET, TARGETS
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.random import seed_of
@@ -53,6 +55,9 @@ class CsbmSettings:
         high=0.5,
         was="labelled",
     )
+    target: str = setting(CLASS, TARGET, choices=TARGETS, since="0.2")
+    targets: int = setting(3, "With target=labels or values: how many of them.", low=1, high=1000, since="0.2")
+    unknown: float = setting(0.0, "With these: the share that is not known (never of the first).", low=0, high=1, since="0.2")
 
 
 MAX_BLOCKS = 10_000  # communities times classes: the edge probabilities between them are a square table
@@ -105,7 +110,10 @@ def generate(settings: CsbmSettings, seed: int = 0) -> Graph:
     rows = np.repeat(np.arange(settings.nodes), settings.samples)
     masks = _masks(settings, classes, adjacency + adjacency.T) if settings.connected_train_share else None
     of_rows = None if masks is None else (masks[0][rows], masks[1][rows], masks[2][rows])
-    return build_graph(x, edges * settings.samples, y, of_rows, where="csbm", num_classes=settings.classes, ids=rows)
+    graph = build_graph(x, edges * settings.samples, y, of_rows, where="csbm", num_classes=settings.classes, ids=rows)
+    if settings.target == CLASS:
+        return graph
+    return with_drawn_targets(graph, settings.target, settings.targets, settings.unknown, settings.graph_seed)
 
 
 MAX_DRAWS = 1000  # of graphs until one is connected, and of connected training sets

@@ -175,6 +175,8 @@ def _with_fewer_labels(graph: Graph, share: float, sources: list[np.random.Gener
 
 def _with_other_labels(graph: Graph, share: float, sources: list[np.random.Generator]) -> Graph:
     """Of each party's n training nodes, round(share·n) random ones have another class, each equally likely."""
+    if graph.y_columns is not None:
+        raise AtollError("noise.label_noise changes classes, and this data has labels or values; leave it out.")
     if graph.num_classes < 2:
         raise AtollError("noise.label_noise needs at least 2 classes; leave it out.")
     y = graph.y.clone()

@@ -79,7 +79,12 @@ def read_dataset(name: str, settings: Any, *, seed: int, fold: int) -> Graph:
     if not (os.sep in name or name.endswith(".npz") or Path(name).exists()):
         raise AtollError(f"There is no dataset, folder or .npz file {name!r}{suggest(name.lower(), DATASETS.names())}")
     graph = files.read(
-        Path(name), directed=settings.directed, encode=settings.encode, fold=fold, edge_weights=settings.edge_weights
+        Path(name),
+        directed=settings.directed,
+        encode=settings.encode,
+        fold=fold,
+        edge_weights=settings.edge_weights,
+        target=settings.target,
     )
     return row_normalize(graph) if settings.normalize_features else graph
 

@@ -28,6 +28,7 @@ from atoll.data.party_graphs import PartyGraph, parts_of, pooled, read_folders, 
 from atoll.data.registry import lookup
 from atoll.data.sharded import SHARDS, sharded
 from atoll.data.splits import replaces_split, require_party_scope, split, split_before_cut
+from atoll.data.target_columns import CLASS
 from atoll.data.training_nodes import check_training
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.borders import borders_between
@@ -203,7 +204,9 @@ def _own_parties(config: DataConfig, given: Given, scenarios: Sequence[str], *, 
         parts = split(row_normalize(parts) if normalize else parts, config.split, config.seed)
         whole = source = vertical_files.joined(parts)
     else:
-        parties = with_tables(parties, directed=getattr(config.data, "directed", False))
+        parties = with_tables(
+            parties, directed=getattr(config.data, "directed", False), target=getattr(config.data, "target", CLASS)
+        )
         if predicts_links(config):
             parts = unsplit(parties, require_graphs(scenario, config.noise), normalize=normalize)
             return replace(_linked(config, parts, None, scenario, scenarios), names=names)
@@ -234,6 +237,7 @@ def _party_graphs(config: DataConfig, given: Given) -> list[PartyGraph]:
         encode=settings.encode,
         fold=config.split.fold,
         edge_weights=settings.edge_weights,
+        target=settings.target,
     )
 
 

@@ -8,6 +8,8 @@ model must agree on it. Without it the classes are 0, 1, 2, … or the sorted na
 An `.npz` (or `graph.npz` in a folder, or a folder with one `.npy` per array: the shard of a party) has `x` or the CSR parts
 `x_data x_indices x_indptr x_shape`, `edge_index`, `y` and, optionally, `edge_weight`, `train val test` masks ((N, k) for several
 splits), `ids`, `class_names`, `num_classes`, `feature_names`, the columns' names, and `node_names`, the nodes' ids as text.
+
+Several labels or values per node are columns `label:NAME` and `value:NAME`, in an `.npz` an array `targets` (`target_columns`).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from atoll import storage
 from atoll.data.builder import (
@@ -33,11 +36,20 @@ from atoll.data.builder import (
 )
 from atoll.data.lint import warn_about_edge_columns, warn_about_edges, warn_about_features
 from atoll.data.npz import Arrays, read_folder, read_npz
+from atoll.data.target_columns import CLASS, checked_targets, known_rows
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 
 
-def read(path: Path, *, directed: bool = False, encode: str = "auto", fold: int = 0, edge_weights: bool = True) -> Graph:
+def read(
+    path: Path,
+    *,
+    directed: bool = False,
+    encode: str = "auto",
+    fold: int = 0,
+    edge_weights: bool = True,
+    target: str = CLASS,
+) -> Graph:
     """The whole graph (P = 1) of a folder or an `.npz`; `fold` selects one of several splits.
 
     Columns of tables that need an encoding are in its `table`, not in x (see `tables.read_tables`).
@@ -45,16 +57,16 @@ def read(path: Path, *, directed: bool = False, encode: str = "auto", fold: int 
     path = path.expanduser()
     if path.is_dir():
         if (archive := archive_of(path)) is not None:
-            return read_archive(archive, directed, fold, edge_weights)
+            return read_archive(archive, directed, fold, edge_weights, target=target)
         check_fold(fold, 1, str(path))
         from atoll.data.tables import read_tables  # pandas takes a while to import
 
-        return read_tables(path, directed, encode, edge_weights)
+        return read_tables(path, directed, encode, edge_weights, target)
     if not path.exists():
         raise AtollError(f"There is no folder or file {path}; check the path.")
     if path.suffix in (".csv", ".parquet", ".txt"):
         raise AtollError(f"{path} is a single table; give the folder that holds the tables `nodes` and `edges`.")
-    return read_archive(path, directed, fold, edge_weights)
+    return read_archive(path, directed, fold, edge_weights, target=target)
 
 
 def archive_of(path: Path) -> Path | None:
@@ -118,6 +130,8 @@ def arrays(graph: Graph) -> Arrays:
         result["node_names"] = np.array(graph.node_names, dtype=str)
     if graph.edge_weight is not None:
         result["edge_weight"] = graph.edge_weight.numpy()
+    if graph.y_columns is not None:
+        result["targets"] = graph.y_columns.numpy()
     return result
 
 
@@ -144,6 +158,7 @@ def graph_of(stored: Arrays) -> Graph:
         feature_names=tuple(str(name) for name in stored["feature_names"]) if "feature_names" in stored else None,
         node_names=stored["node_names"].astype(object) if "node_names" in stored else None,
         edge_weight=torch.from_numpy(stored["edge_weight"]) if "edge_weight" in stored else None,
+        y_columns=torch.from_numpy(stored["targets"]) if "targets" in stored else None,
     )
 
 
@@ -153,9 +168,12 @@ def write_npz(path: Path, content: Arrays) -> None:
         np.savez(file, allow_pickle=False, **content)
 
 
-def read_archive(path: Path, directed: bool, fold: int = 0, edge_weights: bool = True, *, labeled: bool = True) -> Graph:
+def read_archive(
+    path: Path, directed: bool, fold: int = 0, edge_weights: bool = True, *, labeled: bool = True, target: str = CLASS
+) -> Graph:
     """The whole graph of an `.npz`; unless `labeled`, it may have no `y`, and nothing is said about labels and features."""
     archive = _open_npz(path)
+    targets = _targets(archive, path, target)
     if not labeled and "y" not in archive:
         archive["y"] = np.full(len(archive["x"]) if "x" in archive else len(archive.get("x_indptr", [0])) - 1, -1)
     for key, content in (
@@ -196,12 +214,26 @@ def read_archive(path: Path, directed: bool, fold: int = 0, edge_weights: bool =
         feature_names=_feature_names(archive, path),
         edge_weight=weights,
     )
-    graph = replace(graph, node_names=_node_names(archive, y, path))
+    graph = replace(graph, node_names=_node_names(archive, y, path), y_columns=targets)
     if labeled:
         warn_about_features(plain(x, str(path)), y, graph.feature_names, str(path))
     warn_about_edge_columns([name for name in EDGE_ARRAYS if name in archive], str(path), "array")
     warn_about_edges(archive["edge_index"], str(path), weighted=weights is not None)
     return graph
+
+
+def _targets(archive: Arrays, path: Path, target: str) -> Tensor | None:
+    """The labels or values that the target asks for; `y` and the number of classes follow from them."""
+    if target == CLASS:
+        return None
+    if "targets" not in archive:
+        raise AtollError(f"{path} has no array `targets`, which target={target} needs; add one row of {target} per node.")
+    if archive["targets"].dtype.kind not in "biuf":
+        raise AtollError(f"`targets` in {path} is {archive['targets'].dtype}; give numbers, NaN where one is not known.")
+    values = archive["targets"].astype(np.float64)
+    targets = checked_targets(values, len(values), target, str(path))
+    archive["y"], archive["num_classes"] = known_rows(targets.numpy()), np.array(targets.shape[1])
+    return targets
 
 
 def _class_names(archive: Arrays, path: Path) -> tuple[int | None, tuple[str, ...] | None]:

@@ -20,6 +20,7 @@ import pandas as pd
 from atoll.data.columns import ColumnChoice, choice
 from atoll.data.table_files import RESERVED, TableFile
 from atoll.data.tables import GraphTables, role_columns
+from atoll.data.target_columns import apart
 from atoll.errors import AtollError, AtollWarning
 
 PARTS = ("nodes", "edges", "features", "classes")
@@ -102,7 +103,7 @@ def _table(frame: pd.DataFrame, path: Path, needed: Sequence[str]) -> TableFile:
     if frame.columns.has_duplicates:
         twice = frame.columns[frame.columns.duplicated()][0]
         raise AtollError(f"{path} has two columns named `{twice}`; name each once.")
-    return TableFile(frame, path)
+    return apart(TableFile(frame, path))
 
 
 def _said(nodes: pd.DataFrame, features: Any, where: Path) -> dict[str, ColumnChoice] | None:

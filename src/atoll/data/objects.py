@@ -44,8 +44,8 @@ def read_object(value: Any, settings: DataSettings, fold: int = 0, *, name: str 
     """One graph and its nodes' ids; `name` is its party's, `where` what error messages call it."""
     kind = kind_of(value)
     if kind == "path":
-        directed, weights = settings.directed, settings.edge_weights
-        return read_party(Path(value), name, directed=directed, encode=settings.encode, fold=fold, edge_weights=weights)
+        how: dict[str, Any] = {"directed": settings.directed, "encode": settings.encode, "edge_weights": settings.edge_weights}
+        return read_party(Path(value), name, fold=fold, target=settings.target, **how)
     if kind == "pyg dataset":
         if len(value) != 1:
             raise AtollError(
@@ -73,7 +73,8 @@ def read_object(value: Any, settings: DataSettings, fold: int = 0, *, name: str 
 
 def _from_pyg(data: Any, settings: DataSettings, fold: int, name: str, where: str) -> PartyGraph:
     where = where or "The PyG graph"
-    graph = from_pyg(data, fold=fold, directed=settings.directed, where=where, edge_weights=settings.edge_weights)
+    how: dict[str, Any] = {"directed": settings.directed, "edge_weights": settings.edge_weights, "target": settings.target}
+    graph = from_pyg(data, fold=fold, where=where, **how)
     ids = node_ids(data, graph.num_nodes, where)
     if ids is None:
         return PartyGraph(name, where, graph)
@@ -93,7 +94,7 @@ def _from_tables(value: Any, kind: str, settings: DataSettings, name: str, where
     else:
         where = where or "DataFrames"
         tables = frames.tables_of_frames(value, Path(where), settings.encode)
-    graph, nodes, choices = parse(tables, settings.directed, settings.encode, settings.edge_weights)
+    graph, nodes, choices = parse(tables, settings.directed, settings.encode, settings.edge_weights, settings.target)
     if choices is not None:
         warn_inferred(nodes, choices, 'give {"nodes": …, "edges": …, "features": …}')
     return PartyGraph(name, where, graph, "index" in nodes.frame.columns, tuple(nodes.texts("id")))

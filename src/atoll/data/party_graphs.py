@@ -25,6 +25,7 @@ from atoll.data import files
 from atoll.data.alignment import align
 from atoll.data.builder import Ints, row_normalize
 from atoll.data.splits import SplitSettings, replaces_split, split
+from atoll.data.target_columns import CLASS
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.edges import distinct_edges
 from atoll.graphs.graph import Graph, stack
@@ -53,10 +54,17 @@ class PartyGraph:
 
 
 def read_folders(
-    folder: Path, *, directed: bool = False, encode: str = "auto", fold: int = 0, edge_weights: bool = True
+    folder: Path,
+    *,
+    directed: bool = False,
+    encode: str = "auto",
+    fold: int = 0,
+    edge_weights: bool = True,
+    target: str = CLASS,
 ) -> list[PartyGraph]:
     """The graphs of the folders in a folder; `encode`: which columns of tables are encoded (see `files.read`)."""
     how: dict[str, Any] = {"directed": directed, "encode": encode, "fold": fold, "edge_weights": edge_weights}
+    how["target"] = target
     return [read_party(path, path.name, **how) for path in party_folders(folder)]
 
 
@@ -68,9 +76,10 @@ def read_party(
     encode: str = "auto",
     fold: int = 0,
     edge_weights: bool = True,
+    target: str = CLASS,
 ) -> PartyGraph:
     """The graph in a folder or .npz, and how its nodes are named."""
-    graph = files.read(path, directed=directed, encode=encode, fold=fold, edge_weights=edge_weights)
+    graph = files.read(path, directed=directed, encode=encode, fold=fold, edge_weights=edge_weights, target=target)
     archive = files.archive_of(path)
     if archive is not None:
         numbered = files.has_ids(archive)
@@ -198,12 +207,12 @@ def _prepared(parties: Sequence[PartyGraph], scenario: str, *, normalize: bool) 
     return graphs
 
 
-def with_tables(parties: Sequence[PartyGraph], *, directed: bool = False) -> list[PartyGraph]:
+def with_tables(parties: Sequence[PartyGraph], *, directed: bool = False, target: str = CLASS) -> list[PartyGraph]:
     """The parties with a table each if one of them has one: plain numbers of a folder are then columns like the others."""
     if not any(party.graph.table is not None for party in parties):
         return list(parties)
     return [
-        read_party(Path(party.where), party.name, directed=directed, encode="always")
+        read_party(Path(party.where), party.name, directed=directed, encode="always", target=target)
         if party.deployable and party.graph.table is None
         else party
         for party in parties

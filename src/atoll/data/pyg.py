@@ -9,6 +9,7 @@ import torch
 
 from atoll.data.builder import Bools, build_graph, masks_of_fold, plain
 from atoll.data.lint import warn_about_edge_columns, warn_about_edges, warn_about_features
+from atoll.data.target_columns import CLASS, checked_targets, with_targets
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 
@@ -16,7 +17,15 @@ WHERE = "The PyG graph"
 ID_NAMES = ("n_id", "node_id", "name")  # fields of a Data that may hold the nodes' ids
 
 
-def from_pyg(data: Any, *, fold: int = 0, directed: bool = False, where: str = WHERE, edge_weights: bool = True) -> Graph:
+def from_pyg(
+    data: Any,
+    *,
+    fold: int = 0,
+    directed: bool = False,
+    where: str = WHERE,
+    edge_weights: bool = True,
+    target: str = CLASS,
+) -> Graph:
     """The whole graph (P = 1) of a `torch_geometric.data.Data`: `x`, `edge_index`, `y` and, where it has them, its masks.
 
     `edge_weight` is used, unless `edge_weights` is false; `feature_names` and `class_names`, lists of texts, are kept. `fold`
@@ -25,6 +34,9 @@ def from_pyg(data: Any, *, fold: int = 0, directed: bool = False, where: str = W
     edges, y = _tensor(data, "edge_index", where), _tensor(data, "y", where)
     if not _has(data, "x"):
         raise AtollError(f"{where} has no `x`; set data.x.")
+    targets = None if target == CLASS else pyg_targets(y, int(y.shape[0]) if y.dim() else 0, target, where)
+    if targets is not None:
+        y = torch.where(targets.isnan().all(1), -1, 0)
     if y.dim() == 2 and y.shape[1] == 1:
         y = y[:, 0]
     whole = torch.where(torch.isnan(y), -1, y) if y.is_floating_point() else y
@@ -47,15 +59,26 @@ def from_pyg(data: Any, *, fold: int = 0, directed: bool = False, where: str = W
         masks_of_fold(masks, fold, where),
         where=where,
         directed=directed,
-        num_classes=None if classes is None else len(classes),
+        num_classes=targets.shape[1] if targets is not None else None if classes is None else len(classes),
         class_names=classes,
         feature_names=names,
         edge_weight=weights,
     )
+    if targets is not None:
+        if classes is not None and len(classes) != targets.shape[1]:
+            raise AtollError(f"{where} has {targets.shape[1]} {target} and {len(classes)} class_names; give one name each.")
+        labels, graph = np.full_like(labels, -1), with_targets(graph, targets, classes)
     warn_about_features(x, labels, names, where)
     warn_about_edge_columns([name for name in ("edge_attr", "edge_type") if _has(data, name)], where, "field")
     warn_about_edges(edges.numpy(), where, weighted=weights is not None)
     return graph
+
+
+def pyg_targets(y: torch.Tensor, items: int, target: str, where: str) -> torch.Tensor:
+    """`y` as labels or values, (I, T)."""
+    if y.is_complex():
+        raise AtollError(f"{_possessive(where)} `y` is complex; give real numbers.")
+    return checked_targets(y.double().numpy(), items, target, where)
 
 
 def node_ids(data: Any, nodes: int, where: str = WHERE) -> list[int] | list[str] | None:

@@ -95,6 +95,7 @@ def take_rows(graph: Graph, rows: Ints, edges: Ints, chosen: Ints, ptr: Ints) ->
         ptr=torch.from_numpy(ptr.astype(np.int64)),
         table=None if graph.table is None else graph.table.rows(rows),
         node_names=None if graph.node_names is None else graph.node_names[rows],
+        y_columns=None if graph.y_columns is None else graph.y_columns[index],
     )
 
 

@@ -24,6 +24,7 @@ class TableFile:
     frame: pd.DataFrame
     path: Path
     separator: str = ","
+    targets: pd.DataFrame | None = None  # its columns of labels and values (see `target_columns`), the same rows
 
     def location(self, row: int) -> str:
         """`line 7 of nodes.csv` as an editor counts, `row 5 of nodes.parquet` from 0."""

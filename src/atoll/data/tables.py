@@ -22,6 +22,7 @@ from atoll.data.table_edge_splits import edge_roles
 from atoll.data.table_files import RESERVED, TableFile, read_table
 from atoll.data.table_labels import labels_of, read_classes
 from atoll.data.table_weights import weight_column, weights_of
+from atoll.data.target_columns import CLASS, apart, read_targets, target_columns
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.graph import Graph
 
@@ -47,32 +48,36 @@ class ParsedTables(NamedTuple):
     choices: list[ColumnChoice] | None
 
 
-def read_tables(folder: Path, directed: bool, encode: str = "auto", edge_weights: bool = True) -> Graph:
+def read_tables(folder: Path, directed: bool, encode: str = "auto", edge_weights: bool = True, target: str = CLASS) -> Graph:
     """The whole graph (P = 1) of a folder's `nodes` and `edges` tables.
 
     Columns that are not all plain numbers, or that a features.toml describes, are not encoded yet: they are in the graph's
     `table`, and x is empty. `encode` is auto, always (also plain numbers) or never (then they are refused).
     """
-    graph, nodes, choices = parse_tables(folder, directed, encode, edge_weights)
+    graph, nodes, choices = parse_tables(folder, directed, encode, edge_weights, target)
     if choices is not None:
         warn_inferred(nodes, choices)
     return graph
 
 
-def parse_tables(folder: Path, directed: bool, encode: str = "auto", edge_weights: bool = True) -> ParsedTables:
+def parse_tables(
+    folder: Path, directed: bool, encode: str = "auto", edge_weights: bool = True, target: str = CLASS
+) -> ParsedTables:
     """As `read_tables`, without the sentences on what was inferred."""
     said = None if encode == "never" else read_features(folder)
     nodes, edges = read_nodes(folder, said), read_table(folder, "edges", ("source", "target"))
-    return parse(GraphTables(nodes, edges, folder, said, read_classes(folder)), directed, encode, edge_weights)
+    return parse(GraphTables(nodes, edges, folder, said, read_classes(folder)), directed, encode, edge_weights, target)
 
 
-def parse(tables: GraphTables, directed: bool, encode: str = "auto", edge_weights: bool = True) -> ParsedTables:
+def parse(
+    tables: GraphTables, directed: bool, encode: str = "auto", edge_weights: bool = True, target: str = CLASS
+) -> ParsedTables:
     """The graph of tables, wherever they come from."""
     nodes, edges, where, said, classes = tables
     if len(nodes.frame) == 0:
         raise AtollError(f"{nodes.path} has no nodes; give at least one row.")
     ids = node_ids(nodes)
-    y, num_classes, names = labels_of(nodes, classes, where)
+    y, num_classes, names, targets = _targets_of(nodes, classes, where, target)
     table, choices, columns, unscaled, x = None, None, None, None, np.zeros((len(y), 1))
     if encode != "never" and (said is not None or encode == "always" or not is_plain(nodes)):
         choices = choose(nodes, said)
@@ -94,12 +99,12 @@ def parse(tables: GraphTables, directed: bool, encode: str = "auto", edge_weight
         feature_names=columns,
         edge_weight=weights,
     )
-    graph = replace(graph, node_names=np.asarray(ids, dtype=object), edge_split=edge_roles(edges, ends, graph))
+    graph = replace(graph, node_names=np.asarray(ids, dtype=object), edge_split=edge_roles(edges, ends, graph), y_columns=targets)
     if table is not None:
         graph = replace(graph, x=torch.empty(len(y), 0), table=table)
         x, columns = comparable(table)
         unscaled = [index for index, column in enumerate(table.columns) if column.numeric and not column.standardize]
-    warn_about_features(x, y, columns, str(nodes.path), unscaled)
+    warn_about_features(x, y if target == CLASS else np.full_like(y, -1), columns, str(nodes.path), unscaled)
     unused = [str(name) for name in edges.frame.columns if name not in ("source", "target", weight, "split")]
     warn_about_edge_columns(unused, str(edges.path))
     warn_about_edges(ends, str(edges.path), weighted=weights is not None)
@@ -109,7 +114,17 @@ def parse(tables: GraphTables, directed: bool, encode: str = "auto", edge_weight
 def read_nodes(folder: Path, said: Mapping[str, ColumnChoice] | None) -> TableFile:
     """The table of nodes, with the columns that features.toml calls id, label and split under these names."""
     texts = [name for name, each in (said or {}).items() if each.kind in ("category", "boolean", "date", "text")]
-    return read_table(folder, "nodes", ("id",), texts, role_columns(said, folder))
+    return apart(read_table(folder, "nodes", ("id",), texts, role_columns(said, folder)))
+
+
+def _targets_of(
+    nodes: TableFile, classes: tuple[str, ...] | None, where: Path, target: str
+) -> tuple[Ints, int, tuple[str, ...] | None, torch.Tensor | None]:
+    """What is predicted of each node: y, how many classes, labels or values there are, their names, and the latter two."""
+    if target == CLASS:
+        return *labels_of(nodes, classes, where), None
+    y, names, targets = read_targets(nodes, target)
+    return y, len(names), names, targets
 
 
 def role_columns(said: Mapping[str, ColumnChoice] | None, where: Path) -> dict[str, str]:
@@ -158,6 +173,9 @@ def write_tables(graph: Graph, folder: Path, form: str) -> None:
     labels = np.array([*names, ""], dtype=object)[graph.y.numpy()]  # −1 selects the last, empty one
     ids = np.arange(graph.num_nodes) if graph.node_names is None else graph.node_names
     columns = {"id": ids, "index": graph.ids.numpy(), "label": labels, "split": roles.astype(object)}
+    if graph.y_columns is not None:
+        del columns["label"]
+        columns |= target_columns(graph)
     features = graph.feature_names
     if features is None or {*features} & {*RESERVED}:
         features = tuple(f"x{column}" for column in range(x.shape[1]))
@@ -170,7 +188,8 @@ def write_tables(graph: Graph, folder: Path, form: str) -> None:
             frame.to_csv(folder / f"{name}.csv", index=False)
         else:
             frame.to_parquet(folder / f"{name}.parquet", index=False)
-    storage.write_whole(folder / "classes.txt", "".join(f"{name}\n" for name in names).encode())
+    if graph.y_columns is None:
+        storage.write_whole(folder / "classes.txt", "".join(f"{name}\n" for name in names).encode())
 
 
 def _edge_splits(graph: Graph) -> dict[str, NDArray[np.object_]]:

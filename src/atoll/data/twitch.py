@@ -1,8 +1,9 @@
 """Twitch: friendships of streamers in seven countries, each a party (MUSAE, Rozemberczki et al., 2021).
 
-Features are games, location and habits as 3,170 binary columns, the same in all countries; the label is whether a streamer uses
-mature language, or is a partner of the platform. The files `twitch/COUNTRY.npz` hold x in CSR parts, `edge_index` with every
-friendship once, `y` (mature) and `partner`. They are not those of PyG's `Twitch`, whose 128 columns are learned.
+Features are games, location and habits as 3,170 binary columns, the same in all countries; the class is whether a streamer uses
+mature language, or is a partner of the platform; or both are labels; or the logarithm of the views is a value. The files
+`twitch/COUNTRY.npz` hold x in CSR parts, `edge_index` with every friendship once, `y` (mature), `partner` and `views`. They are
+not those of PyG's `Twitch`, whose 128 columns are learned.
 """
 
 from __future__ import annotations
@@ -11,12 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import scipy.sparse as sp
+import torch
+from torch import Tensor
 
 from atoll.data.builder import build_graph, check_fold, row_normalize
 from atoll.data.catalog import raw_folder
 from atoll.data.natural import as_one_graph
-from atoll.data.npz import read_npz
+from atoll.data.npz import Arrays, read_npz
+from atoll.data.target_columns import CLASS, TARGETS, with_targets
+from atoll.data.target_columns import LABELS as LABELS_TARGET
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.settings import setting
@@ -30,7 +36,13 @@ class TwitchSettings:
     """What is predicted, and the scale of the features."""
 
     normalize_features: bool = setting(False, "Divide each node's features by their sum.")
-    label: str = setting("mature", "What is predicted of a streamer: mature language, or partner.", choices=LABELS)
+    label: str = setting("mature", "The class of a streamer: mature language, or partner of the platform.", choices=LABELS)
+    target: str = setting(
+        CLASS,
+        "What is predicted of a streamer: a class (see label), both labels (mature, partner), or values, log(1 + views).",
+        choices=TARGETS,
+        since="0.2",
+    )
 
 
 @dataclass(frozen=True)
@@ -79,10 +91,20 @@ def _read(path: Path, settings: TwitchSettings) -> Graph:
             (arrays["x_data"], arrays["x_indices"], arrays["x_indptr"]), shape=tuple(int(size) for size in arrays["x_shape"])
         )
         edges, y = arrays["edge_index"], arrays[array]
+        targets = None if settings.target == CLASS else _targets(arrays, settings.target)
     except (ValueError, KeyError) as error:
         raise AtollError(f"{path} cannot be read ({error}); put a fresh copy there.") from error
     graph = build_graph(x, edges, y, where=str(path), num_classes=len(classes), class_names=classes)
+    if targets is not None:
+        graph = with_targets(graph, targets, tuple(LABELS) if settings.target == LABELS_TARGET else ("log_views",))
     return row_normalize(graph) if settings.normalize_features else graph
+
+
+def _targets(arrays: Arrays, target: str) -> Tensor:
+    """Both labels, or the logarithm of one more than the number of views."""
+    if target == LABELS_TARGET:
+        return torch.from_numpy(np.stack([arrays[array] for array, _ in LABELS.values()], 1).astype(np.float32))
+    return torch.from_numpy(np.log1p(arrays["views"].astype(np.float64))[:, None].astype(np.float32))
 
 
 TWITCH = TwitchDataset()

@@ -45,7 +45,9 @@ def read_graph(folder: Path | None, config: Config, notify: Notify, *, encode: s
     try:
         how, fold = config.data, config.split.fold
         encode = encode or how.encode
-        party = read_party(folder, directed=how.directed, encode=encode, fold=fold, edge_weights=how.edge_weights)
+        party = read_party(
+            folder, directed=how.directed, encode=encode, fold=fold, edge_weights=how.edge_weights, target=how.target
+        )
         graph = party.graph
         if config.partition == "vertical":
             graph = replace(graph, node_names=None if party.node_ids is None else np.array(party.node_ids, dtype=object))

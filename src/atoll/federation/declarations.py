@@ -157,12 +157,14 @@ class TaskCounts:
 
     def leaves(self, name: str, case: Case, optional: bool) -> dict[str, Leaf]:
         """The fields as the run's task declares them; `name` is not used."""
-        limits: dict[str, Bound] = {"items": "max_weight", "sum": MAX_REAL}
+        limits: dict[str, Bound] = {"items": "max_weight", "sum": MAX_REAL, "real": MAX_REAL}
         leaves: dict[str, Leaf] = {}
         for field_name, counted in case.task.fields.items():
             most = counted.most
             high = limits[most] if isinstance(most, str) else tuple(limits[one] for one in most)
-            form = Numbers(counted.shape, torch.int64 if counted.whole else torch.float64, 0, high)
+            low: Bound = 0 if isinstance(most, str) else tuple(-MAX_REAL if one == "real" else 0 for one in most)
+            low = 0 if low == (0,) * len(most) else low
+            form = Numbers(counted.shape, torch.int64 if counted.whole else torch.float64, low, high)
             leaves |= form.leaves(field_name, case, optional or counted.optional)
         return leaves
 

@@ -82,6 +82,7 @@ class Graph(Items, Matrices, Slices, AllNodes):
     pairs: Tensor | None = None  # (2, M) link tasks: the judged pairs of rows, party after party; y and masks then have M rows
     pair_party: Tensor | None = None  # (M,) the party that each pair is judged with, if not the block itself
     borders: Borders | None = None  # the edges between parties, where an algorithm wants them
+    y_columns: Tensor | None = None  # (I, T) float32: several labels (0, 1) or values per item, NaN where unknown
 
     @property
     def num_nodes(self) -> int:
@@ -159,7 +160,8 @@ class Graph(Items, Matrices, Slices, AllNodes):
         x = [self.x.cpu().numpy()] if isinstance(self.x, Tensor) else [self.x.data, self.x.indices, self.x.indptr]
         rest = (self.edge_index, self.y, self.train, self.val, self.test, self.ids, self.ptr)
         total = hashlib.blake2b(digest_size=7)
-        more = [tensor for tensor in (self.edge_weight, self.graph_ptr, self.pairs, self.pair_party) if tensor is not None]
+        optional = (self.edge_weight, self.graph_ptr, self.pairs, self.pair_party, self.y_columns)
+        more = [tensor for tensor in optional if tensor is not None]
         more += [] if self.borders is None else self.borders.arrays().values()
         for array in [*x, *(tensor.cpu().numpy() for tensor in (*rest, *more))]:
             total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
@@ -257,6 +259,7 @@ class Graph(Items, Matrices, Slices, AllNodes):
             feature_names=self.feature_names,
             table=None if self.table is None else self.table.rows(rows.cpu().numpy()),
             node_names=None if self.node_names is None else self.node_names[rows.cpu().numpy()],
+            y_columns=None if self.y_columns is None else self.y_columns[rows],
         )
 
 

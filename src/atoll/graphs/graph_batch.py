@@ -40,7 +40,7 @@ class GraphBatch(Graph):
         """The small graphs of that number; their parties begin at `ptr`."""
         taken = object.__new__(cls)
         values = {name: getattr(whole, name) for name in Graph.__dataclass_fields__ if name not in LAZY}
-        for name in ("y", "train", "val", "test", "graph_ids", "majority"):
+        for name in ("y", "train", "val", "test", "graph_ids", "majority", "y_columns"):
             values[name] = None if values[name] is None else values[name][graphs]
         taken.__dict__.update(values, ptr=ptr, graph_ptr=cut.graph_ptr, whole=whole, graphs=graphs, cut=cut, _cut=cut)
         return taken

@@ -28,7 +28,7 @@ def _features(values: Sequence[Any]) -> Any:
 
 JOINS: dict[str, Callable[[Any], Any]] = {  # field of a graph → how those of several are joined
     "x": _features,
-    **dict.fromkeys(("y", "train", "val", "test", "ids", "graph_ids", "pair_party", "edge_split"), torch.cat),
+    **dict.fromkeys(("y", "train", "val", "test", "ids", "graph_ids", "pair_party", "edge_split", "y_columns"), torch.cat),
     **dict.fromkeys(("ptr", "graph_ptr"), joined_ptr),
     **dict.fromkeys(("widths", "classes"), _flat),
     "table": stack_tables,

@@ -168,6 +168,7 @@ def _part(graph: Graph, rows: Ints, edge_index: Tensor, edge_weight: Tensor | No
         num_classes=graph.num_classes,
         ids=graph.ids[index],
         ptr=torch.from_numpy(np.searchsorted(rows, graph.bounds)).to(device),
+        y_columns=None if graph.y_columns is None else graph.y_columns[index],
     )
 
 

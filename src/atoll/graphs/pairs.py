@@ -49,6 +49,7 @@ def with_pairs(
         class_names=CLASS_NAMES,
         majority=None,
         classes=None,
+        y_columns=None,
     )
     left_out = (*graph.__dataclass_fields__, *TRAIN_DEPENDENT, *OF_ITEMS)
     made.__dict__.update({name: value for name, value in before.items() if name not in left_out})
@@ -92,7 +93,7 @@ def without_pairs(graph: Graph) -> Graph:
     """The nodes and edges alone, unlabeled."""
     nobody = torch.zeros(graph.num_nodes, dtype=torch.bool, device=graph.device)
     y = torch.full_like(graph.ids, -1)
-    return replace(graph, pairs=None, pair_party=None, y=y, train=nobody, val=nobody, test=nobody, majority=None)
+    return replace(graph, pairs=None, pair_party=None, y=y, train=nobody, val=nobody, test=nobody, majority=None, y_columns=None)
 
 
 def select_pairs(graph: Graph, parties: Tensor, nodes: Graph) -> Graph:

@@ -59,6 +59,7 @@ def _sliced(whole: Graph, parties: Tensor, edge_ptr: Tensor) -> Graph:
         **{name: getattr(whole, name)[rows] for name in ("y", "train", "val", "test", "ids")},
         ptr=cut.graph_ptr,
         majority=None if whole.majority is None else whole.majority[rows],
+        y_columns=None if whole.y_columns is None else whole.y_columns[rows],
         node_names=None if whole.node_names is None else whole.node_names[rows.numpy()],
         widths=widths,
         classes=classes,

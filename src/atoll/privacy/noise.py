@@ -73,7 +73,7 @@ class Counted(Protocol):
 
     @property
     def most(self) -> str | tuple[str, ...]:
-        """What each number counts: "items", or "sum" for a sum of real numbers; a tuple has one for each column."""
+        """What each number counts: "items", or "sum" or "real" for a sum of numbers; a tuple has one for each column."""
         ...
 
 
@@ -240,11 +240,11 @@ def _weight(flat: Mapping[str, Any]) -> Tensor | None:
 
 
 def _limited(counts: Tensor, most: str | tuple[str, ...]) -> Tensor:
-    """(…, columns) each "sum" within `MAX_MEAN` times the items that the first such column counts; without one, as it is."""
+    """(…, columns) each sum within `MAX_MEAN` times the items that the first such column counts; without one, as it is."""
     if isinstance(most, str) or "items" not in most:
         return counts
     limit = MAX_MEAN * counts[..., most.index("items"), None].abs()
-    sums = torch.tensor([one == "sum" for one in most])
+    sums = torch.tensor([one != "items" for one in most])
     return torch.where(sums, counts.clamp(-limit, limit), counts)
 
 

@@ -30,7 +30,7 @@ from atoll.privacy.masking import SECURE_STEPS
 from atoll.privacy.noise_settings import NoiseSettings
 from atoll.runs import protocol, training_checks
 from atoll.runs.argument_values import as_text, as_whole, plain
-from atoll.runs.data_task import require_items, require_whole_graphs, task_of_data
+from atoll.runs.data_task import require_items, require_target, require_whole_graphs, target_of, task_of_data
 from atoll.runs.defaults import default_partition, defaults
 from atoll.runs.run_settings import RunSettings
 from atoll.runs.setting_names import ARGUMENTS, GROUPS, bare_names, by_group, with_present_names
@@ -130,7 +130,7 @@ def resolve(
     values = _with_loaded_model(values or {}, algorithm) if load else values or {}
     values = with_present_names(values, algorithm, groups, warn=warn)
     asked = bare_names(values, algorithm) | {"dataset": dataset}
-    asked.setdefault("task", task_of_data(dataset))
+    asked.setdefault("task", task_of_data(dataset, asked))
     require_items(dataset, str(asked["task"]), algorithm)
     stored = shards_of(dataset, partition)
     if stored is not None:
@@ -142,6 +142,8 @@ def resolve(
         asked |= {"partition": "overlap"} if asked.get("scenario") == "overlapping" else {}
     chosen, deciding = defaults(algorithm, asked)
     chosen["task"] = asked["task"]
+    if "target" in known(groups["data"]):
+        chosen["target"] = target_of(asked["task"])
     named = named_partitions().get(partition or "")
     if "split" not in asked and (lookup(dataset) is None or (named and named.split)):
         chosen["split"] = "auto"  # the split of a user's own data, or of the partition, is not replaced by the paper's
@@ -157,6 +159,7 @@ def resolve(
     grouped = by_group(algorithm, groups, chosen, values, deciding, optional=optional)
     built = {name: build(group, grouped[name], f"{algorithm} {name}") for name, group in groups.items()}
     _check(algorithm, built)
+    require_target(built["run"], built["data"])
     check_fixed(stored, built)
     training_checks.check(algorithm, built["settings"])
     _check_noise(built["dp"], grouped["dp"])

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from atoll import algorithms
 from atoll.data.registry import lookup
+from atoll.data.target_columns import target_of_folder
 from atoll.errors import AtollError
-from atoll.tasks import DEFAULT_TASK, GRAPH_TASK, TASKS
+from atoll.tasks import DEFAULT_TASK, GRAPH_TASK, OF_TARGETS, TASKS
+from atoll.tasks.targets import CLASS, VALUES
 
 LEVELS = ("node",)  # the items of an algorithm that does not name them
+TARGETS = (CLASS,)  # likewise, what it predicts of an item
+WORDS = {"labels": "several labels per item", "values": "values"}
 
 
-def task_of_data(dataset: str) -> str:
-    """The task that a dataset is for, unless a run names another."""
-    return str(getattr(lookup(dataset), "task", DEFAULT_TASK))
+def task_of_data(dataset: str, asked: Mapping[str, Any] | None = None) -> str:
+    """The task that a dataset is for, unless a run names another; `asked` may name the target."""
+    usual = str(getattr(lookup(dataset), "task", DEFAULT_TASK))
+    target = (asked or {}).get("target") or target_of_folder(dataset)
+    if target not in OF_TARGETS:  # the setting refuses it
+        return usual
+    return OF_TARGETS[target].get(level_of(usual), usual)
 
 
 def level_of(task: str) -> str:
     """What the items of a task are."""
     return getattr(TASKS.find(task), "level", "node") if task in TASKS else "node"
+
+
+def target_of(task: str) -> str:
+    """What a task predicts of an item: its class, labels or values."""
+    return getattr(TASKS.find(task), "target", CLASS) if task in TASKS else CLASS
 
 
 def require_whole_graphs(algorithm: str, task: str, settings: Any) -> None:
@@ -31,10 +45,28 @@ def require_whole_graphs(algorithm: str, task: str, settings: Any) -> None:
 
 
 def require_items(dataset: str, task: str, algorithm: str) -> None:
-    """Refuse a task whose items the data does not have, or that the algorithm (its `LEVELS`) is not made for."""
-    if (task == GRAPH_TASK) != (task_of_data(dataset) == GRAPH_TASK):
-        holds = "one graph, whose items are nodes" if task == GRAPH_TASK else "many small graphs, for graph-classification"
+    """Refuse a task whose items the data does not have, or that the algorithm (`LEVELS`, `TARGETS`) is not made for."""
+    level, target = level_of(task), target_of(task)
+    if (level == "graph") != (level_of(task_of_data(dataset)) == "graph"):
+        graphs = f"many small graphs, for {OF_TARGETS[target].get('graph', GRAPH_TASK)}"
+        holds = "one graph, whose items are nodes" if level == "graph" else graphs
         raise AtollError(f"The task is {task}, but the dataset {dataset} holds {holds}; leave the task out.")
-    level = level_of(task)
-    if level not in getattr(algorithms.find(algorithm), "LEVELS", LEVELS):
+    found = algorithms.find(algorithm)
+    if level not in getattr(found, "LEVELS", LEVELS):
         raise AtollError(f"{algorithm} is not made for {task}: its items are nodes, not {level}s; choose another algorithm.")
+    if target not in getattr(found, "TARGETS", TARGETS):
+        what = WORDS[target]
+        raise AtollError(f"{algorithm} is not made for {task}: it is about classes, not {what}; choose another algorithm.")
+
+
+def require_target(run: Any, data: Any) -> None:
+    """Refuse data that is read for another target than the task's, and settings of values where there are none."""
+    target = target_of(run.task)
+    wanted = getattr(data, "target", CLASS)
+    if wanted != target:
+        if not hasattr(data, "target"):
+            raise AtollError(f"The task is {run.task}, but this dataset has classes only; leave the task out.")
+        raise AtollError(f"The task is {run.task}, but target is {wanted}; leave one of them out.")
+    for name, usual in (("value_loss", "squared"), ("value_scale", "none")):
+        if target != VALUES and getattr(run, name) != usual:
+            raise AtollError(f"{name} is about values, and the task is {run.task}; leave it out.")

@@ -29,12 +29,13 @@ from typing import Any
 from atoll import algorithms
 from atoll.data.catalog import catalog
 from atoll.data.natural import NATURAL, has_parties
-from atoll.tasks import GRAPH_TASK, LINK_TASK
+from atoll.tasks import GRAPH_TASK, LINK_TASK, OF_TARGETS
 
 DROPS_NODES = ("louvain_largest",)  # FedSpray's, right for its paper's graphs
 KEEPS_ALL_NODES = "metis"
 FALLBACK = "fedavg"  # an algorithm from a file or another package runs with these defaults
 OF_TASKS = {GRAPH_TASK: "graph_classification", LINK_TASK: "link_prediction"}  # the files with the defaults of other tasks
+LIKE = dict.fromkeys((kinds["graph"] for kinds in OF_TARGETS.values()), GRAPH_TASK)  # tasks with the defaults of another
 SHARED = "training"  # the file with the space of the settings that methods share
 
 
@@ -82,6 +83,7 @@ def default_partition(algorithm: str, dataset: str, wanted: str | None) -> str:
 def _tables(algorithm: str, task: Any) -> list[dict[str, Any]]:
     """The algorithm's tables; in other tasks, those of the task's experiments in place of other papers'."""
     tables: list[dict[str, Any]] = _document(algorithm)["when"]
+    task = LIKE.get(task, task)
     if task in OF_TASKS:
         return [*_document(OF_TASKS[task])["when"], *(table for table in tables if not {"like", "partition"} & table.keys())]
     return tables

@@ -222,7 +222,8 @@ def task_of(config: Config, schema: Schema, class_names: Sequence[str] | None = 
     run, noised, training = config.run, bool(config.dp.evaluation_noise), not config.dp.active
     options = TaskOptions(run.select_by, class_names=tuple(class_names or ()), classes=schema.classes, parties=schema.parties)
     options = replace(options, noised=noised, training=training, class_weight=run.class_weight, threshold=run.threshold)
-    return configured(TASKS.find(run.task), replace(options, track=run.track))
+    options = replace(options, track=run.track, value_loss=run.value_loss, value_scale=run.value_scale)
+    return configured(TASKS.find(run.task), options)
 
 
 def _evaluated(config: Config, scenario: str) -> float:

@@ -26,10 +26,15 @@ def metrics_table() -> dict[str, Metric]:
     from atoll.tasks import DEFAULT_TASK, TASKS, Metric
 
     table: dict[str, Metric] = {}
+    losses: dict[str, Metric] = {}  # these and what follows them, in every task, come last
     for task in dict.fromkeys([DEFAULT_TASK, *TASKS]):
         with contextlib.suppress(AtollError):  # another package's task that cannot be imported
-            table |= {name: metric for name, metric in TASKS.find(task).headings.items() if name not in table}
-    first, *rest = table.items()
+            headings = TASKS.find(task).headings
+            last = list(headings).index("loss") if "loss" in headings else len(headings)
+            for index, (name, metric) in enumerate(headings.items()):
+                if name not in table and name not in losses:
+                    (table if index < last else losses)[name] = metric
+    first, *rest = (table | losses).items()
     return dict([first, ("majority", Metric("majority accuracy", percent=True, heading="majority")), *rest])
 
 

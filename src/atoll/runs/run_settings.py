@@ -69,6 +69,18 @@ class RunSettings:
         "nodes (f1[CLASS] for that class), or a number, as in 0.3[CLASS]; none predicts the likeliest.",
         since="0.2",
     )
+    value_loss: str = setting(
+        "squared",
+        "Values: the loss of a prediction, the squared error, or Huber's, which is linear for errors above 1 (in deviations).",
+        choices=("squared", "huber"),
+        since="0.2",
+    )
+    value_scale: str = setting(
+        "none",
+        "Values: mean and standard deviation by which they are fitted, as MEAN:DEVIATION, one pair or one per value; none fits "
+        "them as they are.",
+        since="0.2",
+    )
     checkpoint_every: int = setting(0, "Save a checkpoint every N rounds; 0 means every few seconds.", low=0, high=10**9)
     participation: float = setting(
         1.0, "Share of the parties that take part in each round, drawn from the seed.", above=0, high=1

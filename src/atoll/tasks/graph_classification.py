@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from atoll.graphs.graph import Graph
 from atoll.graphs.masks import Mask, only_own
-from atoll.random import Draws
+from atoll.tasks.levels import GraphItems
 from atoll.tasks.node_classification import NodeClassification
 from atoll.tasks.options import TaskOptions
 
 
 @dataclass(frozen=True)
-class GraphClassification(NodeClassification):
+class GraphClassification(GraphItems, NodeClassification):
     """Every small graph has at most one class; the model's output (G, C) are logits.
 
     Parties may have different classes: the columns that a party does not have are never chosen, and have gradient zero.
     """
 
     name: ClassVar[str] = "graph-classification"  # type: ignore[misc]
-    level: ClassVar[str] = "graph"
     headings = {name: NodeClassification.headings[name] for name in ("accuracy", "macro_f1")} | NodeClassification.headings
 
     def configured(self, options: TaskOptions) -> GraphClassification:
@@ -32,18 +29,6 @@ class GraphClassification(NodeClassification):
         made = super().configured(replace(options, training=False))
         assert isinstance(made, GraphClassification)
         return made
-
-    def batches(self, graph: Graph, size: int, draws: Draws) -> Iterator[Graph]:
-        """Every party shuffles its own training graphs; step s takes the s-th `size` of each, so of fewer and fewer parties."""
-        rows = torch.split(graph.train.nonzero()[:, 0], graph.num_train.tolist())
-        longest = max(map(len, rows), default=0)
-        if size <= 0 or size >= longest:
-            if longest:
-                yield graph.trained
-            return
-        shuffled = [members[order] for members, order in zip(rows, draws.orders(graph.num_train.tolist()), strict=True)]
-        for first in range(0, longest, size):
-            yield graph.take(torch.cat([members[first : first + size].sort().values for members in shuffled]))
 
     def loss(self, out: Tensor, graph: Graph, mask: Mask = "train", *, balance: bool = False) -> Tensor:
         """Σ_p mean_{g ∈ mask_p} −log softmax(out_g)[y_g] over the party's own classes; a party without such graphs counts 0."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,12 +14,12 @@ from torch import Tensor
 
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph, majority_class
-from atoll.graphs.masks import Mask, cache_key, class_shares, party_shares, random_batch, resolve
+from atoll.graphs.masks import Mask, cache_key, class_shares, party_shares, resolve
 from atoll.graphs.softmax import softmax_loss
-from atoll.random import Draws
 from atoll.tasks import class_weights, decisions, details
 from atoll.tasks.confusion import macro_f1 as macro_f1
 from atoll.tasks.counting import counting_plan, split_sums, training_counts
+from atoll.tasks.levels import NodeItems
 from atoll.tasks.options import CLASS_METRICS, TaskOptions, class_index, selecting_metric, split_class_metric
 from atoll.tasks.tallies import tally
 from atoll.tasks.task import CountField, Metric
@@ -29,7 +29,7 @@ VALIDATION = "val_"
 
 
 @dataclass(frozen=True)
-class NodeClassification:
+class NodeClassification(NodeItems):
     """Every node has at most one class; the model's output (N, C) are logits.
 
     The fields are what a run asks for (`configured`); without them it is the task as it always was.
@@ -128,11 +128,6 @@ class NodeClassification:
     def outputs(self, classes: int) -> int:
         """One logit per class."""
         return classes
-
-    def batches(self, graph: Graph, size: int, draws: Draws) -> Iterator[Graph]:
-        """The whole graph, once; with a `size`, with `size` training nodes of each party drawn by itself."""
-        mask = random_batch(graph, size, draws)
-        yield graph.fitting(mask) if isinstance(mask, Tensor) else graph
 
     def loss(self, out: Tensor, graph: Graph, mask: Mask = "train", *, balance: bool = False) -> Tensor:
         """Σ_p mean_{i ∈ mask_p} −log softmax(out_i)[y_i]; unlabeled nodes are left out, a party without any counts 0.

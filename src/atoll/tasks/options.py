@@ -32,6 +32,8 @@ class TaskOptions:
     noised: bool = False  # whether counts are noised, and so written out
     class_weight: str = "none"
     threshold: str = "none"
+    value_loss: str = "squared"
+    value_scale: str = "none"
     training: bool = True  # whether training items may be counted too: not where noise protects them
 
 

@@ -27,7 +27,8 @@ class Metric:
 class CountField:
     """One field of a party's counts: its shape and what each number may be at most.
 
-    `most` is "items" for a number of nodes or other items and "sum" for a sum of real numbers; a tuple has one for each column.
+    `most` is "items" for a number of nodes or other items, "sum" for a sum of real numbers that are not negative, and "real" for
+    one of numbers that may be; a tuple has one for each column.
     A sum in a tuple is over the items that the first "items" column counts: noise limits the mean of them.
     """
 

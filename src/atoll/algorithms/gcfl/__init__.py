@@ -41,6 +41,7 @@ from atoll.settings import setting
 
 SCENARIOS = ("horizontal", "overlapping")
 LEVELS = ("node", "graph", "link")
+TARGETS = ("class", "labels", "values")
 EVALUATIONS = ("personal",)
 CACHED = ("cached", "accuracy")  # of a graph task's state: each party's best test accuracy before a cut, and its last one
 STATE_AXES = {"model": SAME_FOR_ALL, **dict.fromkeys(("cluster", "update", "n", "norms", "heard", *CACHED), PARTY)}

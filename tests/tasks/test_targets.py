@@ -1,0 +1,298 @@
+"""Several labels or values per node: losses and metrics beside scikit-learn and a plain loop, and what every method promises."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sklearn_metrics
+from torch import Tensor
+
+import atoll
+from atoll import algorithms, wire
+from atoll.data.graph_fields import from_fields, to_fields
+from atoll.data.target_columns import with_targets
+from atoll.errors import AtollError
+from atoll.federation.fields import concatenate, sum_over_parties
+from atoll.graphs.graph import Graph, stack
+from atoll.runs import runner
+from atoll.runs.config import Config
+from atoll.runs.preparation import load_parties
+from atoll.runs.runner import Result
+from atoll.tasks import OF_TARGETS, TASKS, Task
+from atoll.tasks.multilabel import NODES as LABELS
+from atoll.tasks.regression import NodeRegression, given_scale
+from small_targets import small_targets
+
+TARGETS = ("labels", "values")
+METHODS = [name for name in algorithms.names() if "labels" in getattr(algorithms.find(name), "TARGETS", ())]
+EXTRA: dict[str, dict[str, Any]] = {"gcfl": {"mean_update_threshold": 1e9, "longest_update_threshold": 0.0}}
+WHOLE = ("centralized",)
+
+
+def task_of(target: str) -> Task:
+    """The task of nodes."""
+    return TASKS.find(OF_TARGETS[target]["node"])
+
+
+def parts_of(config: Config) -> Graph:
+    """The parties' graphs."""
+    return load_parties(config)[0].parts
+
+
+def results(config: Config, **change: Any) -> Result:
+    """A run without files."""
+    return runner.rounds(runner.prepare(config), **change)
+
+
+def memory_of(result: Result) -> dict[str, Any]:
+    """The memory of all parties, in party order."""
+    return concatenate(list(result.memory.values()))
+
+
+def ring(y_columns: Any, split: str = "t") -> Graph:
+    """One party with these targets, all of its nodes test nodes (or those with a `t`)."""
+    columns = torch.tensor(np.array(y_columns, np.float32))
+    graph = atoll.load("csbm", nodes=max(len(columns), 2), features=2)
+    graph = with_targets(graph.rows(torch.arange(len(columns))), columns)
+    tested = torch.tensor([letter == "t" for letter in (split * len(columns))[: len(columns)]])
+    return Graph(**{**{name: getattr(graph, name) for name in Graph.__dataclass_fields__}, "test": tested})
+
+
+def judged(task: Task, out: Tensor, graph: Graph) -> dict[str, float]:
+    """The pooled metrics."""
+    return task.metrics({name: sum_over_parties(value) for name, value in task.counts(out, graph).items()})
+
+
+LABELED = {
+    "plain": [[1, 0], [0, 1], [1, 1], [0, 0], [1, 0]],
+    "unknown": [[1, math.nan], [math.nan, 1], [1, 0], [0, math.nan], [0, 0]],
+    "one class": [[1, 0], [1, 1], [1, 0], [1, 1], [1, 0]],
+    "one item": [[1, 0]],
+    "never": [[0, 0], [0, 0], [0, 0]],
+}
+SCORES = torch.tensor([[0.5, -1.0], [0.5, -1.0], [-2.0, 3.0], [0.0, 0.1], [-0.5, 0.1]])  # with ties
+
+
+@pytest.mark.parametrize("name", LABELED)
+def test_metrics_of_labels_are_those_of_scikit_learn(name: str) -> None:
+    """Micro and macro F1, AUC, average precision and loss, with ties, unknown entries, one class, one item."""
+    y = np.array(LABELED[name], float)
+    graph, out = ring(y), SCORES[: len(y)]
+    found, scores = judged(LABELS, out, graph), out.double().numpy()
+    known = ~np.isnan(y)
+    truth, decided = y[known], (scores >= 0)[known]
+    if truth.any() or decided.any():
+        assert found["micro_f1"] == pytest.approx(sklearn_metrics.f1_score(truth, decided))
+    else:
+        assert "micro_f1" not in found
+    columns = [(y[rows, t], scores[rows, t]) for t, rows in enumerate(known.T)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        f1 = [sklearn_metrics.f1_score(a, b >= 0, zero_division=np.nan) for a, b in columns]
+    if not np.isnan(f1).all():
+        assert found["macro_f1"] == pytest.approx(np.nanmean(f1))
+    both = [(a, b) for a, b in columns if len(np.unique(a)) == 2]
+    for metric, measure in (
+        ("auc", sklearn_metrics.roc_auc_score),
+        ("average_precision", sklearn_metrics.average_precision_score),
+    ):
+        assert (metric in found) == bool(both)  # left out where no label has both kinds, not ½
+        if both:
+            assert found[metric] == pytest.approx(np.mean([measure(a, b) for a, b in both]))
+    shares = 1 / (1 + np.exp(-scores[known]))
+    assert found["loss"] == pytest.approx(-np.mean(truth * np.log(shares) + (1 - truth) * np.log(1 - shares)), rel=1e-5)
+    assert found["label_accuracy"] == pytest.approx((truth == decided).mean())
+
+
+VALUED = {
+    "plain": [[1.5, -3], [2, 4], [0, 5], [-2, 8], [1, 0]],
+    "unknown": [[1.5, math.nan], [math.nan, 4], [0, 5], [-2, math.nan], [1, 1]],
+    "alike": [[7, 1], [7, 2], [7, 3]],
+    "one item": [[3, -1]],
+}
+
+
+@pytest.mark.parametrize("scale", ["none", "2:3", "2:3,-1:0.5"])
+@pytest.mark.parametrize("name", VALUED)
+def test_metrics_of_values_are_those_of_scikit_learn(name: str, scale: str) -> None:
+    """RMSE, MAE and R² in the units of the data, means over the values; R² is left out where it cannot be said."""
+    y = np.array(VALUED[name], float)
+    task = NodeRegression(scale=given_scale(scale, 2))
+    predicted = np.array([[0.5, -1], [2, 3], [1, 5], [-3, 6], [1, 1]])[: len(y)]
+    out = torch.tensor(predicted).float()
+    if task.scale:
+        mean, deviation = np.array(task.scale).T
+        out = torch.tensor((predicted - mean) / deviation).float()
+    assert torch.allclose(task.predicted(out), torch.tensor(predicted).float(), atol=1e-5)
+    found = judged(task, out, ring(y))
+    columns = [(y[rows, t], predicted[rows, t]) for t, rows in enumerate(~np.isnan(y).T)]
+    rmse = np.mean([math.sqrt(sklearn_metrics.mean_squared_error(a, b)) for a, b in columns])
+    assert found["rmse"] == pytest.approx(rmse, rel=1e-5)
+    assert found["mae"] == pytest.approx(np.mean([sklearn_metrics.mean_absolute_error(a, b) for a, b in columns]), rel=1e-5)
+    varied = [(a, b) for a, b in columns if len(a) > 1 and np.ptp(a) > 0]
+    assert ("r2" in found) == bool(varied)
+    if varied:
+        assert found["r2"] == pytest.approx(np.mean([sklearn_metrics.r2_score(a, b) for a, b in varied]), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["labels", "squared", "huber"])
+def test_the_loss_is_a_loop_over_parties_and_known_entries(kind: str) -> None:
+    """Σ over parties of the mean over known entries; an unknown one has no gradient, and no NaN comes of it."""
+    graph = parts_of(small_targets("fedavg", "labels" if kind == "labels" else "values"))
+    task: Any = LABELS if kind == "labels" else NodeRegression(kind=kind, scale=((1.0, 2.0),) * 3)
+    assert graph.y_columns is not None
+    unknown = graph.y_columns.isnan()
+    out = torch.randn(graph.num_nodes, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    scores = out.detach()
+    loss = task.loss(out, graph)
+    expected = 0.0
+    for party in range(graph.parties):
+        terms = []
+        for row in (graph.train & (graph.party == party)).nonzero()[:, 0].tolist():
+            for column in range(3):
+                t, s = float(graph.y_columns[row, column]), float(scores[row, column])
+                if math.isnan(t):
+                    continue
+                error = abs(s - (t - 1) / 2)
+                share = 1 / (1 + math.exp(-s))
+                terms.append(
+                    {
+                        "labels": -math.log(share if t else 1 - share),
+                        "squared": error**2,
+                        "huber": error**2 / 2 if error <= 1 else error - 0.5,
+                    }[kind]
+                )
+        expected += sum(terms) / len(terms)
+    assert float(loss.detach()) == pytest.approx(expected, rel=1e-5)
+    loss.backward()
+    assert out.grad is not None
+    assert bool(unknown.any())
+    assert not bool(out.grad[unknown | ~graph.train[:, None]].any())
+    assert bool(torch.isfinite(out.grad).all())
+
+
+def test_a_party_without_known_entries_counts_nothing() -> None:
+    """Neither a loss nor a metric, and no NaN."""
+    graph = parts_of(small_targets("fedavg", "labels"))
+    assert graph.y_columns is not None
+    bare = with_targets(graph, torch.where((graph.party == 1)[:, None], torch.nan, graph.y_columns))
+    out = torch.randn(graph.num_nodes, 3)
+    others = sum(float(LABELS.loss(out[graph.party == p], bare.select([p]))) for p in (0, 2))
+    assert float(LABELS.loss(out, bare)) == pytest.approx(others, rel=1e-5)
+    counts = LABELS.counts(out, bare)
+    assert not bool(counts["labels"][1].any())
+    assert LABELS.by_party(counts)["party_auc"][1] is None
+
+
+@pytest.mark.parametrize("partition", ["metis", "random", "overlap", "whole"])
+def test_targets_stay_with_their_nodes(partition: str) -> None:
+    """However the graph is cut, and as it travels to another process."""
+    algorithm, parties = ("centralized", None) if partition == "whole" else ("fedavg", 6)
+    parts = parts_of(replace(small_targets(algorithm, "values"), partition=partition, parties=parties))
+    source = load_parties(small_targets("fedavg", "values"))[0].source
+    assert source.y_columns is not None
+    for same in (parts, from_fields(to_fields(parts)), stack([parts.select([p]) for p in range(parts.parties)])):
+        assert same.y_columns is not None
+        assert torch.equal(same.y_columns.nan_to_num(-9), source.y_columns[same.ids].nan_to_num(-9))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_promises_hold_for_labels_and_values(algorithm: str, target: str) -> None:
+    """Placement and amnesia change nothing; every round is finite and judged by the task's own score."""
+    usual = results(small_targets(algorithm, target, **EXTRA.get(algorithm, {})))
+    changes = [{"amnesia": "true"}] + ([] if algorithm in WHOLE else [{"placement": "apart"}])
+    for change in changes:
+        other = results(small_targets(algorithm, target, **EXTRA.get(algorithm, {}), **change))
+        for (name, value), (_, same) in zip(wire.leaves(memory_of(usual)), wire.leaves(memory_of(other)), strict=True):
+            torch.testing.assert_close(value, same, atol=1e-5, rtol=1e-5, msg=name)
+        assert usual.bytes == other.bytes
+        for row, same in zip(usual.rows, other.rows, strict=True):
+            assert row["val_loss"] == pytest.approx(same["val_loss"], rel=1e-5)
+    score = task_of(target).score
+    assert all(math.isfinite(row[score]) and math.isfinite(row["val_loss"]) for row in usual.rows)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("algorithm", ["fedavg", "apfl", "scaffold"])
+def test_resume_is_exact(algorithm: str, target: str, tmp_path: Path) -> None:
+    """Broken off and resumed, a run has the same bits."""
+    values = {**vars(small_targets(algorithm, target).run)}
+    assert values["task"] == OF_TARGETS[target]["node"]
+    config = small_targets(algorithm, target, rounds=4, checkpoint_every=1)
+    whole = runner.run(config, out=tmp_path / "whole")
+    runner.run(small_targets(algorithm, target, rounds=2, checkpoint_every=1), out=tmp_path / "cut")
+    again = runner.resume(tmp_path / "cut", ending={"rounds": 4})
+    for (name, value), (_, same) in zip(wire.leaves(whole.state), wire.leaves(again.state), strict=True):
+        assert not isinstance(value, Tensor) or torch.equal(value, same), name
+    assert whole.metrics == again.metrics
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_secure_totals_give_the_same_metrics(target: str) -> None:
+    """All that an evaluation sends are sums and (value, 1) pairs."""
+    plain, secure = (results(small_targets("fedavg", target, secure=secure)) for secure in ("false", "true"))
+    for row, same in zip(plain.rows, secure.rows, strict=True):
+        for name in task_of(target).headings:
+            assert row[name] == pytest.approx(same[name], rel=1e-3, abs=1e-4), name
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_noised_evaluations_have_metrics(target: str) -> None:
+    """Counts are clipped and noised within their declared bounds; shares stay shares."""
+    noise = {"dp.verb": "fit", "dp.clip": 1, "dp.noise": 0.5, "dp.evaluation_noise": 0.5, "dp.evaluation_clip": 100}
+    values = {"value_scale": "1:2"} if target == "values" else {}
+    result = results(small_targets("fedavg", target, **values, **noise))
+    for row in result.rows:
+        assert all(math.isfinite(value) for name, value in row.items() if isinstance(value, float)), row
+        for name in ("auc", "micro_f1", "macro_f1", "label_accuracy"):
+            assert 0 <= row.get(name, 0) <= 1
+
+
+def test_methods_about_classes_refuse_in_one_sentence() -> None:
+    """With what to do, before anything is read."""
+    for algorithm in ("fedproto", "fedspray", "fedtad", "fedgta"):
+        with pytest.raises(AtollError, match="about classes, not values; choose another algorithm"):
+            small_targets(algorithm, "values")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"target": "labels", "class_weight": "balanced"}, "class_weight is about classes"),
+        ({"target": "labels", "threshold": "f1"}, "threshold is about classes"),
+        ({"target": "labels", "value_scale": "0:1"}, "value_scale is about values"),
+        ({"target": "class", "value_loss": "huber"}, "value_loss is about values"),
+        ({"target": "values", "value_scale": "0:1,2"}, "not MEAN:DEVIATION"),
+        ({"target": "values", "value_scale": "0:1,2:1"}, "2 pairs for 3 values"),
+        ({"target": "values", "select_by": "auc"}, "not a metric of node-regression"),
+        ({"target": "values", "task": "node-multilabel"}, "target is values"),
+        ({"target": "numbers"}, "must be one of class, labels, values"),
+        ({"target": "labels", "noise.label_noise": 0.2}, "changes classes"),
+    ],
+)
+def test_what_does_not_fit_is_refused(values: dict[str, Any], words: str) -> None:
+    """One sentence each."""
+    with pytest.raises(AtollError, match=words):
+        results(small_targets("fedavg", **values))
+
+
+def test_a_task_names_its_target() -> None:
+    """`task=` alone is enough."""
+    made = atoll.runs.config.resolve("fedavg", dataset="csbm", parties=3, values={"task": "node-regression"})
+    assert made.data.target == "values"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_models_learn(target: str) -> None:
+    """Better than the constant, on nodes that did not train."""
+    values = {"nodes": 400, "unknown": 0.1, "hidden": 32, "lr": 0.02, "value_scale": "1:2" if target == "values" else "none"}
+    result = results(small_targets("fedavg", target, rounds=40, **values))
+    assert result.metrics[task_of(target).score] > (0.7 if target == "labels" else 0.3)
