@@ -68,7 +68,7 @@ def commands(block: Block) -> list[list[str]]:
 
 
 def shrunk(arguments: list[str]) -> list[str] | None:
-    """A command that ends soon: fewer rounds, and a small generated graph for a real one; None where only real data will do."""
+    """A command that ends soon: fewer rounds, and a small generated graph for a real one, the best device for the named one; None where only real data will do."""
     verb, *rest = arguments
     if "--dataset" in rest:
         place = rest.index("--dataset") + 1
@@ -79,6 +79,8 @@ def shrunk(arguments: list[str]) -> list[str] | None:
             rest[place] = "csbm"
         if rest[place] == "csbm" and not any(word.startswith("data.nodes=") for word in rest):
             rest += ["--set", "data.nodes=600"]
+    if "--device" in rest:
+        rest[rest.index("--device") + 1] = "auto"
     if "--tune" in rest:
         rest[rest.index("--tune") + 1] = "2"
     return [verb, *rest, *SMALL.get(verb, [])]

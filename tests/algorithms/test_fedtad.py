@@ -181,7 +181,7 @@ def test_two_rounds_equal_a_loop_over_parties_and_classes(divergence: str) -> No
         server.distill(round, models, trust)
     result = runner.rounds(experiment)
     plain.close(result.state["model"], server.model, 1e-4)
-    plain.close(result.state["generator"], server.generator, 1e-4)
+    plain.close(result.state["generator"], server.generator, 1e-3)  # Adam's steps are as long where a gradient is nearly 0
 
 
 @pytest.mark.parametrize("divergence", ["kl", "l1"])

@@ -265,17 +265,17 @@ def test_weights_of_one_change_no_bit(name: str, layers: int) -> None:
     assert torch.equal(make_model(name, [0], layers)(graph), make_model(name, [0], layers)(ones))
 
 
-def test_gat_and_mlp_have_no_use_for_weights() -> None:
-    """gat says so; an MLP does not use edges at all."""
+def test_some_models_have_no_use_for_weights() -> None:
+    """gat and disen find their own and say so; an MLP does not use edges at all."""
     graph = make_graph(30, 1)
-    for name in ("gat", "mlp"):
+    for name in ("disen", "gat", "mlp"):
         assert torch.equal(make_model(name, [0], 2)(graph), make_model(name, [0], 2)(with_weights(graph)))
-    assert [name for name in MODELS if MODELS.find(name).ignores_edge_weight] == ["gat"]
+    assert [name for name in MODELS if MODELS.find(name).ignores_edge_weight] == ["disen", "gat"]
 
 
 @pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
 @pytest.mark.parametrize(("name", "layers"), CASES)
-def test_indexment_does_not_matter(name: str, layers: int, sparse: bool) -> None:
+def test_placement_does_not_matter(name: str, layers: int, sparse: bool) -> None:
     """A party trained in a block of three and alone, with dropout everywhere, ends with the same parameters, bit for bit."""
     graphs = [make_graph(size, seed, sparse=sparse) for seed, size in enumerate((30, 17, 51))]
 

@@ -32,7 +32,7 @@ def adopt(cohorts: Sequence[Cohort], trained: Mapping[str, Any], before: Tensor 
     elif STORED_FEATURE in memory.values() or not bool((before >= 0).any()):
         return []
     else:
-        about_graphs = cohorts[0].graph_memory
+        about_graphs = cohorts[0].graph_memory if cohorts else frozenset()
         names = [name for name in trained if memory.get(name) == PARTY and name not in about_graphs]
     done = dict.fromkeys(names, 0)  # rows that the cohorts before have
     for cohort in cohorts:
