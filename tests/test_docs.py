@@ -68,7 +68,10 @@ def commands(block: Block) -> list[list[str]]:
 
 
 def shrunk(arguments: list[str]) -> list[str] | None:
-    """A command that ends soon: fewer rounds, and a small generated graph for a real one, the best device for the named one; None where only real data will do."""
+    """A command that ends soon: fewer rounds, and a small generated graph for a real one; None where only real data will do.
+
+    A device that it names is replaced by the best one here.
+    """
     verb, *rest = arguments
     if "--dataset" in rest:
         place = rest.index("--dataset") + 1
