@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 import re
@@ -17,7 +18,7 @@ import torch
 from atoll import algorithms, wire
 from atoll.data.encoding_counts import PartyCounts
 from atoll.errors import AtollError
-from atoll.federation import class_counts, cohort
+from atoll.federation import agreements, class_counts, cohort, value_scale
 from atoll.graphs.table import Column, Table
 from atoll.runs import runner
 from atoll.runs.preparation import TableCohort
@@ -214,7 +215,7 @@ def test_the_steps_of_a_secure_total_are_on_the_page() -> None:
     """The verbs that every party has, with their arguments."""
     text = PAGE.read_text().split("## Secure totals")[1].split("\n## ")[0]
     lines = {each.verb: each for each in map(line, rows(text))}
-    assert lines.keys() == cohort.Cohort.verbs().keys() - set(class_counts.VERBS)
+    assert lines.keys() == cohort.Cohort.verbs().keys() - set(agreements.VERBS)
     for verb, each in lines.items():
         assert each.public == (cohort.Cohort.verbs()[verb] == "public")
         assert each.down == set(list(inspect.signature(cohort.Cohort.verb_named(verb)).parameters)[1:])
@@ -229,6 +230,18 @@ def test_what_class_weights_take_is_on_the_page() -> None:
         seen = run("fedavg", class_weight="balanced", secure=secure)
         assert not seen.error
         compare(seen, [*lines, *applying("fedavg", ())], secure=secure)
+
+
+def test_what_the_scale_of_values_takes_is_on_the_page() -> None:
+    """With `value_scale=federation`: two messages before the first round and no others."""
+    text = PAGE.read_text().split("## Scale of values")[1].split("\n## ")[0]
+    lines = [line(cells) for cells in rows(text)]
+    assert {each.verb for each in lines} == set(value_scale.VERBS)
+    for secure in (False, True):
+        seen = run("fedavg", target="values", secure=secure)
+        assert not seen.error
+        begun = {place: sight for place, sight in seen.fields.items() if place[0] == "start"}
+        compare(dataclasses.replace(seen, fields=begun), lines, secure=secure)
 
 
 def test_the_verbs_that_encode_tables_are_on_the_page() -> None:

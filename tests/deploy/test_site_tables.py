@@ -24,7 +24,7 @@ from atoll.deploy.site_tables import FITS_FOLDER, REFUSED
 from atoll.deploy.table_forms import IMPLAUSIBLE
 from atoll.engines.remote import read_answer
 from atoll.errors import AtollError
-from atoll.federation import class_counts
+from atoll.federation import agreements
 from atoll.runs import runner
 from atoll.runs.preparation import TableCohort
 from clinics import CLINICS, SECRETS, Clinics, clinics, configs, table
@@ -378,7 +378,7 @@ def test_a_run_asks_no_more_than_a_fit_does(tmp_path: Path) -> None:
 def test_what_the_fit_asks_is_limited_as_often(tmp_path: Path) -> None:
     """Every verb has its limit, and no fit of any table exceeds it."""
     asked = {name for name in TableCohort.verbs() if not name.startswith("secure_")}
-    assert MAX_CALLS.keys() == asked - {*class_counts.VERBS}
+    assert MAX_CALLS.keys() == asked - {*agreements.VERBS}
 
 
 def test_a_site_that_insists_on_noise_does_not_count(tmp_path: Path) -> None:

@@ -249,11 +249,30 @@ def test_noised_evaluations_have_metrics(target: str) -> None:
     """Counts are clipped and noised within their declared bounds; shares stay shares."""
     noise = {"dp.verb": "fit", "dp.clip": 1, "dp.noise": 0.5, "dp.evaluation_noise": 0.5, "dp.evaluation_clip": 100}
     values = {"value_scale": "1:2"} if target == "values" else {}
+    if target == "values":
+        with pytest.raises(AtollError, match="needs exact sums, which noise"):
+            small_targets("fedavg", target, **noise)
     result = results(small_targets("fedavg", target, **values, **noise))
     for row in result.rows:
         assert all(math.isfinite(value) for name, value in row.items() if isinstance(value, float)), row
         for name in ("auc", "micro_f1", "macro_f1", "label_accuracy"):
             assert 0 <= row.get(name, 0) <= 1
+
+
+def test_values_are_scaled_by_the_federation() -> None:
+    """Mean and deviation of all training values, whether totals are masked or not; 24·T bytes up, 16·T down, once."""
+    graph = parts_of(small_targets("fedavg", "values"))
+    assert graph.y_columns is not None
+    known = graph.y_columns[graph.train].double().numpy()
+    expected = np.stack([np.nanmean(known, 0), np.nanstd(known, 0)], 1)
+    for secure in ("false", "true"):
+        experiment = runner.prepare(small_targets("fedavg", "values", secure=secure))
+        result = runner.rounds(experiment)
+        np.testing.assert_allclose(np.array(experiment.federation.task.scale), expected, rtol=1e-4)  # type: ignore[attr-defined]
+        assert "scale_of_values" not in result.trained.memory  # type: ignore[union-attr]
+    sent = results(small_targets("fedavg", "values")).bytes["by_verb"]
+    assert (sent["sum_values"]["up"], sent["set_value_scale"]["down"]) == (3 * 24 * 3, 3 * 16 * 3)
+    assert not results(small_targets("fedavg", "values", value_scale="none")).bytes["by_verb"].keys() & {"sum_values"}
 
 
 def test_methods_about_classes_refuse_in_one_sentence() -> None:
@@ -293,6 +312,6 @@ def test_a_task_names_its_target() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_models_learn(target: str) -> None:
     """Better than the constant, on nodes that did not train."""
-    values = {"nodes": 400, "unknown": 0.1, "hidden": 32, "lr": 0.02, "value_scale": "1:2" if target == "values" else "none"}
+    values = {"nodes": 400, "unknown": 0.1, "hidden": 32, "lr": 0.02}
     result = results(small_targets("fedavg", target, rounds=40, **values))
     assert result.metrics[task_of(target).score] > (0.7 if target == "labels" else 0.3)

@@ -23,7 +23,7 @@ from atoll.data.natural import as_one_graph
 from atoll.data.npz import Arrays, read_npz
 from atoll.data.target_columns import CLASS, TARGETS, with_targets
 from atoll.data.target_columns import LABELS as LABELS_TARGET
-from atoll.errors import AtollError
+from atoll.errors import AtollError, suggest
 from atoll.graphs.graph import Graph
 from atoll.settings import setting
 
@@ -43,6 +43,14 @@ class TwitchSettings:
         choices=TARGETS,
         since="0.2",
     )
+    labels: tuple[str, ...] = setting(tuple(LABELS), "With target=labels: which of them.", since="0.2")
+
+    def __post_init__(self) -> None:
+        """Refuse labels that streamers do not have."""
+        if unknown := [name for name in self.labels if name not in LABELS]:
+            raise AtollError(f"labels names {unknown[0]!r}, which streamers do not have{suggest(unknown[0], tuple(LABELS))}")
+        if not self.labels or len(set(self.labels)) < len(self.labels):
+            raise AtollError(f"labels is {','.join(self.labels)!r}; name each of {', '.join(LABELS)} once, or some of them.")
 
 
 @dataclass(frozen=True)
@@ -91,19 +99,19 @@ def _read(path: Path, settings: TwitchSettings) -> Graph:
             (arrays["x_data"], arrays["x_indices"], arrays["x_indptr"]), shape=tuple(int(size) for size in arrays["x_shape"])
         )
         edges, y = arrays["edge_index"], arrays[array]
-        targets = None if settings.target == CLASS else _targets(arrays, settings.target)
+        targets = None if settings.target == CLASS else _targets(arrays, settings)
     except (ValueError, KeyError) as error:
         raise AtollError(f"{path} cannot be read ({error}); put a fresh copy there.") from error
     graph = build_graph(x, edges, y, where=str(path), num_classes=len(classes), class_names=classes)
     if targets is not None:
-        graph = with_targets(graph, targets, tuple(LABELS) if settings.target == LABELS_TARGET else ("log_views",))
+        graph = with_targets(graph, targets, settings.labels if settings.target == LABELS_TARGET else ("log_views",))
     return row_normalize(graph) if settings.normalize_features else graph
 
 
-def _targets(arrays: Arrays, target: str) -> Tensor:
-    """Both labels, or the logarithm of one more than the number of views."""
-    if target == LABELS_TARGET:
-        return torch.from_numpy(np.stack([arrays[array] for array, _ in LABELS.values()], 1).astype(np.float32))
+def _targets(arrays: Arrays, settings: TwitchSettings) -> Tensor:
+    """The labels, or the logarithm of one more than the number of views."""
+    if settings.target == LABELS_TARGET:
+        return torch.from_numpy(np.stack([arrays[LABELS[name][0]] for name in settings.labels], 1).astype(np.float32))
     return torch.from_numpy(np.log1p(arrays["views"].astype(np.float64))[:, None].astype(np.float32))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from atoll import deferred
 from atoll.device import CPU
 from atoll.errors import AtollError
-from atoll.federation import class_counts, door, secure_steps
+from atoll.federation import agreements, class_counts, door, secure_steps, value_scale
 from atoll.federation.bounds import Limits
 from atoll.federation.fields import Fields, pick, put, take
 from atoll.federation.first_model import MODEL, backbone, first_model
@@ -100,6 +100,7 @@ class Cohort:
     limits: Limits | None = None  # what the verbs declare, in this run
     clean_graph: Graph | None = None  # what evaluation uses in place of `graph`, where training uses a damaged one
     class_weights: Tensor  # (P, C) of the loss, where they follow from the federation's class counts
+    scale_of_values: Tensor  # (P, T, 2) mean and deviation of each value, where they follow from the federation's sums
 
     def __init__(
         self,
@@ -131,7 +132,7 @@ class Cohort:
         unbegun = torch.full((len(self.parties),), -1, device=self.device)
         self.phase = unbegun  # 2·round + training that the round memory of each party belongs to
         self.entered: int | None = None  # the same, once it is known of all parties
-        class_counts.declare(self)
+        agreements.declare(self)
         self.setup()
         self.clear_round()
 
@@ -205,12 +206,14 @@ class Cohort:
 
     def _receive(self, message: Message) -> None:
         self.message = message
-        class_counts.apply(self, message)
+        agreements.apply(self, message)
         if self.round_memory and message.verb not in SECURE_STEPS:
             enter_phase(self, 2 * message.round + message.training)
 
     count_classes = class_counts.count_classes
     set_class_weights = class_counts.set_class_weights
+    sum_values = value_scale.sum_values
+    set_value_scale = value_scale.set_value_scale
     secure_keys = secure_steps.secure_keys
     secure_shares = secure_steps.secure_shares
     secure_open = secure_steps.secure_open
@@ -295,7 +298,7 @@ class Cohort:
 
     def trained(self) -> Fields:
         """What of the memory makes predictions, as tensors of the CPU: all but the round's and what only training needs."""
-        held = {name: getattr(self, name) for name in self.memory if name not in {class_counts.MEMORY, *self.training_memory}}
+        held = {name: getattr(self, name) for name in self.memory if name not in {*agreements.MEMORIES, *self.training_memory}}
         states = {name: state_of(value) for name, value in held.items() if not isinstance(value, Optimizer)}
         kept = {name: state for name, state in states.items() if not (isinstance(state, Mapping) and not state)}  # nothing in it
         trained: Fields = door.outward(kept, self.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.federation import class_counts
+from atoll.federation import agreements
 from atoll.runs import unchanged
 from atoll.runs.best import BestRound
 from atoll.runs.experiment import Experiment, data_changes
@@ -23,7 +23,7 @@ def capture(experiment: Experiment, progress: Progress, state: dict[str, Any], b
         "ledger": experiment.federation.ledger.state(),
         "data": experiment.extent,
         "spent": experiment.spent,
-        **({"class_weights": weights} if (weights := class_counts.known(experiment.federation)) else {}),
+        **agreements.known(experiment.federation),
         **_start(experiment),
         "config": unchanged.record(experiment.config),
     } | unchanged.file_digests(experiment.config)

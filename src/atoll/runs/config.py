@@ -159,7 +159,7 @@ def resolve(
     grouped = by_group(algorithm, groups, chosen, values, deciding, optional=optional)
     built = {name: build(group, grouped[name], f"{algorithm} {name}") for name, group in groups.items()}
     _check(algorithm, built)
-    require_target(built["run"], built["data"])
+    require_target(built["run"], built["data"], noised=built["dp"].active)
     check_fixed(stored, built)
     training_checks.check(algorithm, built["settings"])
     _check_noise(built["dp"], grouped["dp"])

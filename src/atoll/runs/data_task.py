@@ -10,6 +10,7 @@ from atoll.data.registry import lookup
 from atoll.data.target_columns import target_of_folder
 from atoll.errors import AtollError
 from atoll.tasks import DEFAULT_TASK, GRAPH_TASK, OF_TARGETS, TASKS
+from atoll.tasks.regression import FEDERATION, check_scale
 from atoll.tasks.targets import CLASS, VALUES
 
 LEVELS = ("node",)  # the items of an algorithm that does not name them
@@ -59,14 +60,20 @@ def require_items(dataset: str, task: str, algorithm: str) -> None:
         raise AtollError(f"{algorithm} is not made for {task}: it is about classes, not {what}; choose another algorithm.")
 
 
-def require_target(run: Any, data: Any) -> None:
-    """Refuse data that is read for another target than the task's, and settings of values where there are none."""
+def require_target(run: Any, data: Any, *, noised: bool) -> None:
+    """Refuse data that is read for another target than the task's, and settings of values that do not fit."""
     target = target_of(run.task)
     wanted = getattr(data, "target", CLASS)
     if wanted != target:
         if not hasattr(data, "target"):
             raise AtollError(f"The task is {run.task}, but this dataset has classes only; leave the task out.")
         raise AtollError(f"The task is {run.task}, but target is {wanted}; leave one of them out.")
-    for name, usual in (("value_loss", "squared"), ("value_scale", "none")):
+    for name, usual in (("value_loss", "squared"), ("value_scale", "federation")):
         if target != VALUES and getattr(run, name) != usual:
             raise AtollError(f"{name} is about values, and the task is {run.task}; leave it out.")
+    if target == VALUES:
+        check_scale(run.value_scale)
+        if noised and run.value_scale == FEDERATION:
+            raise AtollError(
+                "value_scale=federation needs exact sums, which noise (dp) does not cover; give the scale (7.5:2) or none."
+            )

@@ -9,7 +9,7 @@ from typing import Any
 
 from atoll import algorithms
 from atoll.errors import AtollWarning
-from atoll.federation import class_counts
+from atoll.federation import agreements
 from atoll.federation.federation import Federation
 from atoll.federation.metrics import averages_of
 from atoll.privacy.releases import RELEASES_FILE, epsilon_of, require_accountant
@@ -44,7 +44,7 @@ def rounds(
     if saved is None:
         progress, best = Progress(), BestRound()
         federation.begin(0)
-        class_counts.agree(federation)
+        agreements.agree(federation)
         state = warm_start.begin(experiment, algorithm.start(federation, config.settings))
         if folder and experiment.start:  # the model that it began with is not needed any more
             folder.save(checkpoint.capture(experiment, progress, state, best))
@@ -52,7 +52,7 @@ def rounds(
         (progress, best), state = checkpoint.restore(experiment, saved), saved.get("state", {})
         changes = unchanged.changes(saved.get("config"), config)
         experiment.recall_spent(saved.get("spent", 0.0))
-        class_counts.recall(federation, saved.get("class_weights", []))
+        agreements.recall(federation, saved)
         earlier_warnings += changes
     ended = progress.finished(run.rounds, run.patience, run.target_accuracy, selection)
     if not (folder and extension.record(folder, config, finished=ended)):  # otherwise it was just asked for
@@ -61,9 +61,9 @@ def rounds(
     schedule = _Schedule(run)
     while not progress.finished(run.rounds, run.patience, run.target_accuracy, selection):
         progress.round += 1
-        ignorant = class_counts.ignorant(federation)
+        ignorant = agreements.ignorant(federation)
         federation.begin(progress.round)
-        class_counts.tell(federation, ignorant)
+        agreements.tell(federation, ignorant)
         state = algorithm.step(federation, state, config.settings)
         metrics = {}
         if extension.is_evaluated(progress.round, run):

@@ -76,9 +76,9 @@ class RunSettings:
         since="0.2",
     )
     value_scale: str = setting(
-        "none",
-        "Values: mean and standard deviation by which they are fitted, as MEAN:DEVIATION, one pair or one per value; none fits "
-        "them as they are.",
+        "federation",
+        "Values: mean and standard deviation by which they are fitted: those of all parties' training items (federation), given "
+        "as MEAN:DEVIATION, one pair or one per value, or none.",
         since="0.2",
     )
     checkpoint_every: int = setting(0, "Save a checkpoint every N rounds; 0 means every few seconds.", low=0, high=10**9)

@@ -43,12 +43,19 @@ def _means_earlier(name: str, value: Any, groups: Mapping[str, type], owner: str
     """Whether a name that a run's setting has now means the algorithm's setting that had it before 0.2, by its value."""
     if name == "task":
         return str(value).lower() in EXPERIMENTS
+    if name == "target":  # before 0.2 the accuracy to stop at
+        return _is_number(value)
     if name in EARLIER_VALUES:
         return owner != "run" and name in renamed(groups["settings"]) and str(value) in EARLIER_VALUES[name]
     if name != "threshold" or owner == "run" or name not in renamed(groups["settings"]):
         return False
+    return _is_number(value)  # FedGL's; a way to choose one is the run's
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number of at least 0."""
     try:
-        return float(value) >= 0  # FedGL's; a way to choose one is the run's
+        return float(value) >= 0
     except (TypeError, ValueError):
         return False
 

@@ -33,7 +33,7 @@ class TaskOptions:
     class_weight: str = "none"
     threshold: str = "none"
     value_loss: str = "squared"
-    value_scale: str = "none"
+    value_scale: str = "federation"
     training: bool = True  # whether training items may be counted too: not where noise protects them
 
 

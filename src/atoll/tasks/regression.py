@@ -6,7 +6,7 @@ All of them follow from sums over items: of squared and of absolute errors, of t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -31,7 +31,7 @@ from atoll.tasks.targets import (
 from atoll.tasks.task import CountField, Metric
 
 SQUARED, HUBER = "squared", "huber"
-LOSSES = (SQUARED, HUBER)
+FEDERATION, NONE = "federation", "none"  # values of `value_scale` beside given numbers
 ALIKE = 1e-12  # a variance, relative to the mean square, below which all values are the same
 
 
@@ -41,6 +41,7 @@ class Values(Targets):
 
     kind: str = SQUARED
     scale: tuple[tuple[float, float], ...] = ()  # mean and standard deviation of each value; empty: as they are
+    by_federation: bool = False  # whether the scale follows from the parties' sums
 
     target: ClassVar[str] = VALUES
     score: ClassVar[str] = "r2"
@@ -62,7 +63,14 @@ class Values(Targets):
     def configured(self, options: TaskOptions) -> Values:
         """The task as a run wants it."""
         made = super().configured(options)
-        return replace(made, kind=options.value_loss, scale=given_scale(options.value_scale, options.classes))
+        federation = options.value_scale == FEDERATION
+        scale = () if federation else given_scale(options.value_scale, options.classes)
+        return replace(made, kind=options.value_loss, scale=scale, by_federation=federation)
+
+    def scaled(self, scale: Sequence[Sequence[float]]) -> Values:
+        """The task with this scale."""
+        pairs = tuple((float(mean), float(deviation)) for mean, deviation in scale)
+        return self if pairs == self.scale else replace(self, scale=pairs)
 
     def fitted(self, targets: Tensor) -> Tensor:
         """The values in the units that the model predicts in."""
@@ -137,9 +145,26 @@ class Values(Targets):
         }
 
 
+def check_scale(text: str) -> None:
+    """Refuse a `value_scale` that cannot be one, however many values there are."""
+    if text not in (FEDERATION, NONE):
+        given_scale(text, text.count(",") + 1)
+
+
+def fitted_scale(sums: Tensor) -> list[tuple[float, float]]:
+    """Mean and deviation of each value, from the sums (T, 3); a value that is not known, or does not vary, has deviation 1."""
+    scale = []
+    for count, total, squares in sums.tolist():
+        mean = total / count if count > 0 else 0.0
+        variance = squares / count - mean**2 if count > 0 else 0.0
+        varied = variance > ALIKE * max(squares, 0.0) / max(count, 1.0)
+        scale.append((mean, math.sqrt(variance) if varied else 1.0))
+    return scale
+
+
 def given_scale(text: str, values: int) -> tuple[tuple[float, float], ...]:
     """`7.5:2,0:1` → the mean and deviation of each value; empty for `none`. Anything else is an error."""
-    if text == "none":
+    if text == NONE:
         return ()
     pairs = []
     for item in text.split(","):
