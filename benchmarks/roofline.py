@@ -69,28 +69,38 @@ class Network:
     edges: int
     hidden: int
     classes: int
+    keep: float = 1  # share of the stored features that an epoch keeps
 
     @classmethod
-    def of(cls, graph: Graph, hidden: int, edges: int | None = None) -> Network:
+    def of(cls, graph: Graph, settings: Any, edges: int | None = None) -> Network:
         """That of a graph, or of one with other edges (the diagonal included)."""
-        stored = graph.nonzero_features.nnz
+        stored, keep = graph.nonzero_features.nnz, 1 - settings.input_dropout
         count = graph.edge_index.shape[1] + graph.num_nodes if edges is None else edges
-        return cls(graph.num_nodes, graph.parties, graph.num_features, stored, count, hidden, graph.num_classes)
+        sizes = (graph.num_nodes, graph.parties, graph.num_features, stored, count, settings.hidden, graph.num_classes)
+        return cls(*sizes, keep)
 
     @property
     def weights(self) -> int:
         """Of all parties."""
         return self.parties * (self.features * self.hidden + self.hidden * self.classes + self.hidden + self.classes)
 
-    def forward(self, work: Work) -> None:
+    def epoch(self, work: Work) -> None:
+        """Input dropout, forward and backward."""
+        kept = round(self.stored * self.keep)
+        if self.keep < 1:  # 16 random bits and a mask are written and read, then values and columns, and those kept written
+            work.streamed += self.stored * (2 * 2 + 2 * 1 + 2 * FLOAT) + 2 * FLOAT * kept
+        self.forward(work, kept)
+        self.backward(work, kept)
+
+    def forward(self, work: Work, stored: int | None = None) -> None:
         """X·W, Â·(X·W), the second layer."""
         held = self.nodes // self.parties
-        work.product(self.stored, self.hidden, self.nodes, self.features)
+        work.product(self.stored if stored is None else stored, self.hidden, self.nodes, self.features)
         work.product(self.edges, self.hidden, self.nodes, held)
         work.dense(self.nodes, self.hidden, self.classes)
         work.product(self.edges, self.classes, self.nodes, held)
 
-    def backward(self, work: Work) -> None:
+    def backward(self, work: Work, stored: int) -> None:
         """The gradients of both weights and of the hidden rows, and a step of Adam."""
         held = self.nodes // self.parties
         work.product(self.edges, self.classes, self.nodes, held)
@@ -98,7 +108,7 @@ class Network:
         work.dense(self.nodes, self.classes, self.hidden)
         work.streamed += 3 * FLOAT * self.nodes * self.hidden  # the rectifier's
         work.product(self.edges, self.hidden, self.nodes, held)
-        work.product(self.stored, self.hidden, self.parties * self.features, held)
+        work.product(stored, self.hidden, self.parties * self.features, held)
         work.streamed += ADAM * FLOAT * self.weights
 
 
@@ -153,10 +163,9 @@ def fastest(function: Callable[[], Any], turns: int = TURNS) -> float:
 
 def fedavg_work(graph: Graph, settings: Any) -> Work:
     """FedAvg: epochs, the optimizer, an evaluation, models sent and returned."""
-    work, network = Work(), Network.of(graph, settings.hidden)
+    work, network = Work(), Network.of(graph, settings)
     for _ in range(settings.epochs):
-        network.forward(work)
-        network.backward(work)
+        network.epoch(work)
     network.forward(work)
     work.streamed += 6 * FLOAT * network.weights  # loaded twice, multiplied and added up once
     return work
@@ -165,13 +174,12 @@ def fedavg_work(graph: Graph, settings: Any) -> Work:
 def fedgl_work(graph: Graph, whole: Graph, settings: Any, edges: int) -> Work:
     """FedGL: epochs over graphs with the pseudo graph (`edges`), what is sent, both evaluations, and the next pseudo graph."""
     work, classes, nodes = Work(), graph.num_classes, whole.num_nodes
-    network = Network.of(graph, settings.hidden, edges)
+    network = Network.of(graph, settings, edges)
     for _ in range(settings.epochs):
-        network.forward(work)
-        network.backward(work)
+        network.epoch(work)
     network.forward(work)  # H_k
-    Network.of(graph, settings.hidden).forward(work)  # the local goal
-    Network.of(whole, settings.hidden).forward(work)  # the global one
+    Network.of(graph, settings).forward(work)  # the local goal
+    Network.of(whole, settings).forward(work)  # the global one
     work.streamed += 6 * FLOAT * network.weights
     work.streamed += 4 * FLOAT * (2 * graph.parties * nodes * classes)  # predictions and embeddings: made, weighed, added up
     work.flops += 2 * nodes * nodes * classes  # H·Hᵀ

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from atoll import spilled
 from atoll.data.builder import Ints, row_normalize
 from atoll.data.catalog import DataSettings
 from atoll.data.components import largest_component
@@ -73,6 +74,8 @@ def _federate(config: DataConfig, given: Given, scenarios: Sequence[str], *, unl
     if config.partition in ("files", NATURAL):
         return _own_parties(config, given, scenarios, unlabeled=unlabeled)
     graph = without_edge_split(_whole_graph(config, given), config)
+    if config.partition == "node" and graph.edge_index.nbytes >= spilled.LARGE:  # matrices are made of them once, early
+        graph = replace(graph, edge_index=spilled.spilled(graph.edge_index))
     encoding = None
     if config.partition == "vertical" and graph.table is not None:
         encoding = fit_locally(graph.table)
