@@ -9,6 +9,7 @@ from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "100000")
 LONG = (
+    "candidates",
     "compare",
     "growth",
     "large",

@@ -5,14 +5,15 @@ Three kinds of work: rows that are gathered (sparse products: a row of the dense
 each divided by its measured rate: the time of the same arithmetic if every kernel ran at the rate of the best one. How fast rows
 are gathered depends on how large the table is that they come from, so every product counts at the rate of a random gather from a
 table of its own size (a party's, which follow each other). Activations that stay in the cache can be faster than the streams that
-are measured. Run it when nothing else runs: the rates are of the machine as it is. One thread unless OMP_NUM_THREADS says more.
+are measured. One thread; all seconds are
+the processor's. Run it when nothing else runs: caches and memory are shared.
 """
 
 from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import sys
 import time
@@ -155,9 +156,9 @@ def fastest(function: Callable[[], Any], turns: int = TURNS) -> float:
     function()
     taken = []
     for _ in range(turns):
-        began = time.perf_counter()
+        began = time.process_time()
         function()
-        taken.append(time.perf_counter() - began)
+        taken.append(time.process_time() - began)
     return min(taken)
 
 

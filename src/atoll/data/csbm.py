@@ -116,6 +116,7 @@ def generate(settings: CsbmSettings, seed: int = 0) -> Graph:
     return with_drawn_targets(graph, settings.target, settings.targets, settings.unknown, settings.graph_seed)
 
 
+MAX_TOGETHER = 1 << 14  # rows whose centers are added at once, so that they stay in the cache
 MAX_DRAWS = 1000  # of graphs until one is connected, and of connected training sets
 
 
@@ -240,7 +241,9 @@ def _features(s: CsbmSettings, classes: Ints, seed: int) -> tuple[NDArray[np.flo
     x = rng.standard_normal((len(y), s.features), np.float32)
     x /= math.sqrt(s.features)
     with np.errstate(over="ignore"):  # values that are too large are refused later
-        x += math.sqrt(s.feature_signal / s.nodes) * centers[y]
+        for start in range(0, len(x), MAX_TOGETHER):
+            rows = slice(start, start + MAX_TOGETHER)
+            x[rows] += math.sqrt(s.feature_signal / s.nodes) * centers[y[rows]]
     return x, y
 
 

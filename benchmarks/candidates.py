@@ -1,0 +1,111 @@
+"""What might bring rounds nearer to the limit, measured alone: half-precision tables, Â·X made once, columns nobody uses.
+
+One thread, seconds of the processor, the fastest of some turns. `python -m benchmarks candidates`; docs/benchmarks.md draws the
+conclusions.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.graphs.features import Features
+from atoll.graphs.sparse import multiply
+from atoll.models.gcn import GCN
+from atoll.runs import config, runner
+from benchmarks.roofline import begun, fastest
+
+warnings.filterwarnings("ignore")
+
+GRAPHS = {"pubmed": "fedspray_pubmed", "physics": "fedspray_physics"}
+DENSE = {"nodes": 34_000, "degree": 14.1, "features": 128, "classes": 40, "train": 0.54, "val": 0.18, "test": 0.28}
+NETWORK = {"model": "gcn", "hidden": 256, "layers": 2, "epochs": 1, "patience": 0, "split": "random"}
+
+
+def halves() -> list[dict[str, object]]:
+    """Products as they are, with the table converted in every product, and the error of the result."""
+    rows: list[dict[str, object]] = []
+    for dataset, partition in GRAPHS.items():
+        parts = runner.prepare(config.resolve("fedavg", dataset=dataset, partition=partition)).party_data.parts
+        features: Any = parts.features.values
+        for name, matrix in (
+            ("Â·H", parts.normalized_adjacency.forward),
+            ("X·W", features.forward),
+            ("Xᵀ·G", features.transposed),
+        ):
+            table = torch.randn(matrix.shape[1], 64)
+            row: dict[str, object] = {
+                "what": f"{dataset}, {name}",
+                "float32, ms": 1e3 * fastest(lambda m=matrix, t=table: multiply(m, t)),
+            }
+            for kind in (torch.float16, torch.bfloat16):
+                values = matrix.values().to(kind)
+
+                def product(m: Any = matrix, t: Tensor = table, v: Tensor = values, kind: torch.dtype = kind) -> Tensor:
+                    bags: tuple[Tensor, ...] = torch.ops.aten._embedding_bag_forward_only(
+                        t.to(kind), m.col_indices(), m.crow_indices(), False, 0, False, v, True
+                    )
+                    return bags[0].float()
+
+                usual = multiply(matrix, table)
+                name_of = str(kind).removeprefix("torch.")
+                row |= {
+                    f"{name_of}, ms": 1e3 * fastest(product),
+                    f"{name_of}, error": float((product() - usual).norm() / usual.norm()),
+                }
+            rows.append(row)
+    return rows
+
+
+def propagated() -> list[dict[str, object]]:
+    """A FedAvg round on dense features, Â·(X·W) in every step, and with Â·X made once."""
+    usual, seconds = GCN.layer, []
+
+    def once(self: GCN, index: int, x: Any, graph: Any, draws: Any) -> Tensor:
+        if index:
+            return usual(self, index, x, graph, draws)
+        if "_propagated" not in graph.__dict__:
+            graph.__dict__["_propagated"] = Features(graph.normalized_adjacency @ x.values, graph.blocks)
+        out: Tensor = self.layers[0](graph.__dict__["_propagated"], graph.blocks, relu=True)
+        return out
+
+    for layer in (usual, once):
+        experiment = runner.prepare(
+            config.resolve("fedavg", dataset="csbm", partition="metis", parties=2, values={**DENSE, **NETWORK})
+        )
+        GCN.layer = layer  # type: ignore[method-assign]
+        seconds.append(1e3 * fastest(begun(experiment).round, 3))
+    GCN.layer = usual  # type: ignore[method-assign]
+    return [{"what": "a round, ms", "Â·(X·W)": seconds[0], "(Â·X)·W": seconds[1]}]
+
+
+def used() -> list[dict[str, object]]:
+    """The share of the columns that a party uses."""
+    rows: list[dict[str, object]] = []
+    for dataset, partition in {**GRAPHS, "cora": "louvain_largest", "citeseer": "louvain_largest"}.items():
+        parts = runner.prepare(config.resolve("fedavg", dataset=dataset, partition=partition)).party_data.parts
+        x = parts.nonzero_features
+        shares = [len(np.unique(x.indices[x.indptr[start] : x.indptr[end]])) / x.shape[1] for start, end in parts.blocks.ranges]
+        rows.append(
+            {"columns used by a party": dataset, "parties": parts.parties, "mean": float(np.mean(shares)), "least": min(shares)}
+        )
+    return rows
+
+
+def main() -> None:
+    """Prints its tables."""
+    for rows in (halves(), propagated(), used()):
+        for row in rows:
+            print(*(f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}" for name, value in row.items()))
+
+
+if __name__ == "__main__":
+    main()
