@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from atoll import random
 from atoll.random import SERVER, Draws, Streams, philox, seed_of
 
 KNOWN = [  # Random123's known answers for philox4x32-10: counter, key, words
@@ -109,6 +110,19 @@ def test_masks_keep_the_mean(probability: float) -> None:
     assert abs(float((kept > 0).float().mean()) - probability) < 5 / math.sqrt(kept.numel())
     assert abs(float(kept.mean()) - 1) < 5 / math.sqrt(kept.numel() * probability)
     assert len(kept.unique()) == (1 if probability == 1 else 2)
+
+
+@pytest.mark.parametrize("probability", [0.5, 0.7, 1.0])
+def test_masks_in_pieces_are_those_drawn_whole(probability: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same entries, and the same numbers afterwards; parties may have no rows."""
+    monkeypatch.setattr(random, "PIECE", 8)
+    sizes = [5, 0, 9]
+    whole, cut = Draws(1, range(3), "fit"), Draws(1, range(3), "fit")
+    for _ in range(2):
+        pieces, scale = cut.masks(probability, sizes, 3)
+        expected, same = whole.scaled_mask(probability, sizes, 3)
+        assert scale == same
+        assert torch.equal(torch.cat([piece.clone() for piece in pieces]).view(-1, 3), expected)
 
 
 def test_repeated_parties_go_on_with_their_numbers() -> None:

@@ -16,6 +16,7 @@ from atoll.device import CPU
 
 Word = int | str
 
+PIECE = 1 << 16  # numbers of a mask that are made at once; a multiple of 4
 SERVER = -1  # the party number under which the server draws
 
 
@@ -85,6 +86,18 @@ class Draws:
         threshold, (bits,) = max(1, round(probability * 2**16)), self.bits
         parts = (min(piece, size - start) for start in range(0, size, piece))
         return (torch.from_numpy(_below(bits, part, threshold)) for part in parts), 2**16 / threshold
+
+    def masks(self, probability: float, sizes: Sequence[int], width: int) -> tuple[Iterator[Tensor], float]:
+        """The mask of `keep`, flat and in pieces that stay in the cache, each good until the next; and what kept entries are."""
+        threshold = max(1, round(probability * 2**16))
+        return self._pieces(threshold, [size * width for size in sizes]), 2**16 / threshold
+
+    def _pieces(self, threshold: int, sizes: Sequence[int]) -> Iterator[Tensor]:
+        mask = torch.empty(min(PIECE, max(sizes, default=0)))
+        for size, bits in zip(sizes, self.bits, strict=True):
+            for start in range(0, size, PIECE):
+                kept = _below(bits, min(PIECE, size - start), threshold).view(np.uint8)
+                yield mask[: len(kept)].copy_(torch.from_numpy(kept)).mul_(2**16 / threshold)
 
     def keep(self, probability: float, sizes: Sequence[int], width: int) -> Tensor:
         """(N, width) dropout masks, kept entries scaled by 1 / probability; the rows of party p are drawn by party p."""

@@ -50,3 +50,16 @@ def test_few_parties_and_many_sizes_go_one_by_one() -> None:
     """There is nothing to multiply together."""
     assert Blocks([3, 3, 4] * 20).by_size == []
     assert Blocks(range(100)).by_size == []
+
+
+@pytest.mark.parametrize("sizes", [[0, 4, 0], [3, 0, 5, 2], [0, 0]])
+def test_parties_without_rows_have_zeros(sizes: list[int]) -> None:
+    """Products, their gradients and sums of the others are as if they were alone."""
+    blocks, rows = Blocks(sizes), torch.randn(sum(sizes), 3)
+    weight, bias, gradient = torch.randn(len(sizes), 3, 2), torch.randn(len(sizes), 2), torch.randn(sum(sizes), 2)
+    naive = [block @ w + b for block, w, b in zip(rows.split(sizes), weight, bias, strict=True)]
+    torch.testing.assert_close(blocks.product(rows, weight, bias), torch.cat(naive))
+    grams = [block.t() @ g for block, g in zip(rows.split(sizes), gradient.split(sizes), strict=True)]
+    torch.testing.assert_close(blocks.gram(rows, gradient), torch.stack(grams))
+    torch.testing.assert_close(blocks.sum(rows), torch.stack([block.sum(0) for block in rows.split(sizes)]))
+    torch.testing.assert_close(blocks.add_(rows.clone(), weight[:, :, 0]), rows + blocks.broadcast(weight[:, :, 0]))

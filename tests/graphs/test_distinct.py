@@ -59,7 +59,7 @@ def test_rows_are_distinct_and_those_of_the_nodes(monkeypatch: pytest.MonkeyPatc
     assert rows is not None
     looped = graph.adjacency + sp.eye_array(graph.num_nodes)
     expected = np.hstack([(looped @ graph.nonzero_features).toarray(), looped.sum(1)[:, None]])
-    table = rows.table.toarray()
+    table = rows.table.numpy()
     assert np.array_equal(table[rows.kind.numpy()], expected)
     assert torch.equal(rows.party[rows.kind], graph.party)
     assert len(np.unique(np.hstack([rows.party[:, None].numpy(), table]), axis=0)) == len(table)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from atoll.data.tu import graph_of_graphs
 from atoll.errors import AtollError
+from atoll.graphs import items
 from atoll.graphs.graph import Graph, stack
 from atoll.graphs.segments import segment_max
 from atoll.graphs.sparse import SparseMatrix
@@ -139,3 +140,23 @@ def test_an_empty_graph_is_refused() -> None:
         graph_of_graphs(np.ones((3, 1)), np.zeros((2, 0), np.int64), np.array([2, 0, 1]), np.array([0, 1, 0]), where="here")
     with pytest.raises(AtollError, match="edge 0 joins graph 0 and graph 1"):
         graph_of_graphs(np.ones((3, 1)), np.array([[0], [2]]), np.array([2, 1]), np.array([0, 1]), where="here")
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_steps_that_are_cut_out_at_once_are_those_cut_out_one_by_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit: rows, operators, pointers and who takes the step; some parties have no graph in a step."""
+    monkeypatch.setattr(items, "CUT_AT_ONCE", 2)
+    graph = parties()
+    steps = [torch.tensor(each) for each in ([1, 4, 6, 7, 9], [0, 2, 5], [3], [5, 6], [8, 9])]
+    for one, other in zip(graph.take_each(steps), map(graph.take, steps), strict=True):
+        assert torch.equal(one.ptr, other.ptr)
+        assert one.graph_ptr is not None
+        assert other.graph_ptr is not None
+        assert torch.equal(one.graph_ptr, other.graph_ptr)
+        assert torch.equal(one.cut.rows, other.cut.rows)
+        assert torch.equal(one.edge_index, other.edge_index)
+        assert (one.active is None) == (other.active is None)
+        assert one.active is None or other.active is None or torch.equal(one.active, other.active)
+        assert torch.equal(dense(getattr(one, name)), dense(getattr(other, name)))
+        rows = torch.rand(one.num_nodes, 4)
+        assert torch.equal(getattr(one, name).transposed_matmul(rows), getattr(other, name).transposed_matmul(rows))

@@ -19,12 +19,13 @@ from atoll.cli import main
 from atoll.cli.papers import status_table
 from atoll.data import load
 from atoll.errors import AtollError
-from atoll.papers import Cell, Exhibit, Line, execute, pages, pictures, record, status, text
+from atoll.papers import Cell, Exhibit, Line, execute, pages, pictures, record, snapshots, status, text
 from atoll.papers.ranges import Range
 from atoll.papers.results import Results
 from atoll.runs import comparison, runner
 from atoll.runs.config import Config, resolve
 from atoll.runs.folder import Folder
+from atoll.runs.reader import read
 from atoll.settings import setting
 
 EXHIBITS = [exhibit for paper in papers.papers() for exhibit in papers.exhibits(paper)]
@@ -96,6 +97,8 @@ def test_every_promised_exhibit_has_an_entry() -> None:
         "gfl_appnp": "table1 table2 figure2a figure2b figure3",
         "why-numbers-disagree": "staircase alone citeseer amazon fedtad fedtad_parties sets",
         "zoo": "fedpub fedgta",
+        "tasks": "links chem",
+        "gcfl-maximum": "nci1",
         "nfedgnn": "table1 figure3 figure4 figure5 figure6 figure7 figure8 figure9",
     }
     assert {f"{paper}/{name}" for paper, names in promised.items() for name in names.split()} <= {
@@ -665,3 +668,32 @@ def test_figures_5_to_7_are_of_table_2s_runs() -> None:
     runs = {cell.row: {**cell.run, "seed": 5} for cell in table.cells}
     assert len(maps.cells) == 15
     assert all(runs[cell.row] == cell.run for cell in maps.cells)
+
+
+def test_other_rounds_than_the_best_are_shown_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last round, and each party's highest test accuracy of some rounds, from a folder and, without it, from the record."""
+    rows = [{"party_accuracy": values} for values in ([0.5, 0.2], [0.1, 0.4], [0.6, None], [0.3, 0.3])]
+    assert [snapshots.highest(rows, count) for count in (1, 2, 4)] == pytest.approx([0.3, 0.35, 0.5])
+    monkeypatch.setattr(papers, "HOME", tmp_path)
+    monkeypatch.setattr(papers, "MEASURED", tmp_path)
+    document = f"""paper = "A paper"
+[t]
+title = "A table"
+seeds = 1
+metrics = ["accuracy", "last.accuracy", "snapshots.2"]
+cells = [{{ row = "ours" }}]
+run = {{ {", ".join(f"{name} = {json.dumps(value)}" for name, value in (SMALL | {"rounds": 4}).items())} }}
+"""
+    (tmp_path / "p.toml").write_text(document)
+    (exhibit,) = papers.exhibits("p")
+    jobs = execute.jobs_of([exhibit], quick=False, seeds=None)
+    todo = execute.waiting(jobs, tmp_path / "runs")
+    execute.execute(todo, 1, lambda trial, folder: record.add("p", trial, folder))
+    (here,) = execute.lines(exhibit, jobs, tmp_path / "runs")
+    history = read(todo[0][1]).rows
+    assert here.ours["last.accuracy"][0] == history[-1]["accuracy"]
+    assert here.ours["snapshots.2"][0] == pytest.approx(snapshots.highest(history, 2))
+    (recorded,) = execute.lines(exhibit, jobs, tmp_path / "elsewhere")
+    assert recorded.recorded
+    for metric, (mean, _) in here.ours.items():
+        assert recorded.ours[metric][0] == pytest.approx(mean, rel=1e-5)

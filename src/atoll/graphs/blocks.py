@@ -29,6 +29,7 @@ class Blocks:
         self.ranges = list(pairwise(ends))
         self.rows: int = ends[-1]
         self.equal = len(set(self.sizes)) == 1 and len(self.sizes) > 1
+        self.present = [(party, *span) for party, span in enumerate(self.ranges) if span[0] < span[1]]  # parties that have rows
 
     @cached_property
     def party(self) -> Tensor:
@@ -47,12 +48,12 @@ class Blocks:
         rows = [starts[some, None] + torch.arange(size) for some, size in zip(groups, distinct, strict=True)]
         return [(some.to(self.device), index.to(self.device)) for some, index in zip(groups, rows, strict=True)]
 
-    def _batches(self, work: int) -> tuple[list[tuple[Tensor, Tensor]], list[int] | range]:
+    def _batches(self, work: int) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[int, int, int]]]:
         """Parties to multiply together, by size, and those to go one by one, at `work` multiplications per row; same bits."""
         if not self.by_size:
-            return [], range(len(self.sizes))
+            return [], self.present
         together = [group for group in self.by_size if group[1].shape[1] * work >= MIN_BATCHED]
-        alone = [p for p, size in enumerate(self.sizes) if size * work < MIN_BATCHED]
+        alone = [span for span in self.present if (span[2] - span[1]) * work < MIN_BATCHED]
         return together, alone
 
     def product(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -66,13 +67,12 @@ class Blocks:
             return result.view(self.rows, fan_out)
         result = rows.new_empty(self.rows, fan_out)
         small = fan_in * fan_out <= MAX_GATHERED
-        together, alone = self._batches(fan_in * fan_out) if small else ([], range(parties))
+        together, alone = self._batches(fan_in * fan_out) if small else ([], self.present)
         for some, index in together:
             blocks, weights = rows.index_select(0, index.flatten()).view(*index.shape, fan_in), weight[some]
             made = torch.bmm(blocks, weights) if bias is None else torch.baddbmm(bias[some, None], blocks, weights)
             result.index_copy_(0, index.flatten(), made.view(-1, fan_out))
-        for p in alone:
-            start, end = self.ranges[p]
+        for p, start, end in alone:
             if bias is None:
                 torch.mm(rows[start:end], weight[p], out=result[start:end])
             else:
@@ -86,13 +86,13 @@ class Blocks:
         if self.equal:
             left, right = (side.view(len(self.sizes), -1, side.shape[1]) for side in (rows, gradient))
             return torch.bmm(left.transpose(1, 2), right)
-        result = rows.new_empty(len(self.sizes), rows.shape[1], gradient.shape[1])
+        make = rows.new_empty if len(self.present) == len(self.sizes) else rows.new_zeros
+        result = make(len(self.sizes), rows.shape[1], gradient.shape[1])
         together, alone = self._batches(rows.shape[1] * gradient.shape[1])
         for some, index in together:
             left, right = (side.index_select(0, index.flatten()).view(*index.shape, -1) for side in (rows, gradient))
             result.index_copy_(0, some, torch.bmm(left.transpose(1, 2), right))
-        for p in alone:
-            start, end = self.ranges[p]
+        for p, start, end in alone:
             torch.mm(rows[start:end].t(), gradient[start:end], out=result[p])
         return result
 
@@ -100,7 +100,13 @@ class Blocks:
         """(N, …) → (P, …): each party's sum over its rows."""
         if len(self.sizes) > MAX_LOOPED_PARTIES:
             return rows.new_zeros(len(self.sizes), *rows.shape[1:]).index_add_(0, self.party, rows)
-        return torch.stack([rows[start:end].sum(0) for start, end in self.ranges])
+        if len(self.present) in (0, len(self.sizes)):
+            return torch.stack([rows[start:end].sum(0) for start, end in self.ranges])
+        sums = [rows[start:end].sum(0) for _, start, end in self.present]
+        result = sums[0].new_zeros(len(self.sizes), *sums[0].shape)
+        for (p, _, _), each in zip(self.present, sums, strict=True):
+            result[p] = each
+        return result
 
     def broadcast(self, values: Tensor) -> Tensor:
         """(P, …) → (N, …): every row gets its party's values."""
@@ -110,7 +116,7 @@ class Blocks:
         """Add its party's values (P, o) to every row (N, o), in place."""
         if len(self.sizes) > MAX_LOOPED_PARTIES:
             return rows.add_(self.broadcast(values))
-        for p, (start, end) in enumerate(self.ranges):
+        for p, start, end in self.present:
             rows[start:end].add_(values[p])
         return rows
 

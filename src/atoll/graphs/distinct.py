@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
 MAX_VALUES = 16  # stored values in a row; with more, rows are hardly ever the same, and finding out takes memory
 MAX_SHARE = 0.5  # of the nodes that may be distinct
+MAX_TABLE = 1 << 25  # numbers in the distinct rows of all parties
 
 
 class DistinctRows:
     """The distinct rows of [(A + I)·X ‖ row sums of A + I], party by party, and which of them each node has."""
 
-    def __init__(self, table: sp.csr_array, party: Tensor, parties: int, kind: Tensor) -> None:
+    def __init__(self, table: Tensor, party: Tensor, parties: int, kind: Tensor) -> None:
         self.table, self.party, self.parties, self.kind = table, party, parties, kind
 
     @cached_property
@@ -39,12 +40,19 @@ class DistinctRows:
     @cached_property
     def features(self) -> Features:
         """(K, d + 1) the distinct rows."""
-        return Features(torch.from_numpy(self.table.toarray()), self.blocks)
+        return Features(self.table, self.blocks)
+
+    @property
+    def short(self) -> type[np.uint16 | np.int64]:
+        """The type of numbers that count the distinct rows."""
+        return np.uint16 if len(self.party) <= np.iinfo(np.uint16).max else np.int64
 
     @cached_property
     def nodes(self) -> Tensor:
         """(K, N) ones where a node has a row, CSR."""
-        order = self.kind.argsort(stable=True)
+        order = torch.from_numpy(
+            np.argsort(self.kind.numpy().astype(self.short), kind="stable")
+        )  # 16 bits are sorted by counting
         pointer = torch.nn.functional.pad(torch.bincount(self.kind, minlength=len(self.party)).cumsum(0), (1, 0))
         size = (len(self.party), len(self.kind))
         return torch.sparse_csr_tensor(pointer.int(), order.int(), torch.ones(size[1]), size=size, check_invariants=False)
@@ -55,9 +63,8 @@ class DistinctRows:
         present = torch.zeros(len(self.party), dtype=torch.bool)
         present[kind] = True
         rows = present.nonzero()[:, 0]
-        position = torch.empty(len(self.party), dtype=torch.int64)
-        position[rows] = torch.arange(len(rows))
-        return DistinctRows(self.table[rows.numpy()], self.party[rows], self.parties, position[kind])
+        position = present.cumsum(0).sub_(1)
+        return DistinctRows(self.table.index_select(0, rows), self.party[rows], self.parties, position[kind])
 
     def spread(self, rows: Tensor, kept: Kept | None = None) -> Tensor:
         """(K, h) → (N, h): every node's row, after dropout."""
@@ -66,19 +73,26 @@ class DistinctRows:
 
 
 class _Spread(torch.autograd.Function):
-    """Rows to the nodes that have them, and sums over these nodes on the way back."""
+    """Rows, none below zero, to the nodes that have them, and sums over these nodes on the way back.
+
+    What is positive afterwards was so before and was kept, so that the gradient needs nothing else.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, distinct: DistinctRows, kept: Kept | None) -> Tensor:
-        ctx.constants = distinct, kept
+        ctx.constants = distinct, 1.0 if kept is None else kept.scale
         result = rows.index_select(0, distinct.kind)
-        return result if kept is None else result.mul_(kept.mask)
+        if kept is not None:
+            kept.drop_(result)
+        ctx.save_for_backward(result)
+        return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        distinct, kept = ctx.constants
-        gradient = gradients[0] if kept is None else gradients[0] * kept.mask
-        return multiply(distinct.nodes, gradient), None, None
+        distinct, scale = ctx.constants
+        (result,) = ctx.saved_tensors
+        gradient = torch.ops.aten.threshold_backward(gradients[0], result, 0)
+        return multiply(distinct.nodes, gradient if scale == 1.0 else gradient.mul_(scale)), None, None
 
 
 def distinct_rows(graph: Graph) -> DistinctRows | None:
@@ -101,7 +115,8 @@ def distinct_rows(graph: Graph) -> DistinctRows | None:
     keys[row, 2 + place] = summed.indices + 1
     keys[row, 2 + most + place] = summed.data.astype(np.float32).view(np.int32)
     _, first, kind = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    if len(first) > MAX_SHARE * len(counts):
+    if len(first) > MAX_SHARE * len(counts) or len(first) * (summed.shape[1] + 1) > MAX_TABLE:
         return None
-    table = sp.csr_array(sp.hstack([summed[first], sp.csr_array(degree[first, None])], format="csr"), dtype=np.float32)
-    return DistinctRows(table, torch.from_numpy(party[first]), graph.parties, torch.from_numpy(kind.reshape(-1)))
+    table = np.concatenate([summed[first].toarray(), degree[first, None]], axis=1, dtype=np.float32)
+    rows = torch.from_numpy(party[first]), graph.parties, torch.from_numpy(kind.reshape(-1))
+    return DistinctRows(torch.from_numpy(table), *rows)

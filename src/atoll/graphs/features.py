@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -85,10 +86,18 @@ def _shifted(x: sp.csr_array, blocks: Blocks) -> sp.csr_array:
 
 
 class Kept(NamedTuple):
-    """A dropout mask whose entries are 0 or `scale`."""
+    """Dropout of rows, party after party: pieces of a mask, drawn as they are applied, and what kept entries are scaled by."""
 
-    mask: Tensor
+    pieces: Iterator[Tensor]
     scale: float
+
+    def drop_(self, rows: Tensor) -> None:
+        """Times the mask, in place, once."""
+        flat, start = rows.view(-1), 0
+        for piece in self.pieces:
+            end = start + len(piece)
+            flat[start:end].mul_(piece.to(flat.device))
+            start = end
 
 
 def transform(
@@ -160,7 +169,7 @@ class _Layer(torch.autograd.Function):
         if relu:
             result.relu_()
         if kept is not None:
-            result.mul_(kept.mask)
+            kept.drop_(result)
         ctx.save_for_backward(rows, weight, result if relu else None)
         ctx.constants = features, through, blocks, hops, 1.0 if kept is None else kept.scale
         return result

@@ -13,7 +13,7 @@ from atoll.graphs.blocks import spans
 from atoll.graphs.graph import Graph
 
 if TYPE_CHECKING:
-    from atoll.graphs.items import Cut
+    from atoll.graphs.cuts import Cut
 
 LAZY = (
     "x",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -12,74 +12,16 @@ from torch.nn.functional import pad
 
 from atoll.device import CPU
 from atoll.graphs.blocks import Blocks, spans
+from atoll.graphs.cuts import Cut, Cuts
 from atoll.graphs.distinct import DistinctRows, distinct_rows
 from atoll.graphs.pairs import RIVAL, pair_ptr, some_pairs, trained_pairs
-from atoll.graphs.sparse import SparseMatrix, Stored, stored
+from atoll.graphs.sparse import SparseMatrix, stored
 
 if TYPE_CHECKING:
     from atoll.graphs.graph import Graph
     from atoll.graphs.graph_batch import GraphBatch
 
-
-class Cut:
-    """Some of the small graphs of a block-diagonal graph: where their rows are there, and where they are here."""
-
-    def __init__(self, graph: Graph, graphs: Tensor, ptr: Tensor | None = None) -> None:
-        """`ptr`: where the blocks begin, of other blocks than small graphs."""
-        ptr = graph.graph_ptr if ptr is None else ptr
-        assert ptr is not None
-        self.graph, self.starts, self.ends = graph, ptr[graphs], ptr[graphs + 1]
-        self.graph_ptr = pad((self.ends - self.starts).cumsum(0), (1, 0))
-        self.rows = spans(self.starts, self.ends)
-
-    @cached_property
-    def shift(self) -> Tensor:
-        """By how much the rows of each graph move down."""
-        return self.starts - self.graph_ptr[:-1]
-
-    def matrix(self, matrix: SparseMatrix) -> SparseMatrix:
-        """The diagonal blocks of these graphs: spans of the stored values; only columns are shifted, nothing is sorted."""
-        return _CutMatrix(matrix, self)
-
-    def csr(self, whole: Stored) -> Stored:
-        """The same of a matrix as it is stored."""
-        return cut_rows(whole, self.starts, self.ends, self.shift, (len(self.rows), len(self.rows)))
-
-
-def cut_rows(whole: Stored, starts: Tensor, ends: Tensor, shift: Tensor, size: tuple[int, int]) -> Stored:
-    """Spans of rows of a matrix, from `starts` to `ends`, with their columns moved down by the `shift` of each span."""
-    indptr = whole.crow_indices()
-    first, last = indptr[starts].long(), indptr[ends].long()
-    entries = spans(first, last)
-    columns = whole.col_indices()[entries] - torch.repeat_interleave(shift, last - first).int()
-    pointer = pad(indptr.diff()[spans(starts, ends)].cumsum(0, dtype=torch.int32), (1, 0))
-    return stored(pointer, columns, whole.values()[entries], size)
-
-
-class _CutMatrix(SparseMatrix):
-    """Diagonal blocks of a sparse matrix."""
-
-    def __init__(self, whole: SparseMatrix, cut: Cut) -> None:
-        self.forward = cut.csr(whole.forward)
-        self.shape, self.symmetric = (len(cut.rows), len(cut.rows)), whole.symmetric
-        self._whole, self._cut = whole, cut
-
-    @cached_property
-    def transposed(self) -> Stored:
-        """Mᵀ, cut out of the whole matrix's."""
-        return self.forward if self.symmetric else self._cut.csr(self._whole.transposed)
-
-
-class operator(cached_property[SparseMatrix]):  # used as `cached_property` is
-    """A sparse matrix of a graph, computed on first use; for a batch of graphs it is cut out of the whole graph's."""
-
-    def __init__(self, function: Callable[[Any], SparseMatrix]) -> None:
-        def find(graph: Any) -> SparseMatrix:
-            cut: Cut | None = graph.__dict__.get("_cut")
-            return function(graph) if cut is None else cut.matrix(getattr(cut.graph, function.__name__))
-
-        find.__doc__ = function.__doc__
-        super().__init__(find)
+CUT_AT_ONCE = 8  # steps whose graphs are cut out together: more take memory, fewer take longer
 
 
 class Items:
@@ -191,10 +133,20 @@ class Items:
 
     def take(self, graphs: Tensor) -> GraphBatch:
         """Some of the small graphs, in party order, as a graph of the same parties; a party may have none of them."""
+        return self._taken(graphs, Cut(cast("Graph", self), graphs))
+
+    def take_each(self, steps: Sequence[Tensor]) -> Iterator[GraphBatch]:
+        """`take`, step after step; what several steps need is cut out at once."""
+        for first in range(0, len(steps), CUT_AT_ONCE):
+            parts = steps[first : first + CUT_AT_ONCE]
+            cuts = Cuts(cast("Graph", self), parts)
+            for number, graphs in enumerate(parts):
+                yield self._taken(graphs, cuts.part(number))
+
+    def _taken(self, graphs: Tensor, cut: Cut) -> GraphBatch:
         from atoll.graphs.graph_batch import GraphBatch  # it is a Graph, which has these items
 
         whole = cast("Graph", self)
-        cut = Cut(whole, graphs)
         counts = torch.bincount(whole.owner[graphs], minlength=whole.parties)
         taken = GraphBatch.of(whole, graphs, cut, cut.graph_ptr[pad(counts.cumsum(0), (1, 0))])
         if not bool((taken.num_train > 0).all()):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from atoll.graphs import edges
 from atoll.graphs.attention import Attention
-from atoll.graphs.items import operator
+from atoll.graphs.cuts import operator
 from atoll.graphs.looped import Looped
 from atoll.graphs.sparse import SparseMatrix
 

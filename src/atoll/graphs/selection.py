@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from atoll.device import CPU
 from atoll.graphs.blocks import spans
-from atoll.graphs.items import Cut, cut_rows
+from atoll.graphs.cuts import Cut, cut_rows
 from atoll.graphs.sparse import SparseMatrix, Stored
 
 if TYPE_CHECKING:

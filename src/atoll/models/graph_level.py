@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from atoll.graphs.distinct import DistinctRows
 from atoll.graphs.features import Kept, transform
+from atoll.graphs.gin import gin
 from atoll.graphs.graph import Graph
 from atoll.graphs.segments import segment_max
 from atoll.models.backbone import Backbone, Chain, ModelShape
@@ -85,19 +86,25 @@ class GraphNetwork(Backbone):
 
     def convolve(self, convolution: nn.Module, x: Tensor, graph: Graph, draws: Draws | None) -> Tensor:
         """relu(conv(H)), and dropout."""
-        layer, kept = inner_layer(convolution), self.mask(graph, draws)
+        layer = inner_layer(convolution)
         if isinstance(layer, GINLayer):
+            kept, first, second = self.mask(graph, draws), layer.first, layer.second
+            if isinstance(x, Tensor) and first.bias is not None and second.bias is not None:
+                weights = (first.weight, first.bias), (second.weight, second.bias)
+                return gin(x, *weights, graph.summed_adjacency, graph.blocks, kept)
             activated: Tensor = layer(x, graph, relu=True, kept=kept)
             return activated
         assert isinstance(convolution, Chain)
-        out = convolution.layer(0, x, graph, draws).relu()
-        return out if kept is None else out * kept.mask
+        if draws is None or not self.shape.dropout:
+            return convolution.layer(0, x, graph, draws).relu()
+        mask = draws.keep(1 - self.shape.dropout, graph.sizes, self.shape.hidden)  # before the layer draws
+        return convolution.layer(0, x, graph, draws).relu() * mask
 
     def mask(self, graph: Graph, draws: Draws | None) -> Kept | None:
         """What dropout keeps of the hidden units of the nodes; None outside training."""
         if draws is None or not self.shape.dropout:
             return None
-        return Kept(*draws.scaled_mask(1 - self.shape.dropout, graph.sizes, self.shape.hidden))
+        return Kept(*draws.masks(1 - self.shape.dropout, graph.sizes, self.shape.hidden))
 
     def drop_items(self, hidden: Tensor, graph: Graph, draws: Draws | None) -> Tensor:
         """Dropout of the units of graphs in training."""

@@ -13,6 +13,7 @@ from typing import Any
 from atoll.data.partition import first_kind
 from atoll.errors import AtollError
 from atoll.papers import Cell, Exhibit, Line, measured, recorded, summarize
+from atoll.papers.snapshots import beside
 from atoll.runs import parallel
 from atoll.runs.argument_values import plain
 from atoll.runs.config import Config
@@ -120,17 +121,17 @@ def _comparable(
 
 
 def _line(exhibit: Exhibit, cell: Cell, configs: Sequence[Config], root: Path, known: Runs) -> Line:
-    available = results(configs, root, known)
+    available = results(configs, root, known, exhibit.metrics)
     return replace(summarize(exhibit, cell, available), recorded=len(available) > len(finished(configs, root)))
 
 
-def results(configs: Sequence[Config], root: Path, known: Runs) -> list[dict[str, Any]]:
-    """The results of the finished runs; where a run's folder is not here, its recorded result."""
+def results(configs: Sequence[Config], root: Path, known: Runs, shown: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The results of the finished runs, with what the metrics `shown` need; where a run's folder is not here, the recorded."""
     available: list[dict[str, Any]] = []
     for config in configs:
         folder = folder_of(config, root)
         if (folder / "result.json").exists():
-            available.append(read(folder, config, history=False, state=False).to_dict())
+            available.append(read(folder, config, history=False, state=False).to_dict() | beside(folder, shown))
         elif folder.name in known:
             available.append(dict(known[folder.name]))
     return available

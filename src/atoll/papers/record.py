@@ -1,8 +1,9 @@
 """Our results, shipped with the package so that every user sees them: `measured/PAPER.jsonl` and `.toml`.
 
 The first holds one run per line, under the name of its folder: every table that needs the run finds it, and seeds can be added
-one by one. A line has the run's metrics of test and validation nodes at the best round, what selected it, rounds and bytes. It is
-appended as the run ends, so that a recording can be stopped at any time; of two lines of a run the later counts.
+one by one. A line has the run's metrics of test and validation items at the best round, what selected it, rounds and bytes, and
+what tables show of other rounds. It is appended as the run ends, so that a recording can be stopped at any time; of two lines
+of a run the later counts.
 
 The second holds lines that are not means over runs (facts about a partition, silhouettes) and means whose runs were not kept,
 each with the digest of its configuration. When settings or defaults change, so does the digest (which also ends a folder's
@@ -22,6 +23,7 @@ from atoll import papers, storage
 from atoll.errors import AtollError
 from atoll.papers import Exhibit, Line, Measured, execute, ranges
 from atoll.papers.execute import folder_of, jobs_of
+from atoll.papers.snapshots import beside
 from atoll.runs.config import Config
 from atoll.runs.reader import read
 from atoll.runs.result import Result
@@ -111,7 +113,9 @@ def unrecorded(selected: Sequence[Exhibit], jobs: Jobs, *, means: bool = True) -
 
 def add(paper: str, trial: Trial, folder: Path) -> None:
     """Append a finished run to the paper's record."""
-    text = _run_line(folder.name, _kept(read(folder, trial.config, history=False, state=False), _shown(papers.exhibits(paper))))
+    shown = _shown(papers.exhibits(paper))
+    kept = _kept(read(folder, trial.config, history=False, state=False), shown)
+    text = _run_line(folder.name, kept | _short(beside(folder, shown)))
     storage.append_line(papers.MEASURED / f"{paper}.jsonl", text)
 
 
@@ -130,7 +134,8 @@ def _write_runs(paper: str, exhibits: Sequence[Exhibit], configs: Sequence[Confi
     for config in configs:
         folder = folder_of(config, root)
         if (folder / "result.json").exists():
-            runs[folder.name] = _kept(read(folder, config, history=False, state=False), shown)
+            kept = _kept(read(folder, config, history=False, state=False), shown)
+            runs[folder.name] = kept | _short(beside(folder, shown))
     lines = [_run_line(name, runs[name]) for name in sorted(runs)]
     if lines:
         storage.write_whole(papers.MEASURED / f"{paper}.jsonl", ("\n".join(lines) + "\n").encode())
@@ -171,6 +176,8 @@ def _short(value: Any) -> Any:
     """Every number to six significant digits."""
     if isinstance(value, list):
         return [_short(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _short(each) for name, each in value.items()}
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 

@@ -72,7 +72,7 @@ class Results:
         by_seed: dict[int, float | None] = {}
         others = [] if "seed" in cell.run else self.seeds
         for seed in sorted({*others, *range(first.seed, first.seed + exhibit.wanted)}):
-            for result in execute.results([replace(first, seed=seed)], self.root, self.runs):
+            for result in execute.results([replace(first, seed=seed)], self.root, self.runs, [metric]):
                 by_seed[seed] = exhibit.value(metric, result)
         return by_seed
 

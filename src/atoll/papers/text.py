@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from atoll.papers import Cell, Exhibit, Line
-from atoll.runs.metrics import mean_text, metric_format
+from atoll.papers.snapshots import heading
+from atoll.runs.metrics import mean_text
 
 
 def pair(value: float, std: float = math.nan) -> str:
@@ -38,7 +39,7 @@ def header(exhibit: Exhibit) -> list[str]:
     """The columns: for each metric ours and, if the paper prints it, the paper's and the difference."""
     columns = ["", "seeds"]
     for metric in exhibit.metrics:
-        columns += [f"{metric_format(metric).heading}: ours", *(("paper", "difference") if exhibit.printed(metric) else ())]
+        columns += [f"{heading(metric)}: ours", *(("paper", "difference") if exhibit.printed(metric) else ())]
     return columns
 
 

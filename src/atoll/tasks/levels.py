@@ -38,5 +38,5 @@ class GraphItems:
                 yield graph.trained
             return
         shuffled = [members[order] for members, order in zip(rows, draws.orders(graph.num_train.tolist()), strict=True)]
-        for first in range(0, longest, size):
-            yield graph.take(torch.cat([members[first : first + size].sort().values for members in shuffled]))
+        starts = range(0, longest, size)
+        yield from graph.take_each([torch.cat([part[s : s + size].sort().values for part in shuffled]) for s in starts])
