@@ -75,3 +75,14 @@ def test_bytes() -> None:
     parameters = plain.size(result.state["model"])
     assert result.bytes["down"] == 2 * 3 * 4 * parameters
     assert result.bytes["up"] == 2 * 3 * (4 * parameters + 8)
+
+
+def test_what_the_shared_model_is_mixed_with() -> None:
+    """FedGB's: where everybody keeps their own tensors (W = 0), what they keep was never trained."""
+    values = {"mixed_tensors": 4, "mixing_lr": 0.0, "initial_mixing": 0.0}
+    never = runner.run(small("fedala", mixed_with="mixture", **values))
+    first = first_model(never.config.settings, runner.prepare(never.config).federation.schema, 3)
+    for name, value in never.memory["0"]["previous"].items():
+        assert torch.equal(value, first[name].expand_as(value))
+    ever = runner.run(small("fedala", **values))
+    assert not torch.equal(ever.memory["0"]["previous"]["layers.0.weight"], never.memory["0"]["previous"]["layers.0.weight"])

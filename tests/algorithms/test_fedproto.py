@@ -97,3 +97,20 @@ def test_a_class_without_a_prototype_is_never_the_nearest() -> None:
     prototypes[1:] = 1e4
     known[0] = False
     assert bool((cohort.predict(prototypes, known).argmax(1) > 0).all())
+
+
+def test_prototypes_collected_while_training() -> None:
+    """Of the last epoch's passes: those of the model one step earlier; in mini-batches, of each batch."""
+    values = {"optimizer": "sgd", "lr": 0.2, "rounds": 1, "min_count": 1, "start": "shared"}
+    before, after = (
+        runner.run(small("fedproto", epochs=1 + late, collect=word, **values)) for late, word in ((0, "after"), (1, "training"))
+    )
+    for one, other in zip(before.state.values(), after.state.values(), strict=True):
+        torch.testing.assert_close(one.float(), other.float())
+    batched = runner.run(small("fedproto", epochs=2, collect="training", batch_size=3, fan_out=0, **{**values, "lr": 0.0}))
+    whole = runner.run(small("fedproto", epochs=2, **{**values, "lr": 0.0}))
+    torch.testing.assert_close(batched.state["prototypes"], whole.state["prototypes"], atol=1e-5, rtol=1e-4)
+    plain.same(  # what is collected does not train
+        runner.run(small("fedproto", collect="training", prototype_weight=0.0)).memory["0"]["model"],
+        runner.run(small("local")).memory["0"]["model"],
+    )

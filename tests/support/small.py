@@ -37,6 +37,11 @@ EXTRA_SETTINGS: dict[str, dict[str, Any]] = {  # of single algorithms
     "adafgl": {"shared_rounds": 1, "personal_epochs": 2},
     "fedmlp": SAMPLES,
     "mlps": SAMPLES,
+    "feddep": {
+        "embedding_width": 6, "encoder_hidden": 5, "encoder_epochs": 8, "num_prototypes": 3, "min_count": 3, "code_width": 4,
+        "code_epochs": 5, "generator_epochs": 8, "generator_widths": "8,8", "generator_latent": 4, "generator_hidden": 4,
+        "generator_lr": 0.1, "train": 0.3, "val": 0.5, "test": 0.2, "hidden_share": 1.0,
+    },
     "fedsage": {
         "generator_epochs": 8, "generator_rounds": 2, "generator_widths": "8,8", "generator_latent": 4, "generator_hidden": 4,
         "generator_lr": 0.1, "min_targets": 3, "train": 0.3, "val": 0.5, "test": 0.2, "hidden_share": 1.0,

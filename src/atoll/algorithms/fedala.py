@@ -51,6 +51,13 @@ class Settings(fedavg.Settings):
     initial_mixing: float = setting(
         1.0, "First mixing weights: 1 takes the shared model, 0 keeps the party's own.", low=0, high=1
     )
+    mixed_with: str = setting(
+        "trained",
+        "What the shared model is mixed with: the model of the party's last training, or that training's beginning, as in FedGB, "
+        "so that no local training ever enters the mixture.",
+        choices=("trained", "mixture"),
+        since="0.2",
+    )
 
 
 class Cohort(LocalTraining):
@@ -73,10 +80,12 @@ class Cohort(LocalTraining):
         if self.mixing and self.settings.mixing_lr:
             self.adapt(model)
         self.load(model)
+        before = get_parameters(self.model, copy=True)
         self.train(model=model)
-        self.previous = {name: value.clone() for name, value in self.shared().items()}
+        kept = before if self.settings.mixed_with == "mixture" else self.shared()
+        self.previous = {name: kept[name].clone() for name in self.previous}
         self.stage = self.stage.clamp(min=TRAINED)
-        return {"model": weighted(self.previous, self.weights), "n": self.weights}
+        return {"model": weighted(self.shared(), self.weights), "n": self.weights}
 
     @verb(takes={"model": MODEL}, gives=COUNTS)
     def evaluate(self, model: Fields) -> Fields:  # type: ignore[override]

@@ -56,6 +56,13 @@ class Settings(local.Settings):
     predict: str = setting(
         "head", "What predicts: the party's classifier, or the nearest shared prototype (the paper).", choices=("head", "nearest")
     )
+    collect: str = setting(
+        "after",
+        "Representations that are averaged to prototypes: of the trained model, without dropout (the paper), or those that the "
+        "last epoch of training passes, with it (the authors' code).",
+        choices=("after", "training"),
+        since="0.2",
+    )
     min_count: int = setting(1, "Training nodes of a class from which on a party sends its prototype.", low=1, high=10**6)
     variant: str = setting(
         "authors",
@@ -90,6 +97,7 @@ class Cohort(local.Cohort):
 
     memory = {"model": PARTY, "optimizer": PARTY}
     settings: Settings
+    passed: tuple[Tensor, Tensor] | None = None  # (P, C) items and (P, C, h) sums of the representations of the last epoch
     judges: tuple[Tensor, Tensor] | None = None  # the prototypes that predict, and which there are
 
     def setup(self) -> None:
@@ -108,9 +116,9 @@ class Cohort(local.Cohort):
     def fit(self, prototypes: Tensor, known: Tensor) -> Fields:  # type: ignore[override]
         """Local training, then the party's own prototypes, computed without dropout."""
         held = bool(self.settings.prototype_weight) and bool(known.any())
+        self.passed = None
         self.train(prototypes=prototypes, known=known, held=held)
-        graph = self.graph.trained
-        counts, sums = self.counts(graph), self.sums(graph, self.represented(graph).detach())
+        counts, sums = self.collected()
         sent = counts >= self.settings.min_count
         weights = torch.where(sent, 1 if self.settings.prototype_weights == "parties" else counts, 0)  # (P, C)
         reply: Fields = {"prototypes": sums / counts.clamp(min=1)[..., None] * weights[..., None], "weights": weights}
@@ -152,11 +160,29 @@ class Cohort(local.Cohort):
 
     def objective(self, batch: Graph, draws: Draws, prototypes: Tensor, known: Tensor, held: bool) -> Tensor:
         """L_S + λ·L_R (Eq. 8), the second where representations are `held` near prototypes."""
-        if not held:
+        collecting = self.settings.collect == "training"
+        if not held and not collecting:
             return self.task.loss(self.model(batch, draws), batch)
         embedded, out = self.model.embed_and_output(batch, draws)
+        if collecting:
+            counts, sums = self.counts(batch), self.sums(batch, embedded.detach())
+            self.passed = (counts, sums) if self.passed is None else (self.passed[0] + counts, self.passed[1] + sums)
+        if not held:
+            return self.task.loss(out, batch)
         distance = self.from_nodes if self.settings.regularize == "embedding" else self.from_means
         return self.task.loss(out, batch) + self.settings.prototype_weight * distance(batch, embedded, prototypes, known)
+
+    def epoch(self, draws: Draws) -> Any:
+        """One pass over the training items, whose representations replace those of the pass before."""
+        self.passed = None
+        return super().epoch(draws)
+
+    def collected(self) -> tuple[Tensor, Tensor]:
+        """(P, C) items and (P, C, h) sums of their representations: of the trained model, or what the last epoch passed."""
+        if self.passed is not None and self.settings.collect == "training":
+            return self.passed
+        graph = self.graph.trained
+        return self.counts(graph), self.sums(graph, self.represented(graph).detach())
 
     def from_nodes(self, batch: Graph, embedded: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
         """Σ_k mean_i ‖z_i − p_{y_i}‖² / h over training nodes whose class has a prototype."""

@@ -116,6 +116,8 @@ def transform(
     With `kept`, which is for a layer with relu on all rows, what the mask drops is zero and the rest is scaled: the result alone
     tells the backward pass which entries were positive and kept.
     """
+    if through is not None and through.learned:
+        return _through_learned(inputs, weight, blocks, bias, through, hops, relu, kept)
     if through is not None and through.row_blocks is not None:
         return _to_fewer_rows(inputs, weight, blocks, bias, through, through.row_blocks, relu)
     rows = None if isinstance(inputs, Features) else inputs
@@ -123,6 +125,25 @@ def transform(
     arguments = rows, weight, bias, features, through, blocks, hops, relu, kept
     result: Tensor = _Layer.apply(*arguments)  # type: ignore[no-untyped-call]
     return result
+
+
+def _through_learned(
+    inputs: Features | Tensor,
+    weight: Tensor,
+    blocks: Blocks,
+    bias: Tensor | None,
+    through: SparseMatrix,
+    hops: int,
+    relu: bool,
+    kept: Kept | None,
+) -> Tensor:
+    """The same layer where M has gradients, too."""
+    out = transform(inputs, weight, blocks)
+    for _ in range(hops):
+        out = through @ out
+    out = out if bias is None else out + broadcast_to_rows(bias, blocks)
+    out = out.relu() if relu else out
+    return out if kept is None else out * kept.mask
 
 
 def _to_fewer_rows(

@@ -30,6 +30,7 @@ class SparseMatrix:
     torch's own CSR backward pass rebuilds the transpose in every call; with both stored it is one product.
     """
 
+    learned: bool = False  # whether the values have gradients, too (`graphs.learned`)
     row_blocks: Blocks | None = None  # how the rows of a product are divided into parties, where not as the rows that it reads
     _source: sp.csr_array | None = None
 
@@ -187,6 +188,11 @@ def with_values(pattern: Stored, values: Tensor) -> Stored:
 
 def diffuse(matrix: SparseMatrix, start: Tensor, steps: int, teleport: float) -> Tensor:
     """Zᴷ of Zᵏ⁺¹ = (1−α)·M·Zᵏ + α·Z⁰."""
+    if matrix.learned:
+        made = start
+        for _ in range(steps):
+            made = torch.lerp(matrix @ made, start, teleport)
+        return made
     result: Tensor = _Diffusion.apply(start, matrix, steps, teleport)  # type: ignore[no-untyped-call]
     return result
 

@@ -37,6 +37,7 @@ class Cheb(Chain):
     """Defferrard et al., NeurIPS 2016: H⁺ = relu(Σ_k T_k(L̂)·H·W_k + b), T_k Chebyshev's polynomials, L̂ = −D^(-1/2)·A·D^(-1/2)."""
 
     settings_type = Settings
+    weighted_edges = False  # it propagates through the adjacency without loops
 
     def make(self, fan_in: int, fan_out: int, draws: Draws | None) -> nn.Module:
         """W_0 … W_{K−1} and b."""

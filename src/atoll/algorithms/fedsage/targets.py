@@ -28,6 +28,11 @@ class Hidden:
     edges: Tensor
     features: Tensor
 
+    @property
+    def neighbors(self) -> Tensor:
+        """(E,) these neighbors' rows."""
+        return self.edges[1]
+
 
 def hide(graph: Graph, share: float, order: Tensor) -> Hidden:
     """Hide a share of the nodes that neither train nor test: the first ones in that order (N,)."""
