@@ -44,10 +44,10 @@ def kmeans(rows: Tensor, count: int, draws: Draws) -> Tensor:
     (source,) = draws.generators
     index = [int(torch.randint(len(rows), (1,), generator=source))]
     while len(index) < min(count, len(rows)):
-        far = torch.cdist(rows, rows[index]).square().amin(1).cpu()
+        far = squared_distances(rows, rows[torch.tensor(index).to(rows.device)]).amin(1).cpu()
         left = float(far.sum()) > 0  # else all rows are the same as one of them
         index.append(int(torch.multinomial(far if left else torch.ones_like(far), 1, generator=source)))
-    centers = rows[index]
+    centers = rows[torch.tensor(index).to(rows.device)]
     for _ in range(MAX_STEPS):
         made = Prototypes(rows, nearest(rows, centers), len(centers))
         moved = torch.where(made.sizes[:, None] > 0, made.means, centers)
@@ -59,7 +59,13 @@ def kmeans(rows: Tensor, count: int, draws: Draws) -> Tensor:
 
 def nearest(rows: Tensor, centers: Tensor) -> Tensor:
     """(N,) the nearest center of each row."""
-    return torch.cdist(rows, centers).argmin(1)
+    return squared_distances(rows, centers).argmin(1)
+
+
+def squared_distances(rows: Tensor, centers: Tensor) -> Tensor:
+    """(N, K) ‖x_i − μ_c‖²."""
+    products = rows @ centers.t()
+    return (rows.square().sum(1, keepdim=True) - 2 * products + centers.square().sum(1)).clamp(min=0)
 
 
 class DeepClustering:

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atoll.algorithms import State, fedavg
+from atoll.algorithms import State
 from atoll.algorithms.fggp.finch import cluster_means, finch
 from atoll.algorithms.fggp.settings import Settings
 from atoll.algorithms.fggp.views import SecondView, nearest_nodes
@@ -31,6 +31,7 @@ from atoll.federation.cohort import MODEL, NODE, PARTY, Fields, first_model, ver
 from atoll.federation.declarations import COUNTS, WEIGHT, Case, Forms, flag, real, whole
 from atoll.federation.federation import Federation
 from atoll.federation.first_model import embedding_width
+from atoll.federation.local_training import LocalTraining
 from atoll.graphs.graph import Graph
 from atoll.graphs.masks import ABSENT
 from atoll.graphs.segments import occurrences
@@ -58,7 +59,7 @@ def judged_with(case: Case) -> Forms:
     return {"model": MODEL, "prototypes": real("classes", "queue_size", width), "known": flag("classes", "queue_size")}
 
 
-class Cohort(fedavg.Cohort):
+class Cohort(LocalTraining):
     """FedAvg's parties, which train on two views and send prototypes."""
 
     memory = {"optimizer": PARTY, "neighbors": NODE}
