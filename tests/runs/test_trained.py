@@ -152,7 +152,7 @@ def test_known_nodes_as_new_ones_are_predicted_as_in_training(algorithm: str) ->
                 model.outputs(graph)
             continue
         found = model.outputs(graph, party)
-        if algorithm == "fedgcn":  # new nodes have exchanged nothing: their party's own graph is all there is
+        if algorithm in ("fedgcn", "feddep"):  # new nodes have exchanged nothing, or have no generated neighbors
             assert torch.isfinite(found.logits).all()
             continue
         torch.testing.assert_close(found.logits, trained[rows], atol=1e-5, rtol=1e-5)

@@ -18,9 +18,6 @@ as in FedSage+; from these a node can be computed (see `fedsage`), and they are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -74,6 +71,7 @@ class Cohort(Averaged):
         "optimizer": PARTY, "cluster": NODE, "means": PARTY, "sizes": PARTY, "counts": NODE, "made": PARTY,
     }  # fmt: skip
     training_memory = frozenset({"cluster", "means", "sizes"})
+    graph_memory = frozenset({"cluster", "means", "sizes", "counts", "made"})  # new nodes have no generated neighbors
     no_backbone = "its layers also map embeddings that were generated for its nodes, which an export lacks"
     settings: Settings
     model: MendedSAGE
@@ -198,10 +196,6 @@ class Cohort(Averaged):
         """Without generated neighbors where nodes are judged on the real graph."""
         left_out = {"counts", "made"} if self.settings.judged_on == "real" else set()
         return {name: value for name, value in super().trained().items() if name not in left_out}
-
-    def transfer(self, memory: Mapping[str, Any]) -> None:
-        """New nodes have no generated neighbors."""
-        super().transfer({name: value for name, value in memory.items() if name not in ("counts", "made")})
 
     def one(self, party: int) -> Graph:
         """A party's graph."""
