@@ -82,6 +82,6 @@ def reweighted(graph: Graph, weights: Tensor) -> Graph:
     pattern: EdgePattern = graph.__dict__["_pattern"]
     values = torch.cat([weights, weights.new_ones(1)]).index_select(0, pattern.number)
     degree = LearnedMatrix(pattern, values) @ weights.new_ones(graph.num_nodes, 1)
-    scale = degree[:, 0] ** -0.5
+    scale = degree[:, 0].rsqrt()  # the gradient of a power is rounded differently in a tensor's tail
     normalized = scale.index_select(0, pattern.rows) * values * scale.index_select(0, pattern.columns)
     return graph.with_adjacency(LearnedMatrix(pattern, normalized))
