@@ -143,7 +143,11 @@ def _through_learned(
         out = through @ out
     out = out if bias is None else out + broadcast_to_rows(bias, blocks)
     out = out.relu() if relu else out
-    return out if kept is None else out * kept.mask
+    if kept is None:
+        return out
+    mask = torch.ones_like(out)
+    kept.drop_(mask)
+    return out * mask
 
 
 def _to_fewer_rows(
