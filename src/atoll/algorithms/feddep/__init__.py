@@ -18,7 +18,6 @@ as in FedSage+; from these a node can be computed (see `fedsage`), and they are 
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -189,7 +188,7 @@ class Cohort(Averaged):
         rows, share, kept = torch.cat(self.made), self.settings.generated_share, None
         if share < 1:
             masks, _ = draws.kept_values(share, [len(part) for part in self.made])
-            kept = torch.from_numpy(np.concatenate(list(masks))).to(self.device)
+            kept = torch.cat([torch.from_numpy(mask) for mask in masks]).to(self.device)
         return mean_embeddings(self.counts, rows, kept)
 
     def trained(self) -> Fields:

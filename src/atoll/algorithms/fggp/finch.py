@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-import scipy.sparse as sp
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -32,8 +30,13 @@ def components(rows: Tensor) -> Tensor:
         return torch.zeros(count, dtype=torch.int64)
     unit = F.normalize(rows, dim=1)
     nearest = (unit @ unit.t()).fill_diagonal_(-torch.inf).argmax(1)
-    joined = sp.csr_array((np.ones(count), (np.arange(count), nearest.numpy())), shape=(count, count))
-    return torch.from_numpy(sp.csgraph.connected_components(joined, directed=False)[1]).long()
+    labels, before = torch.arange(count), torch.full((count,), -1)
+    while not torch.equal(labels, before):  # each takes the lowest number of those it is joined to
+        before = labels
+        lowest = torch.minimum(labels, labels[nearest])
+        labels = lowest.scatter_reduce(0, nearest, lowest, "amin")
+    numbered: Tensor = labels.unique(return_inverse=True)[1]  # type: ignore[no-untyped-call]
+    return numbered
 
 
 def cluster_means(rows: Tensor, labels: Tensor) -> Tensor:
