@@ -12,7 +12,7 @@ from atoll.errors import AtollError
 from atoll.federation.fields import concatenate
 from atoll.models import optim
 from atoll.runs import runner
-from atoll.runs.config import Config
+from atoll.runs.config import Config, resolve
 from atoll.runs.runner import Result
 from plain_graphs import Weights, prepare
 from small import small
@@ -148,6 +148,28 @@ def test_resume_is_exact(algorithm: str, tmp_path: Any) -> None:
         assert torch.equal(value, same), name
     assert whole.metrics == resumed.metrics
     assert whole.last == resumed.last
+
+
+def test_secure_totals_have_the_same_metrics() -> None:
+    """Evaluation sends sums only, which are pooled: the server sees no party's accuracy, and so no mean of them."""
+    plainly, securely = (results(small_graphs("fedavg", rounds=2, average="pooled", **more)) for more in ({}, {"secure": "true"}))
+    for name in ("accuracy", "loss", "macro_f1", "val_loss"):
+        assert plainly.metrics[name] == pytest.approx(securely.metrics[name], abs=1e-4), name
+    assert "party_accuracy" in plainly.rows[-1]
+    assert "party_accuracy" not in securely.rows[-1]
+
+
+def test_a_party_without_judged_graphs_does_not_count() -> None:
+    """Its few graphs all train; the mean is over those that have test graphs, and it is not 0 or ½ at the others."""
+    values = {"partition_seed": 0, "split_seed": 0, "size_exponent": 1.8, "rounds": 2, "dropout": 0}
+    experiment = runner.prepare(resolve("fedavg", dataset="nci1", partition="random", parties=6, values=values))
+    graph = experiment.party_data.parts
+    tested = torch.zeros(6, dtype=torch.int64).index_add_(0, graph.owner, graph.test.long()).tolist()
+    assert 0 in tested
+    last = runner.rounds(experiment).rows[-1]
+    assert [value is None for value in last["party_accuracy"]] == [count == 0 for count in tested]
+    known = [value for value in last["party_accuracy"] if value is not None]
+    assert last["accuracy"] == pytest.approx(sum(known) / len(known))
 
 
 def test_the_bytes_are_those_of_the_shared_layers() -> None:

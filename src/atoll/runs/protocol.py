@@ -69,5 +69,5 @@ def check(algorithm: str, run: RunSettings, dp: Any) -> None:
     if run.average != POOLED and (run.secure or not run.evaluate_at_server or dp.evaluation_noise):
         why = "secure" if run.secure else "dp.evaluation_noise" if dp.evaluation_noise else "evaluate_at_server=false"
         raise AtollError(
-            f"average={run.average} needs each party's counts, which the server does not get with {why}; leave it out."
+            f"average={run.average} needs each party's counts, which the server does not get with {why}; set average=pooled."
         )
