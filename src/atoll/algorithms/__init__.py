@@ -36,7 +36,8 @@ class Algorithm(Protocol):
     One whose state is not the same for all data, a model for instance, also has `STATE_AXES`: the name of a piece of it → its
     first axis (`PARTY`, `NODE`), `SHARED` or `FRESH`. A run that begins from another's model needs it. One that does not judge
     the server's model, or can judge others, too, also has `EVALUATIONS`: what `evaluation` may be, its own first. One with the
-    setting `norm` whose models cannot have batch norm all the same says in words why: `NO_NORM`. One whose
+    setting `norm` whose models cannot have batch norm all the same says in words why: `NO_NORM`, and likewise
+    `NO_PROPAGATE_FIRST`. One whose
     theorem has constants that can be measured has `theory(parts, public, state, settings, rounds)`, for `atoll theory`.
     One that wants the edges between parties, known to both ends' owners (`Graph.borders`), has `wants_borders(settings)`.
     One whose next round needs what an evaluation found has `after_evaluation(state, metrics)`, which gives the state with it.

@@ -17,7 +17,7 @@ from atoll.errors import AtollError
 from atoll.federation import metrics
 from atoll.federation.cohort import MODEL, Fields, first_model, verb
 from atoll.federation.federation import Federation
-from atoll.federation.local_training import DECAY_LAYERS, EVALUATION_DROPOUT, LocalTraining
+from atoll.federation.local_training import DECAY_LAYERS, EVALUATION_DROPOUT, PROPAGATE_FIRST, LocalTraining
 from atoll.models import optim
 from atoll.models.normalization import NORM, NORMS
 from atoll.models.parameters import scale
@@ -53,7 +53,9 @@ class Averaging(Training):
 
 @dataclass(frozen=True)
 class Settings(Averaging, BatchedTraining):
-    """Those settings, and mini-batches."""
+    """Those settings, mini-batches, and Â·X made once."""
+
+    propagate_first: bool = setting(False, PROPAGATE_FIRST, since="0.2")
 
 
 class Cohort(LocalTraining):

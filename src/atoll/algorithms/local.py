@@ -12,7 +12,7 @@ from atoll.federation import metrics
 from atoll.federation.cohort import PARTY, Fields, first_model, verb
 from atoll.federation.declarations import COUNTS
 from atoll.federation.federation import Federation
-from atoll.federation.local_training import DECAY_LAYERS, EVALUATION_DROPOUT, LocalTraining
+from atoll.federation.local_training import DECAY_LAYERS, EVALUATION_DROPOUT, PROPAGATE_FIRST, LocalTraining
 from atoll.models.normalization import NORM, NORMS
 from atoll.models.parameters import set_parameters
 from atoll.settings import BatchedTraining, Training, setting
@@ -40,7 +40,9 @@ class Personal(Training):
 
 @dataclass(frozen=True)
 class Settings(Personal, BatchedTraining):
-    """Those settings, and mini-batches."""
+    """Those settings, mini-batches, and Â·X made once."""
+
+    propagate_first: bool = setting(False, PROPAGATE_FIRST, since="0.2")
 
 
 class Cohort(LocalTraining):

@@ -56,6 +56,7 @@ def _backbone(settings: Training, schema: Schema, parties: int, draws: Draws | N
         input_dropout=settings.input_dropout,
         bias=settings.bias,
         norm=getattr(settings, "norm", "none"),
+        propagate_first=getattr(settings, "propagate_first", False),
         settings=settings.architecture,
         draws=draws,
     )
@@ -81,6 +82,8 @@ def _graph_network(settings: Training, schema: Schema, parties: int, draws: Draw
         raise AtollError(f"{settings.model} has no settings of its own in graph tasks; leave model.… out.")
     if getattr(settings, "norm", "none") != "none":
         raise AtollError("Networks for graph tasks have no batch norm; leave norm out.")
+    if getattr(settings, "propagate_first", False):
+        raise AtollError("Networks for graph tasks have no first layer of that kind; leave propagate_first out.")
     widths, classes = (None, None) if graph is None else (graph.widths, graph.classes)
     sizes = (parties, schema.features, schema.outputs or schema.classes, settings.hidden, settings.layers)
     shape = ModelShape(*sizes, settings.dropout, settings.input_dropout, settings.bias)

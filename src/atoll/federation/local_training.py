@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atoll.errors import AtollError
 from atoll.federation.cohort import MODEL, PARTY, Cohort, Fields, backbone, verb
 from atoll.federation.declarations import COUNTS, WEIGHT, optional
 from atoll.federation.first_model import LAYERS, require_alike, shared_part
@@ -25,6 +26,10 @@ from atoll.random import Draws
 from atoll.settings import BatchedTraining, Training
 
 DECAY_LAYERS = "Which layers the weight decay is for: all, or the first alone, as in the code of Kipf and Welling's GCN."
+PROPAGATE_FIRST = (
+    "Dense features, model=gcn: multiply Â·X, made once, by W in place of Â·(X·W) in every step: the same network, faster on "
+    "whole graphs, rounded otherwise."
+)
 EVALUATION_DROPOUT = "Apply dropout in evaluation, too, as FedTAD's released code does; outputs are then random."
 
 
@@ -62,6 +67,8 @@ class LocalTraining(Cohort):
         """
         s = self.settings
         require_alike(self.schema, self.share)
+        if getattr(s, "propagate_first", False) and not isinstance(self.graph.x, Tensor):
+            raise AtollError("propagate_first is for dense features, but these are sparse; leave it out.")
         if self.share in LAYERS:  # the rest of the model is personal
             self.memory = {**self.memory, "model": PARTY}  # type: ignore[misc]
         draws = self.first_draws("model") if "model" in self.memory else None

@@ -143,6 +143,12 @@ class Graph(Items, Matrices, Slices, AllNodes):
         """`graph.features @ weight` with weight (P, d, h): each party's features times its own weight."""
         return Features.of(self.x, self.blocks) if self.shifted is None else Features(self.shifted, self.blocks)
 
+    @cached_property
+    def propagated_features(self) -> Features:
+        """Â·X of dense features."""
+        assert isinstance(self.features.values, Tensor)
+        return Features(self.normalized_adjacency @ self.features.values, self.blocks)
+
     def dense_features(self, rows: Tensor) -> Tensor:
         """(T, d) some rows of the features."""
         if isinstance(self.x, Tensor):

@@ -32,6 +32,7 @@ class ModelShape:
     input_dropout: float = 0.0
     bias: bool = True
     norm: str = "none"  # or batch: after every hidden layer
+    propagate_first: bool = False  # (Â·X)·W in place of Â·(X·W) in the first layer, of dense features
 
     @property
     def widths(self) -> list[int]:
@@ -68,6 +69,7 @@ class Backbone(nn.Module):
     attends: ClassVar[bool] = False  # whether it propagates by attention over the graph's edges
     ignores_edge_weight: ClassVar[bool] = False  # whether it uses the graph's edges, but not their weights
     takes_norm: ClassVar[bool] = False  # whether its hidden layers can have batch norm
+    propagates_first: ClassVar[bool] = False  # whether its first layer can be (Â·X)·W
 
     def __init__(self, shape: ModelShape, draws: Draws | None = None, settings: Any = None) -> None:
         super().__init__()

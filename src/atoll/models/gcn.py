@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from atoll.graphs.features import Features
+from atoll.graphs.graph import Graph
 from atoll.graphs.hops import Hop
 from atoll.models.backbone import Chain, normalized
 from atoll.random import Draws
@@ -16,9 +17,13 @@ class GCN(Chain):
     glorot = True
     reach = 1
     takes_norm = True
+    propagates_first = True
 
     def layer(self, index: int, x: Features | Tensor, graph: Hop, draws: Draws | None) -> Tensor:
         """Â·(H·W) + b."""
         relu = index < self.last
-        out: Tensor = self.layers[index](x, graph.blocks, graph.normalized_adjacency, relu=relu and not self.normed)
+        if index == 0 and self.shape.propagate_first and isinstance(graph, Graph) and x is graph.features:
+            out: Tensor = self.layers[0](graph.propagated_features, graph.blocks, relu=relu and not self.normed)
+        else:
+            out = self.layers[index](x, graph.blocks, graph.normalized_adjacency, relu=relu and not self.normed)
         return normalized(self.layers[index], out, graph, draws).relu() if relu and self.normed else out

@@ -52,6 +52,7 @@ def build(
     input_dropout: float = 0.0,
     bias: bool = True,
     norm: str = "none",
+    propagate_first: bool = False,
     settings: Any = None,
     draws: Draws | None = None,
 ) -> Backbone:
@@ -64,9 +65,22 @@ def build(
         raise AtollError(f"A model needs at least one layer and one hidden unit, not layers={layers}, hidden={hidden}.")
     if isinstance(settings, Mapping):
         settings = build_settings(kind.settings_type, settings, f"model {name}")
-    shape = ModelShape(parties, features, classes, hidden, layers, dropout, input_dropout, bias, norm)
+    shape = ModelShape(parties, features, classes, hidden, layers, dropout, input_dropout, bias, norm, propagate_first)
     check_norm(name, shape)
+    check_propagation(name, shape)
     return kind(shape, draws, settings)
+
+
+def check_propagation(name: str, shape: Any) -> None:
+    """Refuse (Â·X)·W where a model has no such layer, or X changes in every step; `shape` is one, or settings."""
+    if not getattr(shape, "propagate_first", False):
+        return
+    if not find_model(name).propagates_first:
+        able = [other for other in MODELS.names() if find_model(other).propagates_first]
+        raise AtollError(f"propagate_first is for {', '.join(able)}, not for {user.short_name(name)}; leave it out.")
+    if shape.input_dropout or getattr(shape, "batch_size", 0):
+        name = "input_dropout" if shape.input_dropout else "batch_size"
+        raise AtollError(f"propagate_first makes Â·X once, but with {name} X is another one in every step; leave one out.")
 
 
 def check_norm(name: str, shape: Any) -> None:

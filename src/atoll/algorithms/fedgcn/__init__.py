@@ -37,6 +37,7 @@ __all__ = ["EVALUATIONS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start"
 
 SCENARIOS = ("horizontal",)
 TASKS = ("node-classification",)
+NO_PROPAGATE_FIRST = "the sums that parties exchange take its place"
 NO_NORM = "its networks also compute nodes of other parties, whose statistics are not the party's"
 NUMBERS = nodes(ROWS, below=lambda case: case.nodes)
 MAX_NUMBERS = 1 << 26  # of all parties' shares in one message

@@ -41,6 +41,7 @@ from atoll.random import Draws
 __all__ = ["EVALUATIONS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 TASKS = ("node-classification",)
+NO_PROPAGATE_FIRST = "parties mend their graphs"
 FEATURES = "features."  # how the names of fGen's parameters begin in a neighbor generator
 GENERATOR = ModelForm(lambda settings, schema: FeatureGenerator(settings, schema, None))
 LATENTS = real(ROWS, "generator_latent")

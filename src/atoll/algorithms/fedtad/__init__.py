@@ -28,6 +28,7 @@ from atoll.random import SERVER, Draws
 __all__ = ["EVALUATIONS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 TASKS = ("node-classification",)
+NO_PROPAGATE_FIRST = "the server teaches on generated nodes"
 NO_NORM = "the server teaches on generated nodes, whose statistics are not the parties'"
 STATE_AXES = {
     "model": SHARED, "generator": FRESH, "generator_optimizer": FRESH, "student_optimizer": FRESH, "reliability": FRESH,
