@@ -227,6 +227,16 @@ def test_finch_is_components_of_nearest_neighbors() -> None:
     assert finch(rows[:2]).tolist() == [0, 0]
     assert finch(rows[:0]).tolist() == []
     torch.testing.assert_close(cluster_means(rows, finch(rows))[1], rows[4:].mean(0))
+    for seed in range(20):  # against a search through the graph of nearest neighbors
+        rows = torch.randn(12, 3, generator=torch.Generator().manual_seed(seed))
+        unit = F.normalize(rows, dim=1)
+        nearest = (unit @ unit.t()).fill_diagonal_(-2).argmax(1).tolist()
+        component = list(range(12))
+        for _ in range(12):
+            for i, j in enumerate(nearest):
+                component[i] = component[j] = min(component[i], component[j])
+        found = finch(rows, last=False).tolist()
+        assert all((found[i] == found[j]) == (component[i] == component[j]) for i in range(12) for j in range(12))
     same = torch.ones(5, 3)
     assert finch(same).tolist() == [0] * 5
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import plain
+from atoll.errors import AtollError
 from atoll.federation.cohort import first_model
 from atoll.runs import runner
 from small import small
@@ -71,3 +72,40 @@ def test_bytes() -> None:
     parameters = plain.size(result.state["model"])
     assert result.bytes["down"] == 2 * 3 * 4 * parameters
     assert result.bytes["up"] == 2 * 3 * (4 * parameters + 8)
+
+
+def test_with_a_projection_it_is_contrasted_and_classified() -> None:
+    """A network written out: two linear layers on the backbone's output, the classifier on them; batches and blocks alike."""
+    (cohort,) = runner.prepare(small("moon", projection=7, hidden=6)).engine.cohorts  # type: ignore[attr-defined]
+    model = first_model(cohort.settings, cohort.schema, 0)
+    cohort.load(model)
+    outputs, rows = cohort.predict(model).detach(), cohort.model.embed(cohort.graph).detach()
+    for party, (first, last) in zip(plain.parties(cohort.graph), cohort.graph.blocks.ranges, strict=True):
+        encoder = {name.removeprefix("encoder."): value for name, value in model.items() if name.startswith("encoder.")}
+        h = plain.forward("gcn", encoder, party).relu()
+        h = (h @ model["head.0.weight"] + model["head.0.bias"]).relu()
+        z = h @ model["head.1.weight"] + model["head.1.bias"]
+        torch.testing.assert_close(rows[first:last], z, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(outputs[first:last], z @ model["head.2.weight"] + model["head.2.bias"], atol=1e-5, rtol=1e-4)
+    values = {"projection": 7, "hidden": 6, "optimizer": "sgd", "lr": 0.1, "contrast_weight": 0.7}
+    whole = runner.run(small("moon", **values))
+    batched = runner.run(small("moon", **values, batch_size=100, fan_out=0))
+    plain.close(batched.state["model"], whole.state["model"], 1e-4)
+    plain.same(runner.run(small("moon", **values, placement="apart")).state["model"], whole.state["model"])
+    without = runner.run(small("moon", **{**values, "contrast_weight": 0.0}))
+    assert not torch.equal(without.state["model"]["head.1.weight"], whole.state["model"]["head.1.weight"])
+    with pytest.raises(AtollError, match="no form outside atoll"):
+        cohort.party_models(model)
+
+
+@pytest.mark.parametrize("projection", [0, 7])
+def test_a_stored_embedding_gives_the_same_numbers(projection: int) -> None:
+    """What the last model made of the nodes, or that model: the same bits, wherever parties live."""
+    values = {"projection": projection, "dropout": 0.3, "participation": 0.7, "rounds": 4}
+    model, rows = (runner.run(small("moon", stored=word, **values)) for word in ("model", "embedding"))
+    plain.same(model.state["model"], rows.state["model"])
+    assert plain.metrics(model) == plain.metrics(rows)
+    for more in ({"placement": "apart"}, {"amnesia": "true"}):
+        plain.close(runner.run(small("moon", stored="embedding", **values, **more)).state["model"], rows.state["model"], 1e-6)
+    with pytest.raises(AtollError, match="stored=embedding is for nodes and whole graphs"):
+        runner.run(small("moon", stored="embedding", batch_size=4))

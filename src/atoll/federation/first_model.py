@@ -16,6 +16,7 @@ from atoll.models.backbone import Backbone, ModelShape
 from atoll.models.graph_level import GraphNetwork, GraphNetworkSettings, shared_names
 from atoll.models.link_level import LinkNetwork, LinkNetworkSettings
 from atoll.models.parameters import Parameters, get_parameters
+from atoll.models.projected import ProjectedNetwork
 from atoll.models.registry import build, find_model
 from atoll.random import SERVER, Draws
 from atoll.settings import Training
@@ -44,12 +45,12 @@ def backbone(
 def _backbone(settings: Training, schema: Schema, parties: int, draws: Draws | None, graph: Graph | None) -> Backbone:
     if schema.level == "graph":
         return _graph_network(settings, schema, parties, draws, graph)
-    links = schema.level == "link"
+    links, width = schema.level == "link", getattr(settings, "projection", 0)
     network = build(
         settings.model,
         parties=parties,
         features=schema.features,
-        classes=settings.hidden if links else schema.outputs or schema.classes,
+        classes=settings.hidden if links or width else schema.outputs or schema.classes,
         hidden=settings.hidden,
         layers=settings.layers,
         dropout=settings.dropout,
@@ -60,6 +61,8 @@ def _backbone(settings: Training, schema: Schema, parties: int, draws: Draws | N
         settings=settings.architecture,
         draws=draws,
     )
+    if width and not links:
+        return ProjectedNetwork(replace(network.shape, classes=schema.outputs or schema.classes), network, width, draws)
     return _link_network(settings, schema, parties, draws, network) if links else network
 
 
@@ -71,6 +74,9 @@ def _link_network(settings: Training, schema: Schema, parties: int, draws: Draws
 
 def embedding_width(settings: Training, schema: Schema) -> int:
     """h: columns of what `embed` of the settings' network gives."""
+    projection: int = getattr(settings, "projection", 0)
+    if schema.level == "node" and projection:
+        return projection
     shape = ModelShape(1, schema.features, schema.outputs or schema.classes, settings.hidden, settings.layers)
     networks: dict[str, type[Backbone]] = {"graph": GraphNetwork, "link": LinkNetwork}
     return (networks.get(schema.level) or find_model(settings.model)).embedding_width(shape)
