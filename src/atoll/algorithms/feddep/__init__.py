@@ -51,6 +51,7 @@ __all__ = ["EVALUATIONS", "SCENARIOS", "TASKS", "Cohort", "Settings", "evaluate"
 SCENARIOS = ("horizontal",)
 TASKS = ("node-classification",)
 EVALUATIONS = ("global", "trained", "finetuned")
+NO_PROPAGATE_FIRST = "its network is GraphSAGE's"
 MODEL = ModelForm(lambda settings, schema: network(settings, schema, 1, None))
 MOST = 1 + ROUNDING  # tanh's numbers, and their means, are at most 1
 
