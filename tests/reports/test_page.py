@@ -13,10 +13,14 @@ import pytest
 from atoll import reports
 from atoll.reports import page
 from atoll.runs import runner
+from atoll.runs.config import Config
 from browser import CHROMIUM, Browser
 from small import small
+from small_graphs import graph_data, small_graphs
+from small_links import small_links
 from stored import rewrite_result
 
+__all__ = ["graph_data"]
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
 
 
@@ -185,3 +189,13 @@ def test_nothing_is_cut_off(runs: Path, tmp_path: Path) -> None:
             assert browser.evaluate(CUT) == []
             assert browser.evaluate(SCROLLING) == [] or width < 1300
             assert browser.complaints == []
+
+
+@pytest.mark.parametrize(("config", "items"), [(small_graphs("fedavg", rounds=2), "graphs"), (small_links("fedavg"), "pairs")])
+def test_what_is_judged_has_its_name(config: Config, items: str, graph_data: Path, tmp_path: Path) -> None:
+    """Captions are about graphs or pairs where these are judged, and about nodes else."""
+    runner.run(config, out=tmp_path / "run")
+    made = reports.make([tmp_path / "run"], embeddings="none")
+    text = page.render(made).replace(page.library(), "").lower()
+    assert f"test {items}" in text
+    assert "test nodes" not in text

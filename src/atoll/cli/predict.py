@@ -138,7 +138,8 @@ def _print_summary(model: TrainedModel, outputs: Outputs, frame: pd.DataFrame, *
     local = "local_" if trained_on and model.description["scenario"] == "overlapping" else ""
     computed = outputs.metrics(model.task).items()
     metrics = {f"{local}{each}": value for each, value in computed if not each.startswith(("val_", "train_"))}
-    judged = "of test nodes" if bool(outputs.graph.test.any()) else "of labeled nodes"
+    items = {"graph": "graphs", "link": "pairs"}.get(getattr(model.task, "level", ""), "nodes")
+    judged = f"of test {items}" if bool(outputs.graph.test.any()) else f"of labeled {items}"
     judged += "" if threshold is None else ", by the likeliest class"
     for each in in_order(metrics):
         form = metric_format(each)

@@ -17,11 +17,14 @@ from atoll.reports.page_table import PageTable, escape
 from atoll.reports.plotly import plot
 from atoll.reports.runs import Row
 from atoll.runs.folder import finite
+from atoll.tasks import TASKS
 from atoll.version import __version__
 
 if TYPE_CHECKING:
     from atoll.reports import Report
 
+WORDS = {"graph": "graphs", "link": "pairs"}  # what the items of a task's level are called; else nodes
+JUDGED = re.compile(r"\b((?:test|validation|training|labeled|minority|majority) )nodes\b", re.IGNORECASE)
 REFRESH = 5  # seconds between reloads while a run goes on
 MAX_GOING = 6  # runs in progress that are listed
 FIRST, LAST = "Comparison", "Settings"  # sections that every page has
@@ -37,15 +40,21 @@ def render(report: Report) -> str:
         "going": "" if report.done else f"<p class=going role=status>{escape(progress(report.rows))}</p>",
         "tables": tables(report.tables),
         "contents": contents(report.cards),
-        "sections": sections(report.cards),
+        "sections": of_items(sections(report.cards), report.rows),
         "notes": notes(report.notes),
         "settings": settings(report.rows),
-        "data": script_json({figure.name: plot(figure) for figure in report.figures}),
+        "data": of_items(script_json({figure.name: plot(figure) for figure in report.figures}), report.rows),
         "plotly": library(),
         "version": escape(__version__),
     }
     template = importlib.resources.files("atoll.reports").joinpath("page.html").read_text()
     return re.sub(r"<!--atoll:(\w+)-->", lambda match: parts[match[1]], template)
+
+
+def of_items(text: str, rows: Sequence[Row]) -> str:
+    """The text with the word for what is judged, where it is not nodes in all rows."""
+    words = {WORDS.get(getattr(TASKS.find(row.runs[0].config.run.task), "level", ""), "nodes") for row in rows}
+    return JUDGED.sub(lambda match: match[1] + next(iter(words)), text) if len(words) == 1 else text
 
 
 def tables(several: Sequence[table.ComparisonTable]) -> str:
