@@ -60,6 +60,14 @@ def test_runs_end_where_the_usual_ones_do(algorithm: str) -> None:
     assert other.metrics["val_loss"] == pytest.approx(usual.metrics["val_loss"], abs=1e-4)
 
 
+def test_nodes_to_predict_may_have_sparse_features() -> None:
+    """Their first layer is the usual one."""
+    dense = generate(CsbmSettings(nodes=60, features=6, communities=0))
+    sizes = {"parties": 1, "features": 6, "classes": 2, "hidden": 4, "draws": Draws(1, [0], "model")}
+    model = build("gcn", **sizes, propagate_first=True)
+    torch.testing.assert_close(model(replace(dense, x=sp.csr_array(dense.x.numpy()))), model(dense), atol=1e-5, rtol=1e-5)
+
+
 def test_some_parties_per_round() -> None:
     """Their graph is cut out of that of all."""
     usual, other = (runner.run(small("fedavg", propagate_first=first, participation=0.5)) for first in (False, True))

@@ -143,6 +143,11 @@ class Graph(Items, Matrices, Slices, AllNodes):
         """`graph.features @ weight` with weight (P, d, h): each party's features times its own weight."""
         return Features.of(self.x, self.blocks) if self.shifted is None else Features(self.shifted, self.blocks)
 
+    @property
+    def dense(self) -> bool:
+        """Whether the features are a dense tensor."""
+        return isinstance(self.x, Tensor)
+
     @cached_property
     def propagated_features(self) -> Features:
         """Â·X of dense features."""

@@ -20,9 +20,9 @@ class GCN(Chain):
     propagates_first = True
 
     def layer(self, index: int, x: Features | Tensor, graph: Hop, draws: Draws | None) -> Tensor:
-        """Â·(H·W) + b."""
+        """Â·(H·W) + b; with `propagate_first` (Â·X)·W + b of a graph's own dense features."""
         relu = index < self.last
-        if index == 0 and self.shape.propagate_first and isinstance(graph, Graph) and x is graph.features:
+        if index == 0 and self.shape.propagate_first and isinstance(graph, Graph) and x is graph.features and graph.dense:
             out: Tensor = self.layers[0](graph.propagated_features, graph.blocks, relu=relu and not self.normed)
         else:
             out = self.layers[index](x, graph.blocks, graph.normalized_adjacency, relu=relu and not self.normed)
