@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -315,3 +319,135 @@ def test_models_learn(target: str) -> None:
     values = {"nodes": 400, "unknown": 0.1, "hidden": 32, "lr": 0.02}
     result = results(small_targets("fedavg", target, rounds=40, **values))
     assert result.metrics[task_of(target).score] > (0.7 if target == "labels" else 0.3)
+
+
+PEOPLE = """id,age,visits,label:smokes,label:drives,value:income,split
+ann,0.3,2,1,0,31.5,train
+bob,0.4,1,0,1,,train
+cem,0.9,0,0,,54,train
+dee,0.8,3,1,1,48.5,val
+eva,0.2,2,0,0,12,test
+fay,0.5,1,,1,40,test
+gus,0.6,4,1,1,,test
+hal,0.1,2,0,0,20.5,train
+"""
+NAMES = ("ann", "bob", "cem", "dee", "eva", "fay", "gus", "hal")
+EDGES = "source,target\n" + "".join(f"{a},{b}\n" for a, b in itertools.pairwise(NAMES))
+
+
+def people(folder: Path, nodes: str = PEOPLE) -> Path:
+    """A folder of tables with labels and a value."""
+    folder.mkdir()
+    (folder / "nodes.csv").write_text(nodes)
+    (folder / "edges.csv").write_text(EDGES)
+    return folder
+
+
+def own(folder: Path, target: str = "", **values: Any) -> Config:
+    """A run on one's own folder."""
+    chosen = {"rounds": 2, "hidden": 4, **({"target": target} if target else {}), **values}
+    return atoll.runs.config.resolve("fedavg", dataset=str(folder), partition="whole", values=chosen)
+
+
+def test_own_tables_name_labels_and_values(tmp_path: Path) -> None:
+    """By their columns, which are no features; without a setting the labels are read, where there is no class."""
+    folder = people(tmp_path / "people")
+    labels, values = own(folder), own(folder, "values")
+    assert (labels.run.task, values.run.task) == ("node-multilabel", "node-regression")
+    graph = parts_of(labels)
+    assert graph.class_names == ("smokes", "drives")
+    assert graph.feature_names == ("age", "visits")
+    assert graph.y_columns is not None
+    assert graph.y_columns[2].isnan().tolist() == [False, True]
+    income = parts_of(values)
+    assert income.y_columns is not None
+    assert income.y.tolist() == [0, -1, 0, 0, 0, 0, -1, 0]
+    saved = tmp_path / "saved"
+    for form in ("csv", "npz"):
+        atoll.data.files.save(income, saved / form, form)
+        again = parts_of(own(saved / form, "values", split="auto"))
+        assert again.y_columns is not None
+        assert torch.equal(again.y_columns.nan_to_num(-1), income.y_columns.nan_to_num(-1))
+
+
+@pytest.mark.parametrize(
+    ("change", "target", "words"),
+    [
+        (("0,1,,train", "0,maybe,,train"), "labels", "line 3 of .*is 'maybe', but a label is 1, 0 or empty"),
+        (("48.5", "high"), "values", "line 5 of .*is 'high', but a value is a finite number or empty"),
+        (("48.5", "inf"), "values", "is 'inf', but a value"),
+        (("value:income", "income"), "values", "has no column `value:NAME`, which target=values needs"),
+        (("value:income", "value:"), "values", "without a name"),
+    ],
+)
+def test_wrong_columns_are_one_sentence(change: tuple[str, str], target: str, words: str, tmp_path: Path) -> None:
+    """With the line, and what to write."""
+    with pytest.raises(AtollError, match=words):
+        results(own(people(tmp_path / "people", PEOPLE.replace(*change)), target))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_predictions_give_the_reported_metrics(target: str, tmp_path: Path) -> None:
+    """Of the training data and of new nodes, in the units of the data; exports compute the same."""
+    folder = people(tmp_path / "people", PEOPLE.replace("0,1,,train", "0,1,30,train").replace("1,1,,test", "1,1,7,test"))
+    result = runner.run(own(folder, target, rounds=4), out=tmp_path / "run")
+    model = atoll.load_model(tmp_path / "run")
+    table = model.predict()
+    assert tuple(table["id"]) == NAMES
+    judged = model.evaluate()
+    for name, value in judged.overall.items():
+        assert value == pytest.approx(result.metrics[name], rel=1e-5), name
+    tested = table[table["split"] == "test"]
+    if target == "values":
+        error = (tested["value[income]"] - tested["predicted[income]"]).dropna()
+        assert math.sqrt((error**2).mean()) == pytest.approx(result.metrics["rmse"], rel=1e-5)
+    else:
+        assert ((tested["p[drives]"] >= 0) & (tested["p[drives]"] <= 1)).all()
+        assert table["label[drives]"].isna().tolist() == [False, False, True, *[False] * 5]
+    assert str(judged).startswith(f"{judged.items} items, node-")
+    new = people(tmp_path / "new")
+    again = model.predict(new).set_index("id")
+    column = "predicted[income]" if target == "values" else "p[smokes]"
+    assert again[column].to_numpy() == pytest.approx(table.set_index("id").loc[again.index, column].to_numpy(), rel=1e-5)
+    bare = people(tmp_path / "bare", "id,age,visits\n" + "".join(f"{name},0.5,1\n" for name in NAMES))
+    assert len(model.predict(bare)) == 8
+    model.export("safetensors", tmp_path / "export")
+    graph = parts_of(own(folder, target))
+    code = "import numpy, load; x, e = (numpy.load(f'{n}.npy') for n in 'xe'); "
+    code += f"print(load.{'predicted' if target == 'values' else 'probabilities'}(x, e)[:, 0].tolist())"
+    np.save(tmp_path / "export" / "x.npy", graph.dense_features(torch.arange(8)).numpy())
+    np.save(tmp_path / "export" / "e.npy", graph.edge_index.numpy())
+    shown = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "export", capture_output=True, text=True, check=True)
+    assert json.loads(shown.stdout) == pytest.approx(table[column].tolist(), rel=1e-4)
+
+
+def test_folders_of_parties_need_the_same_labels(tmp_path: Path) -> None:
+    """In any order; what one of them lacks is said."""
+    (tmp_path / "all").mkdir()
+    people(tmp_path / "all" / "a")
+    other = PEOPLE.replace("label:smokes,label:drives", "label:drives,label:smokes")
+    people(tmp_path / "all" / "b", other.replace("\n", "\n2").rstrip("2"))
+    (tmp_path / "all" / "b" / "edges.csv").write_text("source,target\n2ann,2bob\n")
+    made = atoll.runs.config.resolve("fedavg", dataset=str(tmp_path / "all"), partition="files", values={"rounds": 1})
+    assert made.run.task == "node-multilabel"
+    graph = parts_of(made)
+    assert graph.y_columns is not None
+    assert torch.equal(graph.y_columns[:8].nan_to_num(-1), graph.y_columns[8:].flip(1).nan_to_num(-1))
+    renamed = other.replace("\n", "\n2").rstrip("2").replace("label:drives", "label:rides")
+    (tmp_path / "all" / "b" / "nodes.csv").write_text(renamed)
+    with pytest.raises(AtollError, match="has the class 'rides', which"):
+        parts_of(made)
+
+
+def test_a_data_of_pyg_has_labels_or_values() -> None:
+    """`y` with one row per node, as float."""
+    pyg = pytest.importorskip("torch_geometric.data")
+    y = torch.tensor([[1.0, 0], [math.nan, 1], [0, 0], [1, 1], [0, 1], [1, 0]])
+    data = pyg.Data(x=torch.rand(6, 3), edge_index=torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]]), y=y)
+    labels = atoll.run("fedavg", dataset=data, partition="whole", rounds=1, target="labels", hidden=4)
+    assert "micro_f1" in labels.metrics or "label_accuracy" in labels.metrics
+    data.y = torch.rand(6)
+    values = atoll.run("fedavg", dataset=data, partition="whole", rounds=1, target="values", hidden=4)
+    assert values.metrics["rmse"] > 0
+    with pytest.raises(AtollError, match=r"a label is 0\.\d+; give 1, 0, or NaN"):
+        atoll.run("fedavg", dataset=data, partition="whole", rounds=1, target="labels")

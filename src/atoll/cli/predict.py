@@ -63,7 +63,6 @@ def predict(
         _check_target(out, force)
     from atoll.cli.console import out as console
     from atoll.cli.console import stage
-    from atoll.runs.outputs import table
 
     say_device(device, quiet=quiet)
     opened = open_model(run, name, algorithm, model, device)
@@ -74,7 +73,7 @@ def predict(
             _ = opened.training_data
     with stage("Predicting", quiet=quiet):
         outputs = opened.outputs(data, party, known, join, pairs)
-        frame = table(outputs, opened.decide(outputs.logits), opened.classes)
+        frame = opened.table(outputs)
     if out is not None:
         with stage(f"Writing {out}", quiet=quiet):
             write(frame, out)
@@ -133,8 +132,9 @@ def _print_summary(model: TrainedModel, outputs: Outputs, frame: pd.DataFrame, *
     if threshold is not None:
         console.print(decision_text(threshold), soft_wrap=True)
     counts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for label, count in frame["class"].value_counts(sort=model.classes is None).head(MAX_CLASSES).items():
-        counts.add_row(f"class {label}", f"{count:,}", f"{100 * count / rows:.1f} %")
+    if "class" in frame:
+        for label, count in frame["class"].value_counts(sort=model.classes is None).head(MAX_CLASSES).items():
+            counts.add_row(f"class {label}", f"{count:,}", f"{100 * count / rows:.1f} %")
     local = "local_" if trained_on and model.description["scenario"] == "overlapping" else ""
     computed = outputs.metrics(model.task).items()
     metrics = {f"{local}{each}": value for each, value in computed if not each.startswith(("val_", "train_"))}

@@ -173,7 +173,7 @@ def read_archive(
 ) -> Graph:
     """The whole graph of an `.npz`; unless `labeled`, it may have no `y`, and nothing is said about labels and features."""
     archive = _open_npz(path)
-    targets = _targets(archive, path, target)
+    targets = None if not labeled and "targets" not in archive else _targets(archive, path, target)
     if not labeled and "y" not in archive:
         archive["y"] = np.full(len(archive["x"]) if "x" in archive else len(archive.get("x_indptr", [0])) - 1, -1)
     for key, content in (

@@ -22,8 +22,10 @@ from atoll.data.builder import Ints, build_graph, check, row_normalize
 from atoll.data.encoding import Encoding
 from atoll.data.files import archive_of, read_archive
 from atoll.data.new_edges import Context, ends_of, joined
+from atoll.data.new_targets import known_targets, with_model_targets
 from atoll.data.objects import kind_of
 from atoll.data.pyg import from_pyg
+from atoll.data.target_columns import CLASS
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.graph import Graph
 
@@ -46,6 +48,7 @@ class InputForm:
     directed: bool = False
     normalize: bool = False  # each row divided by its sum
     edge_weights: bool = False  # whether edges had weights in training
+    target: str = CLASS  # what of the new nodes may be known: their class, labels or values
     at_sites: bool = False  # whether only the sites know the columns and their encoding
 
 
@@ -81,7 +84,8 @@ def read_new(data: Any, form: InputForm, context: Context | None = None) -> NewN
         return _read_tables(_tables_in(path, form), form, context)
     if archive.suffix in (".csv", ".parquet", ".txt"):
         raise AtollError(f"{path} is a single table; give the folder that holds the tables `nodes` and `edges`.")
-    graph = _fitted(read_archive(archive, form.directed, edge_weights=form.edge_weights, labeled=False), form, str(archive))
+    graph = read_archive(archive, form.directed, edge_weights=form.edge_weights, labeled=False, target=form.target)
+    graph = _fitted(graph, form, str(archive))
     return NewNodes(graph, graph.num_nodes)
 
 
@@ -111,8 +115,9 @@ def _of_object(data: Any, form: InputForm) -> Graph:
         raise AtollError(f"data is a {type(data).__name__}; give {ACCEPTED}.")
     if getattr(data, "y", None) is None and data.x is not None:
         data = copy.copy(data)
-        data.y = torch.full((len(data.x),), -1)
-    return from_pyg(data, directed=form.directed)
+        unknown = torch.full((len(data.x), form.num_classes), torch.nan)
+        data.y = torch.full((len(data.x),), -1) if form.target == CLASS else unknown
+    return from_pyg(data, directed=form.directed, target=form.target)
 
 
 def _fitted(graph: Graph, form: InputForm, where: str) -> Graph:
@@ -147,6 +152,8 @@ def _with_columns(graph: Graph, columns: tuple[str, ...]) -> Graph:
 
 def _with_model_classes(graph: Graph, form: InputForm, where: str) -> Graph:
     """The graph with the model's classes; those that its data names are matched by name."""
+    if form.target != CLASS:
+        return with_model_targets(graph, form.class_names, form.num_classes, where)
     if graph.class_names is not None and form.class_names is not None:
         number = {name: index for index, name in enumerate(form.class_names)}
         if unknown := [name for name in graph.class_names if name not in number]:
@@ -208,7 +215,11 @@ def _read_tables(tables: NewTables, form: InputForm, context: Context | None) ->
     nodes, edges, where, said = tables
     if len(nodes.frame) == 0:
         raise AtollError(f"{nodes.path} has no nodes; give at least one row.")
-    ids, y = node_ids(nodes), _labels(nodes, form)
+    ids = node_ids(nodes)
+    if form.target == CLASS:
+        y, targets = _labels(nodes, form), None
+    else:
+        y, targets = known_targets(nodes, form.target, form.class_names, form.num_classes)
     present = [str(name) for name in nodes.frame.columns if name not in RESERVED]
     table, x, columns = None, np.zeros((len(y), 1)), form.columns
     if form.encoding is not None:
@@ -239,7 +250,7 @@ def _read_tables(tables: NewTables, form: InputForm, context: Context | None) ->
         x.astype(np.float32),
         ends[:, inner],
         y,
-        splits_of(nodes, y),
+        splits_of(nodes, y, form.target),
         where=str(where),
         directed=form.directed,
         num_classes=form.num_classes,
@@ -248,7 +259,7 @@ def _read_tables(tables: NewTables, form: InputForm, context: Context | None) ->
         feature_names=columns,
         edge_weight=None if weights is None else weights[inner],
     )
-    graph = replace(graph, node_names=np.asarray(ids, dtype=object))
+    graph = replace(graph, node_names=np.asarray(ids, dtype=object), y_columns=targets)
     if table is not None:
         graph = replace(graph, x=torch.empty(len(y), 0), table=table)
     graph = _fitted(graph, form, str(nodes.path))

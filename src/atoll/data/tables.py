@@ -90,7 +90,7 @@ def parse(
         x.astype(np.float32),
         ends,
         y,
-        splits_of(nodes, y),
+        splits_of(nodes, y, target),
         where=str(where),
         directed=directed,
         num_classes=num_classes,
@@ -258,8 +258,8 @@ def _edges(edges: TableFile, ids: pd.Index, nodes: Path) -> Ints:
     return np.stack(ends)
 
 
-def splits_of(nodes: TableFile, y: Ints) -> Masks | None:
-    """The masks train, val and test; None where there is no column `split`."""
+def splits_of(nodes: TableFile, y: Ints, target: str = CLASS) -> Masks | None:
+    """The masks train, val and test; None where there is no column `split`. What has no known label or value has no role."""
     if "split" not in nodes.frame.columns:
         return None
     texts = np.array([text.lower() for text in nodes.texts("split")], dtype=object)
@@ -269,6 +269,8 @@ def splits_of(nodes: TableFile, y: Ints) -> Masks | None:
         raise AtollError(
             f"Split '{texts[unknown[0]]}' in {nodes.location(unknown[0])} is unknown; write train, val, test or leave it empty."
         )
+    if target != CLASS:
+        roles = np.where(y < 0, -1, roles)
     unlabeled = np.flatnonzero((roles >= 0) & (y < 0))
     if len(unlabeled):
         row = int(unlabeled[0])

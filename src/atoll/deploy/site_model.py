@@ -20,7 +20,7 @@ from atoll.runs.config import Config
 from atoll.runs.evaluation import from_counts
 from atoll.runs.experiment import extent_of
 from atoll.runs.folder import finite
-from atoll.runs.model_card import describe
+from atoll.runs.model_card import describe, model_scale
 from atoll.runs.model_files import ModelFiles
 from atoll.tasks import decisions
 
@@ -86,9 +86,9 @@ class SiteModel:
             )
         rule, names = getattr(cohort.task, "decision", None), cohort.graph.class_names
         threshold = None if rule is None else decisions.described(rule.by, index, value, names)
-        judged = from_counts(self.kept["counts"], {}, names, threshold)
+        judged = from_counts(self.kept["counts"], {}, names, threshold) if "confusion" in cohort.task.fields else None
         facts: dict[str, Any] = {"rounds": rounds, "data": extent_of(cohort.graph), "threshold": threshold}
-        facts["detail"] = judged.to_dict() if judged else {}
+        facts |= {"detail": judged.to_dict() if judged else {}, **model_scale(cohort.task)}
         if cohort.graph.edge_weight is not None:
             facts["edge_weights"] = True
         if self.releases is not None:

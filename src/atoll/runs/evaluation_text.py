@@ -52,8 +52,13 @@ def _parties(detail: Mapping[str, Any]) -> str:
 
 
 def _rows(what: str, rows: Mapping[str, Mapping[str, Any]], columns: Sequence[str]) -> str:
+    return rows_text(what, "nodes", rows, columns)
+
+
+def rows_text(what: str, items: str, rows: Mapping[str, Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """Some metrics of classes, labels, values or parties, one row each; `items` is what their number is called."""
     heads = [{"f1": "F1"}.get(name, metric_format(name).heading) for name in columns]
-    lines = [[what, "nodes", *heads]]
+    lines = [[what, items, *heads]]
     for name, row in list(rows.items())[:MAX_ROWS]:
         lines.append([_short(name), str(row["items"]), *(_cell(column, row.get(column)) for column in columns)])
     text = aligned(lines)
@@ -84,6 +89,8 @@ def _cell(name: str, value: float | None) -> str:
 
 
 def _number(name: str, value: float) -> str:
+    if isinstance(value, int):
+        return str(value)
     return f"{100 * value:.1f} %" if _is_share(name) else f"{value:.4f}"
 
 

@@ -30,6 +30,7 @@ from atoll.models.standalone.check import random_graph
 from atoll.models.standalone.convert import Standalone, standalone
 from atoll.models.user import short_name
 from atoll.runs.config import Config
+from atoll.runs.data_task import level_of, target_of
 from atoll.runs.described import described
 from atoll.runs.export_texts import PACKAGES, loader, readme
 from atoll.runs.folder import finite
@@ -37,6 +38,7 @@ from atoll.runs.model_files import ModelFiles
 from atoll.runs.own_files import with_own_files
 from atoll.runs.party_model import party_backbone
 from atoll.tasks import LINK_TASK
+from atoll.tasks.targets import CLASS
 from atoll.version import __version__
 
 TARGETS = ("pyg", "safetensors", "torchscript", "pt2", "onnx")
@@ -98,6 +100,8 @@ def export_files(files: ModelFiles, config: Config, to: str, out: str | Path, *,
         raise AtollError(
             "A model of link prediction, an encoder and a decoder of pairs, cannot be exported yet; predict with atoll."
         )
+    if level_of(about["task"]) == "graph":
+        raise AtollError("A model whose items are small graphs cannot be exported yet; predict with atoll.")
     backbone, name = party_backbone(files, dataclasses.replace(config, device="cpu"), party)
     if backbone.shape.classes != about["num_classes"]:
         raise AtollError(
@@ -114,6 +118,8 @@ def export_files(files: ModelFiles, config: Config, to: str, out: str | Path, *,
         "normalize_features": bool(about["config"].get("data", {}).get("normalize_features", False)),
         "threshold": about.get("threshold"),
     }
+    if (predicts := target_of(about["task"])) != CLASS:
+        more |= {"predicts": predicts, "value_scale": about.get("value_scale")}
     model = str(getattr(config.settings, "model", type(backbone).__name__.lower()))
     return write_export(backbone, to, Path(out), model=model, classes=classes, columns=about.get("columns"), about=more)
 
@@ -161,7 +167,8 @@ def write_export(
         "parameters": {name: list(value.shape) for name, value in made.module.state_dict().items()},
         "versions": _versions(target),
     }
-    files |= {"load.py": loader(target, made.class_name).encode(), "example.npz": arrays.getvalue()}
+    loading = loader(target, made.class_name, document.get("predicts", CLASS))
+    files |= {"load.py": loading.encode(), "example.npz": arrays.getvalue()}
     document["files"] = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())}
     files["model.json"] = (json.dumps(finite(document), indent=1, ensure_ascii=False) + "\n").encode()
     files["README.md"] = readme(target, list(files), document).encode()

@@ -7,6 +7,7 @@ from typing import Any
 
 from atoll.errors import listed
 from atoll.runs.markdown import cell
+from atoll.tasks.targets import CLASS, LABELS, VALUES
 
 MAX_LISTED = 20  # classes and columns in the README; model.json has all
 
@@ -42,7 +43,7 @@ _TORCH = """    with torch.no_grad():
 
 _ONNX = '    return session.run(["logits"], {"x": x, "edge_index": edge_index})[0]'
 
-_LOADER = '''"""Use the model without atoll: `python load.py` tries it; `from load import classes, probabilities` uses it."""
+_LOADER = '''"""Use the model without atoll: `python load.py` tries it; `from load import {names}` uses it."""
 
 import json
 from pathlib import Path
@@ -52,7 +53,7 @@ import numpy as np
 
 here = Path(__file__).parent
 about = json.loads((here / "model.json").read_text(encoding="utf-8"))
-classes = about["classes"]
+{listed} = about["classes"]
 {load}
 
 
@@ -61,24 +62,51 @@ def logits(x, edge_index):
 {call}
 
 
-def probabilities(x, edge_index):
-    """(N, C) each node's classes, in the order of `classes`."""
-    exp = np.exp((z := logits(x, edge_index)) - z.max(1, keepdims=True))
-    return exp / exp.sum(1, keepdims=True)
-
+{function}
 
 if __name__ == "__main__":
     example = np.load(here / "example.npz")
-    for row in probabilities(example["x"], example["edge_index"]):
-        print(f"{{classes[row.argmax()]!r}}: {{row.max():.3f}}")
+{shown}
     difference = np.abs(logits(example["x"], example["edge_index"]) - example["logits"]).max()
-    print(f"{{len(classes)}} classes: {{', '.join(map(repr, classes))}}; difference from atoll: {{difference:.1e}}")
+    print(f"{{len({listed})}} {listed}: {{', '.join(map(repr, {listed}))}}; difference from atoll: {{difference:.1e}}")
 '''
 
+_FUNCTION = {  # what an export predicts → what the loader makes of the logits
+    CLASS: '''def probabilities(x, edge_index):
+    """(N, C) each node's classes, in the order of `classes`."""
+    exp = np.exp((z := logits(x, edge_index)) - z.max(1, keepdims=True))
+    return exp / exp.sum(1, keepdims=True)
+''',
+    LABELS: '''def probabilities(x, edge_index):
+    """(N, T) of each node's labels, one by one, in the order of `labels`."""
+    return 1 / (1 + np.exp(-logits(x, edge_index)))
+''',
+    VALUES: '''def predicted(x, edge_index):
+    """(N, T) each node's values, in the order of `values` and in the units of the training data."""
+    scale = np.array(about.get("value_scale") or [[0, 1]] * len(values))
+    return logits(x, edge_index) * scale[:, 1] + scale[:, 0]
+''',
+}
 
-def loader(target: str, class_name: str) -> str:
-    """load.py of an export."""
+_SHOWN = {
+    CLASS: """    for row in probabilities(example["x"], example["edge_index"]):
+        print(f"{classes[row.argmax()]!r}: {row.max():.3f}")""",
+    LABELS: """    for row in probabilities(example["x"], example["edge_index"]):
+        print(", ".join(f"{label}: {share:.3f}" for label, share in zip(labels, row)))""",
+    VALUES: """    for row in predicted(example["x"], example["edge_index"]):
+        print(", ".join(f"{value}: {number:.4g}" for value, number in zip(values, row)))""",
+}
+_LISTED = {CLASS: "classes", LABELS: "labels", VALUES: "values"}
+
+
+def loader(target: str, class_name: str, predicts: str = CLASS) -> str:
+    """load.py of an export of a model that predicts a class, labels or values."""
+    made = "predicted" if predicts == VALUES else "probabilities"
     return _LOADER.format(
+        names=f"{_LISTED[predicts]}, {made}",
+        listed=_LISTED[predicts],
+        function=_FUNCTION[predicts],
+        shown=_SHOWN[predicts],
         imports=_IMPORTS[target].format(name=class_name),
         load=_LOAD[target],
         call=_ONNX if target == "onnx" else _TORCH,
@@ -123,8 +151,7 @@ def readme(target: str, files: list[str], about: Mapping[str, Any]) -> str:
         + (f"; columns: {_listed(columns)}." if columns else "; columns in the order of the training data."),
         "- `edge_index`: int64, (2, edges), source and target row of each edge, each edge once; both directions where the "
         "graph is undirected. Loops are ignored.",
-        f"- `logits`: float32, (nodes, {len(about['classes'])}); their softmax is the probability of each class: "
-        f"{_listed(about['classes'])}.",
+        f"- `logits`: float32, (nodes, {len(about['classes'])}); {_meaning(about)}: {_listed(about['classes'])}.",
         "",
     ]
     if about.get("preprocessing"):
@@ -142,6 +169,15 @@ def readme(target: str, files: list[str], about: Mapping[str, Any]) -> str:
         ]
     made = ", ".join(f"{name} {version}" for name, version in versions.items())
     return "\n".join([*lines, f"Made with {made}.", ""])
+
+
+def _meaning(about: Mapping[str, Any]) -> str:
+    """What the outputs are."""
+    if about.get("predicts") == LABELS:
+        return "the sigmoid of each is the probability of a label"
+    if about.get("predicts") == VALUES:
+        return "times the deviation, plus the mean (`value_scale` in `model.json`), they are the values"
+    return "their softmax is the probability of each class"
 
 
 def _in_line(value: Any) -> str:

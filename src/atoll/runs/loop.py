@@ -17,7 +17,7 @@ from atoll.runs import absence, checkpoint, detail, extension, model_files, unch
 from atoll.runs.best import BestRound
 from atoll.runs.experiment import Experiment
 from atoll.runs.folder import Folder
-from atoll.runs.model_card import card, describe_run
+from atoll.runs.model_card import card, describe_run, model_scale
 from atoll.runs.model_files import ModelFiles
 from atoll.runs.progress import Progress, Selection
 from atoll.runs.result import Result
@@ -129,7 +129,7 @@ def _trained(
     if not best.round:
         return None
     about = describe_run(experiment, progress, digest=folder is not None)
-    about |= {"threshold": threshold, "detail": judged}
+    about |= {"threshold": threshold, "detail": judged} | model_scale(experiment.federation.task)
     return ModelFiles(about, best.state, best.memory)
 
 

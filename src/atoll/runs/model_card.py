@@ -66,6 +66,12 @@ def describe(
     } | file_digests(config)
 
 
+def model_scale(task: Any) -> dict[str, Any]:
+    """Mean and deviation of each value in a model's units, where it predicts values."""
+    scale = getattr(task, "scale", ())
+    return {"value_scale": [list(pair) for pair in scale]} if scale else {}
+
+
 def architecture(config: Config) -> dict[str, Any]:
     """The network that a configuration names, and its settings."""
     settings = config.to_dict().get("settings", {})

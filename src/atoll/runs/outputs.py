@@ -68,12 +68,17 @@ class Outputs:
             tuple(self.names[block] for block in left.tolist()) if self.names else (),
         )
 
-    def metrics(self, task: Task) -> dict[str, float]:
-        """The task's metrics of the test nodes or, where none is marked, of all labeled nodes; empty where there are none."""
+    @property
+    def judged_graph(self) -> Graph:
+        """The graph with all labeled items as test items where none is marked."""
         graph = self.graph
         if graph.pairs is None and not bool((graph.test & (graph.y >= 0)).any()):
-            graph = replace(graph, test=graph.y >= 0, val=torch.zeros_like(graph.val), majority=graph.y)  # no minority either
-        counts = task.counts(self.logits, graph)
+            return replace(graph, test=graph.y >= 0, val=torch.zeros_like(graph.val), majority=graph.y)  # no minority either
+        return graph
+
+    def metrics(self, task: Task) -> dict[str, float]:
+        """The task's metrics of the test nodes or, where none is marked, of all labeled nodes; empty where there are none."""
+        counts = task.counts(self.logits, self.judged_graph)
         return task.metrics({name: sum_over_parties(value) for name, value in counts.items()})
 
 
@@ -96,18 +101,26 @@ def table(outputs: Outputs, decided: Tensor, class_names: Sequence[str] | None) 
     import pandas as pd
 
     outputs, decided = _of_splits(outputs, decided)
-    graph, party = outputs.graph, outputs.graph.owner.numpy()
-    split = np.select([graph.train.numpy(), graph.val.numpy(), graph.test.numpy()], [0, 1, 2], -1)
-    columns: dict[str, Any] = {
-        **_named_items(outputs),
-        "party": _named(party, outputs.names) if outputs.names else outputs.parties.numbers[party],
-        "split": pd.Categorical.from_codes(split, ["train", "val", "test"]),
-        "label": _classes(graph.y, class_names),
+    columns = item_columns(outputs) | {
+        "label": _classes(outputs.graph.y, class_names),
         "class": _classes(decided, class_names),
     }
     for label, probability in enumerate(outputs.logits.softmax(1).unbind(1)):
         columns[PROBABILITY.format(class_names[label] if class_names else label)] = probability.numpy()
     return pd.DataFrame(columns)
+
+
+def item_columns(outputs: Outputs) -> dict[str, Any]:
+    """The columns that every table begins with: which item, whose, and its split."""
+    import pandas as pd
+
+    graph, party = outputs.graph, outputs.graph.owner.numpy()
+    split = np.select([graph.train.numpy(), graph.val.numpy(), graph.test.numpy()], [0, 1, 2], -1)
+    return {
+        **_named_items(outputs),
+        "party": _named(party, outputs.names) if outputs.names else outputs.parties.numbers[party],
+        "split": pd.Categorical.from_codes(split, ["train", "val", "test"]),
+    }
 
 
 def _named_items(outputs: Outputs) -> dict[str, Any]:

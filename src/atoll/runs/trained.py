@@ -19,7 +19,7 @@ from atoll.data.new_nodes import InputForm
 from atoll.errors import AtollError, AtollWarning, suggest
 from atoll.federation.messages import Schema
 from atoll.graphs.graph import Graph
-from atoll.runs import inference, outputs, predicted_nodes
+from atoll.runs import inference, outputs, predicted_nodes, target_outputs
 from atoll.runs.config import GIVEN, Config
 from atoll.runs.described import described
 from atoll.runs.evaluation import Evaluation, judge
@@ -28,9 +28,11 @@ from atoll.runs.export import export_files
 from atoll.runs.model_files import ModelFiles, with_memory_of_sites
 from atoll.runs.own_files import with_own_files
 from atoll.runs.preparation import load_parties, read_preprocessing
+from atoll.runs.target_outputs import TargetEvaluation
 from atoll.tasks import Task
 from atoll.tasks.decisions import decide
 from atoll.tasks.node_classification import NodeClassification
+from atoll.tasks.targets import Targets
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,10 +98,17 @@ class TrainedModel:
 
         Returns:
             One row per node, or per node and party where several parties hold it: `id`, `party`, `split`, `label` (where it is
-            known), `class`, and `p[CLASS]`, the probability of each class.
+            known), `class`, and `p[CLASS]`, the probability of each class. Of labels, in their place, `label[NAME]` and
+            `p[NAME]` for each; of values `value[NAME]` and `predicted[NAME]`.
         """
-        self._require_classes("table of predictions")
         predicted = self.outputs(data, party, known, join, pairs)
+        return self.table(predicted)
+
+    def table(self, predicted: outputs.Outputs) -> pd.DataFrame:
+        """Outputs as the table that `predict` gives."""
+        if isinstance(task := self.task, Targets):
+            return target_outputs.table(predicted, task, self.classes)
+        self._require_classes("table of predictions")
         return outputs.table(predicted, self.decide(predicted.logits), self.classes)
 
     def outputs(
@@ -130,17 +139,19 @@ class TrainedModel:
 
     def evaluate(
         self, data: Any = None, party: str | int | None = None, known: Any = None, join: str | None = None
-    ) -> Evaluation:
+    ) -> Evaluation | TargetEvaluation:
         """Judge the model on labeled nodes: the test nodes or, where none are marked, all of them.
 
         Parameters:
             data, party, known, join: As for `predict`.
 
         Returns:
-            Metrics overall, by class and by party; `print` shows them as a table, `to_dict` gives plain values.
+            Metrics overall, by class (label, value) and by party; `print` shows them as a table, `to_dict` gives plain values.
         """
-        self._require_classes("evaluation by class")
         predicted = self.outputs(data, party, known, join)
+        if isinstance(task := self.task, Targets):
+            return target_outputs.judge(predicted, task, self.classes)
+        self._require_classes("evaluation by class")
         return judge(predicted.graph, predicted.logits, predicted.party_names, self.classes, self.description.get("threshold"))
 
     def export(self, to: str, out: str | Path, party: str | int | None = None) -> list[Path]:
@@ -177,7 +188,10 @@ class TrainedModel:
     @property
     def task(self) -> Task:
         """What is predicted."""
-        return task_of(self.config, self.schema, self.classes)
+        task: Any = task_of(self.config, self.schema, self.classes)
+        scale = self.description.get("value_scale")
+        scaled: Task = task.scaled(scale) if scale else task
+        return scaled
 
     @cached_property
     def encodings(self) -> tuple[Encoding | None, tuple[Encoding | None, ...]]:
@@ -196,6 +210,7 @@ class TrainedModel:
             "directed": bool(getattr(data, "directed", False)),
             "normalize": bool(getattr(data, "normalize_features", False)),
             "edge_weights": bool(about.get("edge_weights", False)),
+            "target": getattr(data, "target", "class"),
             "at_sites": self._across_sites and about.get("columns") is None,
         }
         return InputForm(**(expected | changes))
