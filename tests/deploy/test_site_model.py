@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install 'atoll[deploy]'")
 
-from atoll import wire
+from atoll import load_model, wire
 from atoll.data.federated import federate
+from atoll.deploy import launch
 from atoll.deploy.site import Site
 from atoll.engines.remote import RemoteEngine, read_answer
 from atoll.federation.cohort import Schema
@@ -21,7 +24,7 @@ from atoll.runs.config import Config
 from atoll.runs.folder import Folder
 from atoll.runs.model_files import ModelFiles
 from atoll.version import __version__
-from sites import DirectCarrier, remote_engine, simulated_sites
+from sites import DirectCarrier, remote_engine, simulated_sites, sites_with_data
 from small import small
 
 
@@ -195,3 +198,27 @@ def test_a_round_that_is_over_is_not_kept(tmp_path: Path) -> None:
     model = carrier.sites["site-0"].model
     assert model is not None
     assert model.round == result.best_round
+
+
+@pytest.mark.parametrize("target", ["labels", "values"])
+def test_a_site_predicts_labels_and_values(target: str, tmp_path: Path) -> None:
+    """With data of its own and the run's scale of values, which every site keeps: as the simulation does."""
+    config = small("fedavg", rounds=2, target=target)
+    sites = sites_with_data(tmp_path, config)
+    names = {"algorithm": "fedavg", "seed": 3, "data": {"target": target}, "run": {"rounds": 2}}
+    deployed = launch.deployment_config(names, "run.toml", ["a", "b", "c"])
+    assert deployed.run.task == config.run.task
+    deployed = dataclasses.replace(deployed, settings=config.settings, run=config.run)
+    engine = remote_engine(deployed, DirectCarrier(sites))
+    experiment = runner.build_experiment(deployed, engine, Schema(12, 3, 3), None, "horizontal")
+    whole = runner.run(config, out=tmp_path / "run")
+    assert runner.rounds(experiment).metrics == pytest.approx(whole.metrics)
+    engine.finish()
+    simulated = load_model(tmp_path / "run")
+    (folder,) = (tmp_path / "site-1").glob("*/model")
+    assert ModelFiles.read(folder).description.get("value_scale") == simulated.description.get("value_scale")
+    here = load_model(folder).predict(tmp_path / "data" / "bank-1")
+    there = simulated.predict(party=1)
+    for column in there.columns[3:]:
+        one, other = here[column].astype(float).to_numpy(), there[column].astype(float).to_numpy()
+        np.testing.assert_allclose(one, other, rtol=1e-5, err_msg=column)

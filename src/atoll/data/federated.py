@@ -55,9 +55,9 @@ def federate(
     of shards, their outline.
     """
     given = given if isinstance(given, Given) else Given(given)
-    if given.dataset is None and holds_graphs(config.dataset):
+    if given.small_graphs or (given.dataset is None and holds_graphs(config.dataset)):
         _refuse_borders(config, "A party here holds many small graphs")
-        data = federate_graphs(config, scenarios)
+        data = federate_graphs(config, scenarios, given.dataset)
         return replace(data, parts=data.parts.select(held)) if held else data
     if config.partition == SHARDS and predicts_links(config):
         raise AtollError(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from atoll.data.catalog import DataSettings
+from atoll.data.graph_tables import are_graphs, target_of_graphs
 from atoll.data.objects import ACCEPTED, kind_of, read_object
 from atoll.data.party_graphs import PartyGraph
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
+from atoll.tasks import OF_TARGETS
 
 
 class Given:
@@ -38,12 +41,22 @@ class Given:
             if not kind_of(each):
                 raise AtollError(f"Party {name} is a {type(each).__name__}; give {ACCEPTED}.")
 
+    @cached_property
+    def small_graphs(self) -> bool:
+        """Whether the dataset is a list of PyG's graphs with a `y` for each."""
+        return are_graphs(self.dataset)
+
     @property
     def per_party(self) -> bool:
         """Whether the dataset is one graph per party."""
         if isinstance(self.dataset, Graph):
             return self.dataset.parties > 1
-        return self.dataset is not None and not kind_of(self.dataset)
+        return self.dataset is not None and not kind_of(self.dataset) and not self.small_graphs
+
+    @property
+    def task(self) -> str:
+        """The task that a list of small graphs is for; empty where the dataset is something else."""
+        return OF_TARGETS[target_of_graphs(self.dataset)]["graph"] if self.small_graphs else ""
 
     @property
     def without_partition(self) -> Given | None:

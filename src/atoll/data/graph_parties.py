@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.data.alignment import align
 from atoll.data.builder import Ints
 from atoll.data.data_config import DataConfig
 from atoll.data.datasets import read_dataset
 from atoll.data.federated_data import FederatedData, always, check_scenario
+from atoll.data.graph_tables import graphs_of_pyg, has_graphs, read_graph_tables
 from atoll.data.natural import NATURAL, natural_parties
 from atoll.data.node_lists import dirichlet
 from atoll.data.partition_settings import PartitionSettings
+from atoll.data.party_graphs import PartyGraph, party_folders
 from atoll.data.registry import lookup
 from atoll.data.skewed import label_skew, power_law_sizes
 from atoll.data.splits import SplitSettings, split
@@ -31,11 +36,12 @@ SPLITS = ("auto", "halves", "random", "by_class")
 
 def holds_graphs(dataset: str) -> bool:
     """Whether a dataset's items are graphs."""
-    return getattr(lookup(dataset), "task", "") == GRAPH_TASK
+    known = lookup(dataset)
+    return has_graphs(Path(dataset).expanduser()) if known is None else getattr(known, "task", "") == GRAPH_TASK
 
 
-def federate_graphs(config: DataConfig, scenarios: Sequence[str]) -> FederatedData:
-    """The parties' graphs of a dataset of small graphs."""
+def federate_graphs(config: DataConfig, scenarios: Sequence[str], given: Any = None) -> FederatedData:
+    """The parties' graphs of a dataset of small graphs; `given`: as a list of PyG's graphs."""
     check_scenario(config, scenarios, config.algorithm, "horizontal")
     names: tuple[str, ...] = ()
     if config.partition == NATURAL:
@@ -45,8 +51,18 @@ def federate_graphs(config: DataConfig, scenarios: Sequence[str]) -> FederatedDa
             raise AtollError(f"{config.dataset} has {len(parties)} parties, not {config.parties}; leave --parties out.")
         parts = stack([party.graph for party in parties])
         parts = replace(parts, ids=torch.arange(parts.num_nodes))
+    elif config.partition == "files":
+        parties = _own_folders(config)
+        names = tuple(party.name for party in parties)
+        parts = stack(align([party.graph for party in parties], [party.where for party in parties]))
+        parts = replace(parts, ids=torch.arange(parts.num_nodes))
     else:
-        graph = read_dataset(config.dataset, config.data, seed=config.seed, fold=config.split.fold)
+        if given is not None:
+            graph = graphs_of_pyg(given, config.data.target)
+        elif lookup(config.dataset) is None:
+            graph = read_graph_tables(Path(config.dataset).expanduser(), config.data)
+        else:
+            graph = read_dataset(config.dataset, config.data, seed=config.seed, fold=config.split.fold)
         settings = config.partition_settings
         seed = config.seed if settings.partition_seed < 0 else settings.partition_seed
         parts = dealt(graph, deal(graph, config.partition, config.parties, settings, seed))
@@ -59,6 +75,16 @@ def federate_graphs(config: DataConfig, scenarios: Sequence[str]) -> FederatedDa
         parts = parts.merged
         return FederatedData("whole", parts, always(parts), always(parts))
     return FederatedData("horizontal", parts, always(parts), always(parts), names=names)
+
+
+def _own_folders(config: DataConfig) -> list[PartyGraph]:
+    """The graphs of each folder in a folder."""
+    if lookup(config.dataset) is not None:
+        raise AtollError(f"--partition files takes a folder with one folder per party, but the dataset is {config.dataset!r}.")
+    folders = party_folders(Path(config.dataset))
+    if config.parties not in (None, len(folders)):
+        raise AtollError(f"{config.dataset} holds {len(folders)} parties, not {config.parties}; leave --parties out.")
+    return [PartyGraph(path.name, str(path), read_graph_tables(path, config.data), deployable=True) for path in folders]
 
 
 def deal(graph: Graph, kind: str, parties: int | None, settings: PartitionSettings, seed: int) -> list[Ints]:
@@ -84,6 +110,8 @@ def deal(graph: Graph, kind: str, parties: int | None, settings: PartitionSettin
         drawn = np.random.RandomState(seed % 2**32).randint(0, parties, count - each * parties)
         owner = np.concatenate([np.repeat(np.arange(parties), each), drawn])
         lists = [np.flatnonzero(owner == party) for party in range(parties)]
+    elif kind != "random" and graph.y_columns is not None:
+        raise AtollError(f"The {kind} partition goes by class, and these graphs have labels or values; use chunks or random.")
     else:
         rng = np.random.default_rng(seed_of("partition", seed, kind))
         if kind == "random":
@@ -113,10 +141,22 @@ def split_graphs(graph: Graph, settings: SplitSettings, seed: int) -> Graph:
         raise AtollError(f"Graphs are split by {', '.join(SPLITS)}, not by {settings.split!r}; set split=auto.")
     if settings.split not in ("auto", "halves"):
         return split(graph, settings, seed)
+    if settings.split == "auto" and bool((graph.train | graph.val | graph.test).any()):
+        return graph  # its own
     seed = seed if settings.split_seed < 0 else settings.split_seed
-    roles = [halves(labels, settings.train, seed) for labels in torch.split(graph.y, graph.items.sizes)]
+    roles = [_halves_of_known(labels, settings.train, seed) for labels in torch.split(graph.y, graph.items.sizes)]
     role = torch.cat(roles)
     return replace(graph, train=role == 0, val=role == 1, test=role == 2)
+
+
+def _halves_of_known(labels: Tensor, train: float, seed: int) -> Tensor:
+    """The same of those that have a label; the others have no role."""
+    known = labels >= 0
+    if bool(known.all()):
+        return halves(labels, train, seed)
+    roles = torch.full_like(labels, -1)
+    roles[known] = halves(labels[known], train, seed)
+    return roles
 
 
 def halves(labels: Tensor, train: float, seed: int) -> Tensor:

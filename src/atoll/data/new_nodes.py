@@ -74,7 +74,7 @@ def read_new(data: Any, form: InputForm, context: Context | None = None) -> NewN
     if (kind := kind_of(data)) in ("frames", "networkx"):
         return _read_tables(_tables_of(data, kind, form), form, context)
     if kind != "path":
-        graph = _fitted(_of_object(data, form), form, "The graph")
+        graph = fitted(_of_object(data, form), form, "The graph")
         return NewNodes(graph, graph.num_nodes)
     path = Path(data).expanduser()
     if not path.exists():
@@ -85,7 +85,7 @@ def read_new(data: Any, form: InputForm, context: Context | None = None) -> NewN
     if archive.suffix in (".csv", ".parquet", ".txt"):
         raise AtollError(f"{path} is a single table; give the folder that holds the tables `nodes` and `edges`.")
     graph = read_archive(archive, form.directed, edge_weights=form.edge_weights, labeled=False, target=form.target)
-    graph = _fitted(graph, form, str(archive))
+    graph = fitted(graph, form, str(archive))
     return NewNodes(graph, graph.num_nodes)
 
 
@@ -120,7 +120,7 @@ def _of_object(data: Any, form: InputForm) -> Graph:
     return from_pyg(data, directed=form.directed, target=form.target)
 
 
-def _fitted(graph: Graph, form: InputForm, where: str) -> Graph:
+def fitted(graph: Graph, form: InputForm, where: str) -> Graph:
     """The graph with the model's columns and classes, encoded and scaled as in training."""
     if form.encoding is not None:
         if graph.table is None:
@@ -262,7 +262,7 @@ def _read_tables(tables: NewTables, form: InputForm, context: Context | None) ->
     graph = replace(graph, node_names=np.asarray(ids, dtype=object), y_columns=targets)
     if table is not None:
         graph = replace(graph, x=torch.empty(len(y), 0), table=table)
-    graph = _fitted(graph, form, str(nodes.path))
+    graph = fitted(graph, form, str(nodes.path))
     if known and context is not None:
         between = None if weights is None else weights[~inner]
         graph = joined(graph, context(known), ends[:, ~inner], tuple(known), form.directed, form.edge_weights, between)

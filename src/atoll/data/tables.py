@@ -84,7 +84,7 @@ def parse(
         table = replace(typed_table(nodes, choices), roles=tuple(_roles(said).items()))
     else:
         columns, x = features_of(nodes)
-    ends, weight = _edges(edges, ids, nodes.path), weight_column(edges)
+    ends, weight = edge_ends(edges, ids, nodes.path), weight_column(edges)
     weights = None if weight is None or not edge_weights else weights_of(edges, weight)
     graph = build_graph(
         x.astype(np.float32),
@@ -242,7 +242,8 @@ def _numbers(column: pd.Series) -> pd.Series:
     return pd.to_numeric(column, errors="coerce").astype(np.float64)
 
 
-def _edges(edges: TableFile, ids: pd.Index, nodes: Path) -> Ints:
+def edge_ends(edges: TableFile, ids: pd.Index, nodes: Path) -> Ints:
+    """(2, E) the rows of the nodes that edges name."""
     ends = []
     for column in ("source", "target"):
         texts = edges.texts(column)

@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from atoll.data.builder import Ints, build_graph, check_edges
+from atoll.data.builder import Ints, Masks, build_graph, check_edges, no_masks
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.graphs.joining import joined_ptr
@@ -57,19 +57,35 @@ def graph_of_graphs(x: sp.csr_array | np.ndarray, edges: Ints, sizes: Ints, labe
         edge = int(crossing[0])
         raise AtollError(f"{where}: edge {edge} joins graph {member[edges[0, edge]]} and graph {member[edges[1, edge]]}.")
     names, y = np.unique(labels, return_inverse=True)
-    nodes = build_graph(x, edges, np.full(len(member), -1), where=where, num_classes=len(names))
-    none = torch.zeros(len(sizes), dtype=torch.bool)
+    return small_graphs(x, edges, sizes, y.reshape(-1), len(names), tuple(map(str, names.tolist())), where=where)
+
+
+def small_graphs(
+    x: sp.csr_array | np.ndarray,
+    edges: Ints,
+    sizes: Ints,
+    y: Ints,
+    num_classes: int,
+    class_names: tuple[str, ...] | None = None,
+    masks: Masks | None = None,
+    *,
+    where: str,
+    directed: bool = False,
+) -> Graph:
+    """The same with classes as numbers, −1 where there is none, and perhaps the graphs' split."""
+    nodes = build_graph(x, edges, np.full(int(sizes.sum()), -1), where=where, num_classes=num_classes, directed=directed)
+    train, val, test = (torch.from_numpy(mask) for mask in (no_masks(len(sizes)) if masks is None else masks))
     return Graph(
         x=nodes.x,
         edge_index=nodes.edge_index,
-        y=torch.from_numpy(y.reshape(-1)),
-        train=none,
-        val=none,
-        test=none,
-        num_classes=len(names),
+        y=torch.from_numpy(y.astype(np.int64)),
+        train=train,
+        val=val,
+        test=test,
+        num_classes=num_classes,
         ids=nodes.ids,
         ptr=nodes.ptr,
-        class_names=tuple(map(str, names.tolist())),
+        class_names=class_names,
         graph_ptr=joined_ptr([torch.from_numpy(np.cumsum([0, *sizes]))]),
         graph_ids=torch.arange(len(sizes)),
     )

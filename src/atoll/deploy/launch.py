@@ -18,11 +18,14 @@ from typing import Any
 from atoll import algorithms, storage
 from atoll import device as devices
 from atoll.data import files
+from atoll.data.catalog import DataSettings
 from atoll.data.damage import require_no_damage
 from atoll.data.federated import federate
 from atoll.data.given import Given
+from atoll.data.graph_tables import has_graphs, read_graph_tables
 from atoll.data.partition import SCENARIO_OF
 from atoll.data.splits import require_party_scope
+from atoll.data.target_columns import target_of_folder
 from atoll.deploy.kit import Kit, require_nvflare
 from atoll.deploy.policy import SitePolicy
 from atoll.deploy.signing import Signing
@@ -189,9 +192,16 @@ def join(kit_path: str | Path, data: Path, policy: SitePolicy | None = None, *, 
         _join(kit, data, policy, device)
 
 
+def own_graph(data: Path) -> Graph:
+    """The data of a site, as far as it can be read before the federation's configuration is known."""
+    if not has_graphs(data):
+        return files.read(data, target=target_of_folder(str(data)))
+    return read_graph_tables(data, DataSettings(target=target_of_folder(str(data))))
+
+
 def _join(kit: Kit, data: Path, policy: SitePolicy, device: str) -> None:
     inform = with_prefix(str(kit.site), _warn)
-    graph = files.read(data)  # report problems with the data before joining
+    graph = own_graph(data)  # report problems with the data before joining
     address = f"{kit.host}:{kit.port}"
     columns = f"{graph.num_features} features" if graph.table is None else f"{len(graph.table.columns)} columns to encode"
     inform(f"{graph.num_nodes} nodes, {columns}, {graph.num_classes} classes; joining {address}")

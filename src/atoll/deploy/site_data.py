@@ -17,6 +17,8 @@ from atoll.data.damage import require_no_damage
 from atoll.data.encoding import Encoding
 from atoll.data.encoding_fit import FittedEncoding, fit_locally
 from atoll.data.federated import federate
+from atoll.data.graph_parties import split_graphs
+from atoll.data.graph_tables import read_graph_tables
 from atoll.data.links import predicts_links, require_graphs, split_links
 from atoll.data.party_graphs import read_party
 from atoll.data.splits import replaces_split, require_party_scope, split
@@ -25,10 +27,11 @@ from atoll.deploy.node_matching import with_common_nodes
 from atoll.deploy.table_forms import common_table, local_encoding
 from atoll.errors import AtollError
 from atoll.federation.cohort import Fields, Schema
-from atoll.graphs.graph import Graph
+from atoll.graphs.graph import Graph, majority_class
 from atoll.graphs.table import Column
 from atoll.parties import Parties
 from atoll.runs.config import Config
+from atoll.runs.data_task import level_of
 
 Notify = Callable[[str], None]
 
@@ -45,6 +48,8 @@ def read_graph(folder: Path | None, config: Config, notify: Notify, *, encode: s
     try:
         how, fold = config.data, config.split.fold
         encode = encode or how.encode
+        if level_of(config.run.task) == "graph":
+            return read_graph_tables(folder, how), None
         party = read_party(
             folder, directed=how.directed, encode=encode, fold=fold, edge_weights=how.edge_weights, target=how.target
         )
@@ -162,11 +167,18 @@ def as_party(graph: Graph, config: Config, schema: Schema, parties: Parties, not
         notify(f"the data's own split is replaced: the server's configuration says split={config.split.split!r}")
     require_party_scope(config.split)
     require_no_damage(config.noise)
-    graph = split(graph, config.split, config.seed, parties)
+    graph = (
+        split_graphs(graph, config.split, config.seed)
+        if graph.graph_ptr is not None
+        else split(graph, config.split, config.seed, parties)
+    )
     if config.partition != "vertical" and int(graph.train.sum()) == 0:
         if algorithms.takes_unlabeled(config.algorithm):
             return replace(graph, majority=graph.y)  # it has no most frequent training class, so no minority nodes
-        raise AtollError("it has no training nodes; label some, or choose another split.")
+        what = "nodes" if graph.graph_ptr is None else "graphs"
+        raise AtollError(f"it has no training {what}; label some, or choose another split.")
+    if graph.graph_ptr is not None:
+        return replace(graph, majority=majority_class(graph))
     return graph
 
 

@@ -78,6 +78,7 @@ class Graph(Items, Matrices, Slices, AllNodes):
     edge_split: Tensor | None = None  # (E,) int8: the data's own split of its edges, train 0, val 1, test 2, −1: none
     graph_ptr: Tensor | None = None  # (G + 1,) graph tasks: where each small graph's rows begin; y and masks then have G rows
     graph_ids: Tensor | None = None  # (G,) graph tasks: each small graph's index in its dataset
+    graph_names: NDArray[np.object_] | None = None  # (G,) graph tasks: the small graphs' ids as text
     classes: tuple[int, ...] | None = None  # party p's classes are 0 … classes[p] − 1, where parties differ
     pairs: Tensor | None = None  # (2, M) link tasks: the judged pairs of rows, party after party; y and masks then have M rows
     pair_party: Tensor | None = None  # (M,) the party that each pair is judged with, if not the block itself

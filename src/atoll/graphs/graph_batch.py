@@ -42,6 +42,8 @@ class GraphBatch(Graph):
         values = {name: getattr(whole, name) for name in Graph.__dataclass_fields__ if name not in LAZY}
         for name in ("y", "train", "val", "test", "graph_ids", "majority", "y_columns"):
             values[name] = None if values[name] is None else values[name][graphs]
+        names = values["graph_names"]
+        values["graph_names"] = None if names is None else names[graphs.cpu().numpy()]
         taken.__dict__.update(values, ptr=ptr, graph_ptr=cut.graph_ptr, whole=whole, graphs=graphs, cut=cut, _cut=cut)
         return taken
 

@@ -33,6 +33,7 @@ JOINS: dict[str, Callable[[Any], Any]] = {  # field of a graph → how those of 
     **dict.fromkeys(("widths", "classes"), _flat),
     "table": stack_tables,
     "node_names": np.concatenate,
+    "graph_names": np.concatenate,
 }
 
 

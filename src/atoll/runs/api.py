@@ -90,7 +90,7 @@ def run(
         engine=engine,
         device=device,
         start_from=start_from,
-        values=with_tuned(settings, choice, algorithm, seed),
+        values=with_tuned(with_given_task(settings, given), choice, algorithm, seed),
     )
     chosen = marked(chosen, choice, given)
     with open_loggers(called(progress, loggers, on_round), algorithm, out, chosen) as watch:
@@ -144,6 +144,13 @@ def resume(
         result = runner.resume(path, given_objects(dataset), **own, watch=watch, ending=ending)
         watch.finish(result)
     return result
+
+
+def with_given_task(settings: Mapping[str, Any], given: Given | None) -> dict[str, Any]:
+    """The settings with the task of a list of small graphs, where it is not named."""
+    if given is None or not given.task or {"task", "run.task", "target", "data.target"} & settings.keys():
+        return dict(settings)
+    return {**settings, "task": given.task}
 
 
 def given_objects(dataset: Any, partition: Any = None) -> Given | None:

@@ -30,6 +30,7 @@ from atoll.privacy.masking import SECURE_STEPS
 from atoll.privacy.noise_settings import NoiseSettings
 from atoll.runs import protocol, training_checks
 from atoll.runs.argument_values import as_text, as_whole, plain
+from atoll.runs.data_task import GIVEN as GIVEN
 from atoll.runs.data_task import require_items, require_target, require_whole_graphs, target_of, task_of_data
 from atoll.runs.defaults import default_partition, defaults
 from atoll.runs.run_settings import RunSettings
@@ -38,8 +39,6 @@ from atoll.runs.stored_shards import check_fixed, shards_of
 from atoll.runs.tuned_by import TABLE, TunedBy, read_tuned_by
 from atoll.settings import Training, build, known
 from atoll.tasks import TASKS, class_weights, decisions, selecting_metric
-
-GIVEN = "given"  # the name of a dataset that was given as an object
 
 
 @dataclass(frozen=True)

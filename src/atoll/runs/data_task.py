@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll import algorithms
+from atoll.data.graph_parties import holds_graphs
 from atoll.data.registry import lookup
 from atoll.data.target_columns import target_of_folder
 from atoll.errors import AtollError
@@ -13,6 +14,7 @@ from atoll.tasks import DEFAULT_TASK, GRAPH_TASK, OF_TARGETS, TASKS
 from atoll.tasks.regression import FEDERATION, check_scale
 from atoll.tasks.targets import CLASS, VALUES
 
+GIVEN = "given"  # the name of a dataset that was given as an object
 LEVELS = ("node",)  # the items of an algorithm that does not name them
 TARGETS = (CLASS,)  # likewise, what it predicts of an item
 WORDS = {"labels": "several labels per item", "values": "values"}
@@ -20,7 +22,8 @@ WORDS = {"labels": "several labels per item", "values": "values"}
 
 def task_of_data(dataset: str, asked: Mapping[str, Any] | None = None) -> str:
     """The task that a dataset is for, unless a run names another; `asked` may name the target."""
-    usual = str(getattr(lookup(dataset), "task", DEFAULT_TASK))
+    usual = GRAPH_TASK if lookup(dataset) is None and holds_graphs(dataset) else DEFAULT_TASK
+    usual = str(getattr(lookup(dataset), "task", usual))
     target = (asked or {}).get("target") or target_of_folder(dataset)
     if target not in OF_TARGETS:  # the setting refuses it
         return usual
@@ -48,7 +51,7 @@ def require_whole_graphs(algorithm: str, task: str, settings: Any) -> None:
 def require_items(dataset: str, task: str, algorithm: str) -> None:
     """Refuse a task whose items the data does not have, or that the algorithm (`LEVELS`, `TARGETS`) is not made for."""
     level, target = level_of(task), target_of(task)
-    if (level == "graph") != (level_of(task_of_data(dataset)) == "graph"):
+    if dataset != GIVEN and (level == "graph") != (level_of(task_of_data(dataset)) == "graph"):
         graphs = f"many small graphs, for {OF_TARGETS[target].get('graph', GRAPH_TASK)}"
         holds = "one graph, whose items are nodes" if level == "graph" else graphs
         raise AtollError(f"The task is {task}, but the dataset {dataset} holds {holds}; leave the task out.")

@@ -38,6 +38,8 @@ class Outputs:
     @property
     def node_ids(self) -> NDArray[Any]:
         """(I,) the items' ids in their data: text where nodes have any, else numbers."""
+        if self.graph.graph_names is not None:
+            return self.graph.graph_names
         if self.graph.graph_ids is not None:
             return self.graph.graph_ids.numpy()
         return self.graph.ids.numpy() if self.graph.node_names is None else self.graph.node_names

@@ -19,11 +19,13 @@ from atoll.errors import AtollError, AtollWarning, listed
 from atoll.graphs.graph import Graph
 from atoll.parties import Parties
 from atoll.runs import joining
+from atoll.runs.data_task import level_of
 from atoll.runs.experiment import extent_of, schema_of
 from atoll.runs.given_pairs import read_pairs, with_given_pairs
 from atoll.runs.inference import Nodes, infer, require_shared_model
 from atoll.runs.known_nodes import party_name, site_context, training_context
 from atoll.runs.outputs import Outputs, joined
+from atoll.runs.predicted_graphs import of_new_graphs
 from atoll.tasks import LINK_TASK
 
 if TYPE_CHECKING:
@@ -88,6 +90,10 @@ def of_new_data(model: TrainedModel, data: Any, party: str | int | None, known: 
     """The outputs for nodes that arrived later; `known`: at a site, the graph of before; `join`: what new users begin with."""
     if model.task.name == LINK_TASK:
         raise AtollError("A model of link prediction scores pairs of nodes that it was trained on; give these: --pairs FILE.")
+    if level_of(model.task.name) == "graph":
+        if known is not None or join is not None:
+            raise AtollError("New graphs are predicted by themselves; leave --known and --join out.")
+        return of_new_graphs(model, data, party)
     scenario, sources = model.description["scenario"], new_nodes.party_sources(data)
     if model.own_numbers is not None:
         if join is not None:
@@ -127,7 +133,7 @@ def _of_one(model: TrainedModel, source: Any, number: int | None, name: str) -> 
 
 def _new_rows(outputs: Outputs, count: int) -> Outputs:
     """The outputs without the nodes that are only context, which come last."""
-    return outputs.rows(torch.arange(outputs.graph.num_nodes) < count)
+    return outputs.rows(torch.arange(len(outputs.graph.y)) < count)
 
 
 def _at_site(model: TrainedModel, source: Any, party: str | int | None, known: Any) -> Outputs:
