@@ -33,6 +33,7 @@ from atoll.tasks import OF_TARGETS, TASKS, Task
 from atoll.tasks.multilabel import NODES as LABELS
 from atoll.tasks.regression import NodeRegression, given_scale
 from small_targets import small_targets
+from test_promises import partial
 
 TARGETS = ("labels", "values")
 METHODS = [name for name in algorithms.names() if "labels" in getattr(algorithms.find(name), "TARGETS", ())]
@@ -193,6 +194,10 @@ def test_a_party_without_known_entries_counts_nothing() -> None:
     counts = LABELS.counts(out, bare)
     assert not bool(counts["labels"][1].any())
     assert LABELS.by_party(counts)["party_auc"][1] is None
+    yes = with_targets(graph, torch.where((graph.party == 1)[:, None], 1.0, graph.y_columns))  # one kind only
+    ranking = LABELS.counts(out, yes)["ranking"]
+    assert not bool(ranking[1].any())  # (0, 0): left out, not ½
+    assert bool((ranking[[0, 2]][..., 1] == 1).all())
 
 
 @pytest.mark.parametrize("partition", ["metis", "random", "overlap", "whole"])
@@ -211,15 +216,17 @@ def test_targets_stay_with_their_nodes(partition: str) -> None:
 @pytest.mark.parametrize("algorithm", METHODS)
 def test_promises_hold_for_labels_and_values(algorithm: str, target: str) -> None:
     """Placement and amnesia change nothing; every round is finite and judged by the task's own score."""
-    usual = results(small_targets(algorithm, target, **EXTRA.get(algorithm, {})))
+    values = EXTRA.get(algorithm, {}) | ({"participation": 0.5} if partial(algorithm) else {})
+    usual = results(small_targets(algorithm, target, **values))
     changes = [{"amnesia": "true"}] + ([] if algorithm in WHOLE else [{"placement": "apart"}])
     for change in changes:
-        other = results(small_targets(algorithm, target, **EXTRA.get(algorithm, {}), **change))
+        other = results(small_targets(algorithm, target, **values, **change))
         for (name, value), (_, same) in zip(wire.leaves(memory_of(usual)), wire.leaves(memory_of(other)), strict=True):
             torch.testing.assert_close(value, same, atol=1e-5, rtol=1e-5, msg=name)
         assert usual.bytes == other.bytes
         for row, same in zip(usual.rows, other.rows, strict=True):
-            assert row["val_loss"] == pytest.approx(same["val_loss"], rel=1e-5)
+            for name in ("val_loss", task_of(target).score):  # ranks, too: of few pairs a single flip would show
+                assert row[name] == pytest.approx(same[name], rel=1e-4, abs=1e-6), name
     score = task_of(target).score
     assert all(math.isfinite(row[score]) and math.isfinite(row["val_loss"]) for row in usual.rows)
 

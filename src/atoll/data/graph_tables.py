@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -173,9 +174,8 @@ def _rows_of_y(several: Sequence[Any], where: str, *, labeled: bool) -> np.ndarr
 
 def are_graphs(dataset: Any) -> bool:
     """Whether these are PyG's `Data` with one `y` for a whole graph each; a list of them, not one."""
-    if isinstance(dataset, (str, Path, Mapping)) or hasattr(dataset, "edge_index"):
-        return False
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    pyg = sys.modules.get("torch_geometric.data")
+    if not isinstance(dataset, (list, tuple)) and (pyg is None or not isinstance(dataset, pyg.Dataset)):
         return False
     several = [dataset[index] for index in range(len(dataset))] if len(dataset) else []
     if not several or not all(hasattr(each, "edge_index") and hasattr(each, "num_nodes") for each in several):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy.sparse as sp
+import torch
 from numpy.typing import NDArray
 
 from atoll.data.builder import Ints, distinct
@@ -57,6 +58,8 @@ def partition_statistics(graph: Graph, whole: Graph | None = None) -> PartitionS
     A node's homophily is the share of its neighbors that have its class (FedSpray, Eq. 1) within the party's own graph, as in
     the paper's Table 1; neighbors without a label do not count, nor do nodes without a labeled neighbor.
     """
+    if graph.y_columns is not None:  # labels or values: nothing here is about classes
+        graph = replace(graph, y=torch.full_like(graph.y, -1), y_columns=None, class_names=None, num_classes=1)
     parties, classes = graph.parties, max(graph.num_classes, 1)
     party, y = graph.owner.numpy(), graph.y.numpy()
     labeled = y >= 0
