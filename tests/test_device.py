@@ -4,26 +4,39 @@ not wait for the device in its steps. A new algorithm is tested here without a l
 from __future__ import annotations
 
 import math
+import shutil
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+import hosts
+from atoll import algorithms, wire
 from atoll import device as devices
-from atoll import wire
 from atoll.algorithms import fedprox
 from atoll.cli import main
+from atoll.deploy import launch
+from atoll.engines.host import Host
+from atoll.errors import AtollError
+from atoll.federation.cohort import Schema
+from atoll.federation.federation import Answer
 from atoll.graphs import compressed
 from atoll.models import optim
 from atoll.runs import runner
 from atoll.runs.config import Config
 from atoll.runs.result import Result
 from atoll.settings import known
+from hosts import hosted
 from pretend import FUSED, NAME, Accelerator, Traffic
-from small import ALGORITHMS, small
+from sites import DirectCarrier, remote_engine, sites_with_data
+from small import ALGORITHMS, Recorded, small
+from small_graphs import small_graphs, write
 from small_links import small_links
+from test_promises import Broken
 
 TOLERANCE = 1e-4
 
@@ -48,7 +61,8 @@ def assert_agree(one: Result, other: Result) -> None:
     for name, value in left.items():
         if isinstance(value, torch.Tensor):
             assert right[name].device.type == "cpu", f"{name} of the state is not a tensor of the CPU"
-            torch.testing.assert_close(right[name], value, atol=TOLERANCE, rtol=TOLERANCE, msg=lambda m, n=name: f"{n}: {m}")
+            near = {"atol": TOLERANCE, "rtol": TOLERANCE, "equal_nan": True}
+            torch.testing.assert_close(right[name], value, **near, msg=lambda m, n=name: f"{n}: {m}")
     for row, same in zip(one.rows, other.rows, strict=True):
         for name, value in row.items():
             if isinstance(value, float) and "seconds" not in name:
@@ -56,10 +70,41 @@ def assert_agree(one: Result, other: Result) -> None:
     assert one.bytes == other.bytes
 
 
+def at_level(level: str) -> list[str]:
+    """The algorithms that predict graphs, or links."""
+    return [name for name in ALGORITHMS if level in getattr(algorithms.find(name), "LEVELS", ())]
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_gives_the_numbers_of_the_cpu(algorithm: str) -> None:
-    """One round on the device and on the CPU: the same state, metrics and bytes."""
+def test_every_algorithm_gives_the_numbers_of_the_cpu(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One round on the device, with and without double precision, and on the CPU: the same state, metrics and bytes."""
     config = small(algorithm, rounds=1)
+    usual = runner.rounds(runner.prepare(config))
+    assert_agree(usual, on_device(config)[0])
+    monkeypatch.setattr(devices, "NARROW", {NAME})
+    assert_agree(usual, on_device(config, doubles=False)[0])
+
+
+@pytest.fixture(scope="module")
+def graph_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with small datasets of graphs."""
+    root = tmp_path_factory.mktemp("data")
+    write(root)
+    return root
+
+
+@pytest.mark.parametrize("algorithm", at_level("graph"))
+def test_graphs_give_the_numbers_of_the_cpu(algorithm: str, graph_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every method that classifies graphs."""
+    monkeypatch.setenv("ATOLL_DATA", str(graph_data))
+    config = small_graphs(algorithm, {"fedproto": "nci1", "centralized": "nci1"}.get(algorithm, "chem"), rounds=1)
+    assert_agree(runner.rounds(runner.prepare(config)), on_device(config)[0])
+
+
+@pytest.mark.parametrize("algorithm", at_level("link"))
+def test_every_method_for_links_gives_the_numbers_of_the_cpu(algorithm: str) -> None:
+    """On whole graphs."""
+    config = small_links(algorithm, algorithms.find(algorithm).SCENARIOS[0], rounds=1)
     assert_agree(runner.rounds(runner.prepare(config)), on_device(config)[0])
 
 
@@ -69,6 +114,48 @@ def test_links_give_the_numbers_of_the_cpu(algorithm: str, decoder: str) -> None
     """Pairs drawn on the CPU, scored on the device, in mini-batches."""
     config = small_links(algorithm, rounds=2, decoder=decoder, batch_size=20)
     assert_agree(runner.rounds(runner.prepare(config)), on_device(config)[0])
+
+
+@pytest.mark.parametrize("values", [{"secure": "true"}, {"class_weight": "balanced"}, {"clip": 0.1}, {"track": "auc"}], ids=str)
+def test_a_device_without_double_precision(values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What else is computed in double precision on other devices: masks of totals, class weights, norms, histograms."""
+    usual = runner.rounds(runner.prepare(small("fedavg", **values)))
+    monkeypatch.setattr(devices, "NARROW", {NAME})
+    assert_agree(usual, on_device(small("fedavg", **values), doubles=False)[0])
+
+
+def test_messages_and_checkpoints_know_no_device(tmp_path: Path) -> None:
+    """What is sent and what is written are tensors of the CPU, whose types do not tell where they were computed; a run that
+    began on a device goes on on the CPU, and ends as one that never left it."""
+    config = small("ditto", rounds=4, checkpoint_every=1)
+    recorded: list[Recorded] = []
+
+    def record(engine: Any) -> Recorded:
+        recorded.append(Recorded(engine))
+        return recorded[-1]
+
+    def watch(row: dict[str, Any], rounds: int) -> None:
+        if row["round"] == 2:
+            raise Broken
+
+    with Accelerator():
+        runner.rounds(runner.prepare(replace(config, device=NAME), engine=record))
+    for message, results in recorded[0].delivered:
+        fields = [message.common, message.each, *(result.fields for result in results if isinstance(result, Answer))]
+        for name, value in (leaf for part in fields for leaf in wire.leaves(part)):
+            assert value.device == devices.CPU, f"{name} of {message.verb}"
+            assert type(value) is torch.Tensor, f"{name} of {message.verb}"
+    usual = runner.run(config, out=tmp_path / "cpu")
+    with Accelerator(), pytest.raises(Broken):
+        runner.run(replace(config, device=NAME), out=tmp_path / "run", watch=watch)
+    shapes = [
+        {name: (tuple(value.shape), value.dtype) for name, value in load_file(tmp_path / run / "checkpoint.safetensors").items()}
+        for run in ("cpu", "run")
+    ]
+    assert {name: shape for name, shape in shapes[0].items() if "memory" in name} == {
+        name: shape for name, shape in shapes[1].items() if "memory" in name
+    }
+    assert_agree(usual, runner.resume(tmp_path / "run", device="cpu"))
 
 
 def test_a_tensor_in_the_wrong_place_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,10 +222,95 @@ def waits(config: Config) -> dict[str, int]:
     return seen[1]
 
 
-def test_a_device_that_is_not_here_is_one_sentence(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line says what is here and ends with 2."""
-    monkeypatch.setattr(sys, "argv", ["atoll", "run", "fedavg", "--device", "cuda:77"])
+def test_a_site_computes_where_it_wants(tmp_path: Path) -> None:
+    """One site on its device, two on the CPU: the numbers of three on the CPU, and messages that do not tell."""
+    config = small("fedavg")
+    usual = runner.run(config)
+    sites = sites_with_data(tmp_path, config)
+    deployed = launch.deployment_config({"algorithm": "fedavg", "seed": 3}, "run.toml", list(sites))
+    deployed = replace(deployed, settings=config.settings, run=config.run)
+    engine = remote_engine(deployed, DirectCarrier(sites))
+    with Accelerator() as traffic:
+        sites["site-1"].device = NAME
+        mixed = runner.rounds(runner.build_experiment(deployed, engine, Schema(12, 3, 3), None, "horizontal"))
+    assert traffic.up
+    assert_agree(usual, mixed)
+
+
+def test_hosts_have_devices_that_the_server_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over hosts the parties compute on the devices of their nodes; the server's machine need not have any."""
+    monkeypatch.setattr(devices, "KINDS", {**devices.KINDS, NAME: lambda: int(inside)})
+    inside = 0
+
+    class Inside(Host):
+        """A host on a node with a device."""
+
+        def handle(self, shared: bytes, own: bytes = b"") -> bytes:
+            """Meanwhile the device is there."""
+            nonlocal inside
+            inside += 1
+            try:
+                return super().handle(shared, own)
+            finally:
+                inside -= 1
+
+    config = replace(small("fedspray"), engine="hosted")
+    with hosted():
+        usual = runner.run(config)
+        monkeypatch.setattr(hosts, "Host", Inside)
+        with Accelerator() as traffic:
+            there = runner.run(replace(config, device=NAME))
+        assert traffic.up
+        assert_agree(usual, there)
+    with pytest.raises(AtollError, match=f"There is no {NAME} here"):
+        runner.run(replace(config, engine="inprocess", device=NAME))
+
+
+@pytest.mark.parametrize("device", ["cuda:77", "gpu"])
+@pytest.mark.parametrize("command", ["run", "config", "compare", "tune", "resume", "extend", "predict", "evaluate", "join"])
+def test_a_device_that_is_not_here_is_one_sentence(
+    command: str,
+    device: str,
+    trained: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every command says what is here, ends with 2 and writes nothing."""
+    edited = tmp_path / "edited"
+    shutil.copytree(trained, edited)
+    settings = edited / "config.toml"
+    settings.write_text(f'device = "{device}"\n{settings.read_text()}')
+    new, there = ["--out", str(tmp_path / "out")], ["--device", device]
+    words = {
+        "run": ["run", "fedavg", *new, *there],
+        "config": ["resume", str(edited), "--rounds", "9"],
+        "join": ["join", str(tmp_path / "kit"), "--data", str(tmp_path / "data"), *there],
+        "compare": ["compare", "fedavg,local", *new, *there],
+        "tune": ["tune", "fedavg", *new, *there],
+        "resume": ["resume", str(trained), *there],
+        "extend": ["resume", str(trained), "--rounds", "9", *there],
+        "predict": ["predict", str(trained), "--out", str(tmp_path / "out.csv"), *there],
+        "evaluate": ["evaluate", str(trained), *there],
+    }
+    before = files(tmp_path), files(trained)
+    monkeypatch.setattr(sys, "argv", ["atoll", *words[command]])
     with pytest.raises(SystemExit) as ended:
         main.main()
-    assert ended.value.code == 2
-    assert "There is no cuda:77 here: this machine has cpu" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert ended.value.code == 2, said
+    assert ("There is no cuda:77 here: this machine has cpu" if device == "cuda:77" else "must be cpu, cuda") in said
+    assert (files(tmp_path), files(trained)) == before
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's folder."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    runner.run(small("fedavg", rounds=1), out=folder)
+    return folder
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """All files of a folder, but for the lock that opening it leaves."""
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".lock"}

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from atoll.errors import AtollError
 
@@ -20,6 +21,7 @@ def _mps() -> int:
 
 KINDS: dict[str, Callable[[], int]] = {"cuda": torch.cuda.device_count, "mps": _mps}  # accelerators → how many there are here
 # in the order in which `auto` looks for them
+NARROW = {"mps"}  # types of devices without double precision
 
 
 def check(text: str) -> str:
@@ -54,6 +56,19 @@ def find(text: str) -> torch.device:
     return torch.device(kind, index)
 
 
+def find_or_cpu(text: str) -> torch.device:
+    """The device of that name where it is here, else the CPU.
+
+    >>> find_or_cpu("cuda:99")
+    device(type='cpu')
+    """
+    try:
+        return find(text)
+    except AtollError:
+        check(text)
+        return CPU
+
+
 def name(device: torch.device) -> str:
     """A device's name as settings have it.
 
@@ -61,6 +76,33 @@ def name(device: torch.device) -> str:
     'cpu'
     """
     return "cpu" if device == CPU else str(device)
+
+
+def precise(values: Tensor) -> Tensor:
+    """The numbers in double precision, or in single precision where their device has no other.
+
+    >>> precise(torch.ones(2)).dtype
+    torch.float64
+    """
+    return values.to(wide(values.device))
+
+
+def wide(device: torch.device) -> torch.dtype:
+    """Double precision, or single where a device has no other.
+
+    >>> wide(CPU)
+    torch.float64
+    """
+    return torch.float32 if device.type in NARROW else torch.float64
+
+
+def placed(values: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device; double precision becomes single where the device has no other.
+
+    >>> placed(torch.ones(2), CPU).device
+    device(type='cpu')
+    """
+    return (values.float() if device.type in NARROW and values.dtype == torch.float64 else values).to(device)
 
 
 def available() -> str:

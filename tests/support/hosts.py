@@ -15,6 +15,7 @@ from atoll.engines.hosted import HostedEngine, Lost, PortableMaker
 from atoll.engines.inprocess import InProcessEngine, MakeCohort
 from atoll.parties import divide_evenly
 
+ROUNDS_AT_ONE_SITE = {"gfl_appnp"}  # one cohort in one process keeps gradients as descriptions, and multiplies in another order
 Lose = Callable[[int, dict[str, Any]], str]  # (site, what it is asked) → "", or "before" or "after" acting on it it is lost
 
 

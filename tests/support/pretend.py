@@ -7,6 +7,9 @@
 - A tensor of the CPU among the arguments of an operation on `pretend` is an error that names the operation and both shapes; only
   a single number is taken by operations that take one on a GPU.
 - `.numpy()` and sparse tensors are errors; so are kernels that not every device has, unless `kernels` says that this one does.
+  Products of matrices of whole numbers are, too: only the CPU has them.
+- Random numbers drawn there are errors, unless `draws=True`: a device's own differ from the CPU's, and take its own generators.
+- With `doubles=False` there is no double precision, as on mps.
 - Copies to the CPU, `.item()`, `bool(…)`, `.tolist()`, and operations whose result's size depends on the numbers are counted.
 """
 
@@ -50,6 +53,12 @@ SIZES = {  # the size of the result depends on the numbers, so that the CPU wait
     *("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount", "equal", "is_nonzero"),
 }
 FUSED = {"_embedding_bag_forward_only", "_fused_adam_", "_fused_adamw_", "_fused_sgd_"}  # kernels that CUDA has, others may not
+PRODUCTS = {"mm", "bmm", "mv", "dot", "vdot", "addmm", "addmv", "baddbmm", "addbmm", "addr"}  # on a GPU not of whole numbers
+DRAWS = {
+    *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "normal"),
+    *("normal_", "uniform_", "exponential_", "geometric_", "log_normal_", "cauchy_", "random_", "multinomial", "poisson"),
+    *("native_dropout", "rrelu_with_noise", "binomial"),
+}
 NOWHERE = {"sparse_sampled_addmm", "segment_reduce", "_sparse_csr_tensor_unsafe", "sparse_compressed_tensor", "to_sparse"}
 
 
@@ -120,9 +129,9 @@ class Accelerator(TorchDispatchMode):
 
     current: Accelerator | None = None
 
-    def __init__(self, kernels: set[str] | frozenset[str] = frozenset(), *, doubles: bool = True) -> None:
+    def __init__(self, kernels: set[str] | frozenset[str] = frozenset(), *, doubles: bool = True, draws: bool = False) -> None:
         super().__init__()
-        self.kernels, self.doubles, self.traffic = kernels, doubles, Traffic()
+        self.kernels, self.doubles, self.draws, self.traffic = kernels, doubles, draws, Traffic()
 
     def __enter__(self) -> Traffic:  # type: ignore[override]
         Accelerator.current = self
@@ -186,7 +195,11 @@ def _check(name: str, here: list[torch.Tensor]) -> None:
     mode = Accelerator.current
     if name in NOWHERE or (name in FUSED and not (mode is not None and name in mode.kernels)):
         raise NotImplementedError(f"{name} is not there on {DEVICE}")
+    if name in DRAWS and not (mode is not None and mode.draws):
+        raise RuntimeError(f"{name}: numbers drawn on {DEVICE} are not the CPU's ({_where()}); draw there, and move them")
     ours = [tensor for tensor in here if type(tensor) is Pretend]
+    if name in PRODUCTS and ours and not ours[0].dtype.is_floating_point:
+        raise NotImplementedError(f"{name} is not there for {ours[0].dtype} on {DEVICE} ({_where()})")
     for tensor in here:
         if ours and type(tensor) is not Pretend and (tensor.dim() or name.removesuffix("_") not in NUMBERS_TAKEN):
             raise RuntimeError(

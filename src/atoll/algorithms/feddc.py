@@ -15,6 +15,7 @@ from torch import Tensor
 
 from atoll.algorithms import State, feddyn
 from atoll.algorithms.fedavg import EVALUATIONS, LEVELS, SCENARIOS, TARGETS, answered_share, evaluate
+from atoll.device import precise
 from atoll.errors import AtollError
 from atoll.federation.cohort import MODEL, PARTY, Fields, verb
 from atoll.federation.declarations import WEIGHT, Case, Forms, real
@@ -138,7 +139,7 @@ class Cohort(feddyn.Cohort):
 
     def renew(self, update: Parameters, reference: Fields, steps: Tensor) -> Parameters:
         """The new g_k, or c_k ← c_k − c − Δ_k / (K·η); what the server averages: the new g_k, or the change of c_k."""
-        rate = (1 / (steps.clamp(min=1).double() * self.settings.lr)).float()
+        rate = (1 / (precise(steps.clamp(min=1)) * self.settings.lr)).float()
         before, mean = self.own, weighted(update, rate)  # Δ_k / (K·η)
         if self.settings.correction == "last_update":
             self.own = mean

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from atoll.algorithms import State, fedavg
 from atoll.algorithms.fedavg import EVALUATIONS, LEVELS, SCENARIOS, TARGETS, answered_share, evaluate
+from atoll.device import precise
 from atoll.errors import AtollError
 from atoll.federation.cohort import MODEL, PARTY, Fields, verb
 from atoll.federation.declarations import WEIGHT
@@ -83,7 +84,7 @@ class Cohort(fedavg.Cohort):
             self.train(model=model, correction=correction)
         else:
             steps = self.train(model=model, correction=correction)  # (P,) K
-            moved = weighted(difference(self.shared(), model), (-1 / (steps.double().clamp(min=1) * self.settings.lr)).float())
+            moved = weighted(difference(self.shared(), model), (-1 / (precise(steps).clamp(min=1) * self.settings.lr)).float())
             renewed = difference(moved, correction)  # option II: c_k − c + (θ − θ_k) / (K·η)
             self.control = choose(steps > 0, renewed, before)
         change = weighted(difference(self.control, before), self.weights)

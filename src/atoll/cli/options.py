@@ -128,13 +128,17 @@ def prepare_torch(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def say_device(device: str | None, *, quiet: bool = False) -> None:
-    """Refuse a device that is not here; say which one `auto` is."""
+def say_device(device: str | None, *, engine: str | None = None, quiet: bool = False) -> None:
+    """Refuse a device that is not here; say which one `auto` is. What an engine's other processes have is theirs to say."""
     if device is None:
         return
     from atoll import device as devices
     from atoll.cli.console import out as console
+    from atoll.engines import is_hosted
 
+    devices.check(device)
+    if engine is not None and is_hosted(engine):
+        return
     found = devices.name(devices.find(device))
     if device == devices.AUTO and not quiet:
         console.print(f"Device {found} (this machine has {devices.available()})")

@@ -69,7 +69,7 @@ def run(
     values = read_values(sets, model=model, rounds=rounds, address=address) | ({"secure": True} if secure else {})
     given = {"dataset": dataset, "partition": partition, "parties": parties, "seed": seed, "engine": engine}
     given |= {"start_from": start_from, "device": device}
-    say_device(device, quiet=quiet)
+    say_device(device, engine=engine, quiet=quiet)
     config = _config(what, {name: value for name, value in given.items() if value is not None}, values, tuned)
     names = [*(log or []), *(["tensorboard"] if tensorboard else [])]
     with open_loggers(config.algorithm, quiet=quiet, log=names, folder=out, config=config) as watch:
@@ -122,8 +122,9 @@ def resume(
     from atoll.runs.folder import Folder
 
     ending = read_values(sets, rounds=rounds)
-    say_device(device, quiet=quiet)
-    with open_loggers(str(folder), quiet=quiet, log=log, folder=folder, config=Folder.open(folder)[1]) as watch:
+    config = Folder.open(folder)[1]
+    say_device(device, engine=config.engine, quiet=quiet)
+    with open_loggers(str(folder), quiet=quiet, log=log, folder=folder, config=config) as watch:
         own: dict[str, Any] = {"algorithm": algorithm, "model": model, "device": device}
         result = runner.resume(folder, **own, watch=watch, ending=ending, address=address)
         watch.finish(result)

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from atoll import device as devices
 from atoll.registry import Registry
 
 ENGINES: Registry[Any] = Registry(
@@ -28,6 +31,11 @@ def close(engine: Any) -> None:
     end = getattr(engine, "close", None)
     if end is not None:
         end()
+
+
+def server_device(engine: str, device: str) -> torch.device:
+    """Where the process of the server computes; it may do without the device of parties that live in other processes."""
+    return (devices.find_or_cpu if is_hosted(engine) else devices.find)(device)
 
 
 def is_hosted(name: str) -> bool:

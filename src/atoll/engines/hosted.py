@@ -68,6 +68,7 @@ class PortableMaker(Protocol):
     """What makes the cohorts of a run, here or in another process."""
 
     open: Open  # makes them there, from the document
+    device: str  # where the parties compute: a device of the process that they are in
 
     def __call__(self, parties: Sequence[int], blank: bool, /) -> Cohort:
         """The cohort of some parties, in this process."""

@@ -38,6 +38,8 @@ def connect(make: PortableMaker, parties: int, settings: RaySettings) -> HostedE
     for name, number in {"cpus_per_site": cpus, "gpus_per_site": gpus}.items():
         if number > 1 and number != int(number):
             raise AtollError(f"{name} is {number:g} but must be a whole number above 1, or a share of one; choose {int(number)}.")
+    if make.device.startswith("cuda") and not gpus:
+        raise AtollError(f"device is {make.device}, but Ray shows actors the GPUs that they reserve; set gpus_per_site, too.")
     if settings.sites > parties:
         raise AtollError(f"sites is {settings.sites}, but there are {parties} parties; lower it, or leave it out.")
     cluster = RayCluster(settings.address)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from atoll.device import precise
 from atoll.errors import AtollError, PartyFailure
 from atoll.federation.declarations import real, whole
 from atoll.federation.fields import Fields
@@ -51,7 +52,7 @@ def count_classes(cohort: Cohort) -> Fields:
 def set_class_weights(cohort: Cohort, weights: Tensor) -> None:
     """Keep what each class weighs in the loss, from now on."""
     _require_balanced(cohort)
-    known, new = cohort.class_weights, weights.double().expand(cohort.graph.parties, -1)
+    known, new = cohort.class_weights, precise(weights).expand(cohort.graph.parties, -1)
     if not bool((known.isnan() | (known == new)).all()):
         raise AtollError("the class weights of a run do not change.")
     cohort.class_weights = new.clone()
@@ -67,9 +68,8 @@ def declare(cohort: Cohort) -> None:
     """Add the weights to a cohort's memory, unknown yet, where its task needs them."""
     if getattr(cohort.task, "balanced", False):
         cohort.memory = {**cohort.memory, MEMORY: PARTY}  # type: ignore[misc]
-        cohort.class_weights = torch.full(
-            (cohort.graph.parties, cohort.schema.classes), torch.nan, dtype=torch.float64, device=cohort.device
-        )
+        unknown = torch.full((cohort.graph.parties, cohort.schema.classes), torch.nan, device=cohort.device)
+        cohort.class_weights = precise(unknown)
 
 
 def apply(cohort: Cohort, message: Message) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from atoll import deferred
-from atoll.device import CPU
+from atoll.device import CPU, wide
 from atoll.errors import AtollError
 from atoll.federation import agreements, class_counts, door, secure_steps, value_scale
 from atoll.federation.bounds import Limits
@@ -191,6 +192,8 @@ class Cohort:
         with torch.set_grad_enabled(message.training), graph_for(self, message, judged=message.verb == "evaluate"):
             common, each = (door.inward(part, device) for part in (message.common, message.each))
             fields: Fields = door.outward(method(self, **common, **each) or {}, device)
+        if wide(device) != torch.float64 and self.limits is not None:
+            fields = door.widened(fields, self.limits.reply(replace(message, secure=None)) or {})
         for guard in self.guards:
             fields = guard(message, fields, Draws(self.seed, self.parties, "guard", message.verb, message.round, message.call))
         if message.secure is not None:

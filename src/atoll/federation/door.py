@@ -7,14 +7,17 @@ checkpoints do not depend on a device, and engines, ledgers, checks, noise and m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from atoll.deferred import Deferred
-from atoll.device import CPU
+from atoll.device import CPU, placed
 from atoll.wire import rows_are_shared
+
+if TYPE_CHECKING:
+    from atoll.federation.declarations import Leaf
 
 
 def outward(value: Any, device: torch.device) -> Any:
@@ -37,8 +40,20 @@ def _moved(value: Any, target: torch.device, device: torch.device) -> Any:
     if not isinstance(value, Tensor) or value.device == target:
         return value
     if rows_are_shared(value):  # one row, repeated
-        return value[:1].to(target).expand_as(value)
-    return value.detach().to(target)
+        return placed(value[:1], target).expand_as(value)
+    return placed(value.detach(), target)
+
+
+def widened(fields: dict[str, Any], leaves: Mapping[str, Leaf]) -> dict[str, Any]:
+    """A reply that has left a device without double precision, in the types that it is declared in."""
+    return {name: _widened(value, name, leaves) for name, value in fields.items()}
+
+
+def _widened(value: Any, name: str, leaves: Mapping[str, Leaf]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _widened(item, f"{name}/{key}", leaves) for key, item in value.items()}
+    double = name in leaves and leaves[name].dtype == torch.float64
+    return value.double() if double and isinstance(value, Tensor) and value.dtype == torch.float32 else value
 
 
 class Distant(Deferred):
@@ -55,7 +70,7 @@ class Distant(Deferred):
 
     def dense(self) -> Tensor:
         """The tensor itself."""
-        return self.value.dense().to(CPU)
+        return self.value.dense().to(CPU).to(self.dtype)
 
     def take(self, index: Tensor) -> Distant:
         """The rows of some parties."""
@@ -63,7 +78,8 @@ class Distant(Deferred):
 
     def total(self) -> Tensor:
         """The sum over the parties."""
-        return self.value.total().to(CPU)
+        total = self.value.total().to(CPU)
+        return total.double() if self.dtype == torch.float64 else total
 
     def probe(self) -> Tensor:
         """Finite if and only if all numbers are."""

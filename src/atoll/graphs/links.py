@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from atoll.device import precise
 from atoll.graphs.blocks import Blocks
 from atoll.graphs.graph import Graph, stack
 from atoll.graphs.segments import occurrences
@@ -86,17 +87,17 @@ class LinkEnds(Links):
         The first is any link; each further one has a probability proportional to its squared distance from the nearest before.
         """
         ends = self.ends.t()
-        nearest = torch.full((self.ends.shape[1],), torch.inf, dtype=torch.float64, device=nodes.device)
+        nearest = precise(nodes.new_full((self.ends.shape[1],), torch.inf))
         centers = nodes.new_zeros(*uniform.shape, 2, nodes.shape[1])
         for k in range(uniform.shape[1]):
             chance = torch.ones_like(nearest) if k == 0 else nearest
             for p, (start, end) in enumerate(self.blocks.ranges):
                 if start < end:
                     heights = chance[start:end].cumsum(0)
-                    index = int(torch.searchsorted(heights, uniform[p, k].double() * heights[-1], right=True))
+                    index = int(torch.searchsorted(heights, precise(uniform[p, k]) * heights[-1], right=True))
                     centers[p, k] = nodes[ends[start + min(index, end - start - 1)]]
             both = [(nodes - self.nodes.broadcast(centers[:, k, side])).square().sum(1)[self.ends[side]] for side in (0, 1)]
-            nearest = torch.minimum(nearest, (both[0] + both[1]).double())
+            nearest = torch.minimum(nearest, precise(both[0] + both[1]))
         return centers.flatten(2)
 
     def nearest(self, nodes: Tensor, centers: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from atoll.device import precise
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.graphs.segments import occurrences
@@ -48,7 +49,7 @@ def node_weights(graph: Graph, mask: Mask | None = None) -> Tensor:
 
 def party_shares(graph: Graph, selected: Tensor) -> Tensor:
     """(N,) 1/n_p at the n_p selected nodes of party p, 0 elsewhere."""
-    counts = graph.items.sum(selected.to(torch.float64))
+    counts = graph.items.sum(precise(selected))
     return (selected / counts.clamp(min=1)[graph.owner]).to(torch.float32)
 
 
@@ -57,7 +58,7 @@ def class_shares(graph: Graph, selected: Tensor) -> Tensor:
     cells = graph.owner * graph.num_classes + graph.y.clamp(min=0)
     counts = occurrences(cells[selected], graph.parties * graph.num_classes)
     classes = (counts.view(graph.parties, -1) > 0).sum(1)
-    return (selected / (counts[cells] * classes[graph.owner]).clamp(min=1).double()).to(torch.float32)
+    return (selected / precise((counts[cells] * classes[graph.owner]).clamp(min=1))).to(torch.float32)
 
 
 def party_sums(values: Tensor, graph: Graph, mask: Mask | None = None) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.deferred import Deferred
+from atoll.device import wide
 from atoll.errors import AtollError
 from atoll.graphs.blocks import spans
 from atoll.graphs.graph import Graph
@@ -189,7 +190,7 @@ class Patched(Deferred):
 
     def total(self) -> Tensor:
         """(d, h) the sum over the users, float64 or int64; where they share `rest`, without computing any user's weights."""
-        precise = torch.float64 if self.dtype.is_floating_point else torch.int64
+        precise = wide(self.rows.device) if self.dtype.is_floating_point else torch.int64
         if not self.shared:
             return self.dense().sum(0, dtype=precise)
         idle = self.entries.users - occurrences(self.entries.feature, self.entries.features)

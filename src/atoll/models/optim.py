@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from atoll.device import precise
 from atoll.errors import AtollError, suggest
 from atoll.models.backbone import Backbone
 from atoll.models.party_tensors import (
@@ -131,7 +132,7 @@ class Adam:
 
     def _step_apart(self, names: Sequence[str], gradients: Sequence[Tensor], weight_decay: float) -> None:
         """The same step for parties with too many different step counts to go one group after the other, or without a kernel."""
-        decay, lead = self.betas, self.steps.double()
+        decay, lead = self.betas, precise(self.steps)
         for name, gradient in zip(names, gradients, strict=True):
             param, first, second = self.params[name], self.first[name], self.second[name]
             shape = (-1, *[1] * (param.ndim - 1))

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from atoll.device import CPU
+from atoll.device import CPU, precise
 from atoll.errors import AtollError
 
 MAX_PIECES = 64  # parties, or groups of parties with equal step counts, that are stepped one after the other
@@ -98,7 +98,7 @@ def clipped(gradients: list[Tensor], clip: float) -> list[Tensor]:
     """
     if not clip:
         return gradients
-    squares = [torch.stack([party.clone().double().square().sum() for party in gradient]) for gradient in gradients]
+    squares = [torch.stack([precise(party.clone()).square().sum() for party in gradient]) for gradient in gradients]
     norms = torch.stack(squares).sum(0).sqrt()  # (P,)
     factors = (clip / norms.clamp(min=clip)).float()
     return [gradient * factors.view(-1, *[1] * (gradient.ndim - 1)) for gradient in gradients]

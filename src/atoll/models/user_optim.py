@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from atoll.device import precise
 from atoll.graphs.blocks import row_pieces
 from atoll.graphs.user_rows import Entries
 from atoll.models.optim import Adam
@@ -61,7 +62,7 @@ class RankOneAdam(Adam):
             user, users = entries.users_of(some), slice(0, entries.users)
             if self.rows.is_cpu:
                 users = slice(int(user[0]), int(user[-1]) + 1)
-            lead = self.steps[users, None].double()
+            lead = precise(self.steps[users, None])
             direction = first[users] * (self.lr / (1 - self.betas[0] ** lead)).float()  # η·M̂
             size = second[users].sqrt() * (1 - self.betas[1] ** lead).rsqrt().float()  # √V̂
             index, value = user - users.start, entries.value[some, None]

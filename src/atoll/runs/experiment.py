@@ -13,7 +13,7 @@ from atoll import device as devices
 from atoll.data.damage import damaged
 from atoll.data.federated_data import FederatedData
 from atoll.data.given import Given
-from atoll.engines import close, connecting, is_hosted
+from atoll.engines import close, connecting, is_hosted, server_device
 from atoll.errors import AtollError, AtollWarning
 from atoll.federation import robust
 from atoll.federation.bounds import Limits, Rules
@@ -145,7 +145,8 @@ def prepare(
     def make(parties: Sequence[int], blank: bool) -> Cohort:
         part = data.parts.select(parties)
         guards = noise(config, releases, task_of(config, schema, part.class_names))
-        return build_cohort(config, part, schema, parties, blank=blank, secrets=secrets, guards=guards)
+        here = replace(config, device=devices.name(server_device(config.engine, config.device)))
+        return build_cohort(here, part, schema, parties, blank=blank, secrets=secrets, guards=guards)
 
     maker: Any = make
     if is_hosted(config.engine):
@@ -294,6 +295,6 @@ def build_experiment(
         task=task,
         evaluation=config.run.evaluation,
         average=config.run.average,
-        device=devices.find(config.device),
+        device=server_device(config.engine, config.device),
     )
     return Experiment(config, algorithm, data, federation, releases or Releases())

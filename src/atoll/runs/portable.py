@@ -57,6 +57,11 @@ class PortableCohorts:
         """What makes them there."""
         return open_cohorts
 
+    @property
+    def device(self) -> str:
+        """Where they compute."""
+        return self.config.device
+
     def document(self, parties: Sequence[int]) -> Fields:
         """What `open_cohorts` needs to make these parties."""
         config = self.config

@@ -9,7 +9,7 @@ from typing import Any
 
 from atoll import device as devices
 from atoll.data.given import Given
-from atoll.engines import ENGINES
+from atoll.engines import ENGINES, is_hosted
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.runs import checkpoint, extension, warm_start
@@ -85,8 +85,11 @@ def resume(
 
 
 def placed(config: Config) -> Config:
-    """The configuration with the name of a device that is here: `auto` is the best there is."""
-    return replace(config, device=devices.name(devices.find(config.device)))
+    """The configuration with the name of a device that is here: `auto` is the best there is.
+
+    Where the parties are in other processes, each looks for itself, and the server's machine may have none.
+    """
+    return config if is_hosted(config.engine) else replace(config, device=devices.name(devices.find(config.device)))
 
 
 __all__ = [

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atoll.deferred import Deferred
+from atoll.device import precise
 from atoll.graphs.graph import Graph, majority_class
 from atoll.tasks.tallies import MAX_SUMS, Sums
 
@@ -61,7 +62,8 @@ def split_sums(plan: CountingPlan, columns: Tensor, parties: int) -> list[Tensor
     """
     kept = slice(0, 3), slice(0, 5), slice(0, 3, 2)  # columns
     if 5 * plan.groups <= MAX_SUMS:
-        sums = columns.new_zeros(plan.groups, 5, dtype=torch.float64).index_add_(0, plan.group, columns.double())
+        columns = precise(columns)
+        sums = columns.new_zeros(plan.groups, 5).index_add_(0, plan.group, columns)
         return [sums[split * parties : (split + 1) * parties, kept[split]] for split in range(plan.groups // parties)]
     ends = [0, plan.validated, plan.evaluated, len(plan.rows)]
     return [
@@ -80,7 +82,7 @@ def training_counts(out: Tensor, graph: Graph) -> Tensor:
     if bool(losses.isnan().any()):
         predicted = ~logits.isnan().all(1)
         rows, losses = rows[predicted], losses[predicted]
-    columns = torch.stack([torch.ones_like(losses), losses], 1).double()
+    columns = precise(torch.stack([torch.ones_like(losses), losses], 1))
     return columns.new_zeros(graph.parties, 2).index_add_(0, graph.owner[rows], columns)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from atoll.deferred import Deferred
+from atoll.device import precise
 from atoll.tasks import confusion as matrices
 from atoll.tasks import ranking
 from atoll.tasks.decisions import decide
@@ -50,12 +51,12 @@ def count(
 ) -> dict[str, Tensor | Deferred]:
     """The fields `names` of the items of one split: each party's sums, (P, …). `threshold` is for `decided`."""
     classes = logits.shape[1]
-    logits = logits.double()
+    logits = precise(logits)
     counts: dict[str, Tensor | Deferred] = {}
 
     def sums(columns: Sequence[Tensor], cell: Tensor | None = None, cells: int = 1) -> Tensor:
         row = party if cell is None else party * cells + cell
-        stacked = torch.stack([column.double() for column in columns], 1)
+        stacked = torch.stack([precise(column) for column in columns], 1)
         return stacked.new_zeros(parties * cells, len(columns)).index_add_(0, row, stacked)
 
     predicted = logits.argmax(1)
@@ -78,7 +79,7 @@ def count(
         table = sums([torch.ones_like(confidence), correct, confidence], cell, CALIBRATION_BINS)
         counts["calibration"] = table.view(parties, CALIBRATION_BINS, 3)
     if "histogram" in names:
-        bins = ranking.bins_of(shares, ranking.bin_edges().to(shares.device))
+        bins = ranking.bins_of(shares, ranking.bin_edges().to(shares.dtype).to(shares.device))
         column = torch.arange(classes, device=shares.device)
         cells = (column * 2 + (y[:, None] == column)) * BINS + bins
         counts["histogram"] = tally(party, cells, parties, (classes, 2, BINS))

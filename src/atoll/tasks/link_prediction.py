@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from atoll.device import precise
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.graphs.negatives import NonEdges, pair_codes, pairs_of
@@ -68,7 +69,7 @@ class LinkPrediction(NodeClassification):
 
     def counts(self, out: Tensor, graph: Graph) -> dict[str, Tensor]:
         """Each party's counts on its validation and test pairs, as of classes, and its ranking metrics."""
-        return super().counts(out, graph) | link_ranking.counts((out[:, 1] - out[:, 0]).double(), graph)
+        return super().counts(out, graph) | link_ranking.counts(precise(out[:, 1] - out[:, 0]), graph)
 
     def metrics(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """Of classes, pooled; ranking metrics are means over the parties that have them."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from atoll.deferred import Deferred
+from atoll.device import precise
 from atoll.graphs.segments import occurrences
 
 MAX_DENSE = 1 << 22  # numbers that are written out
@@ -77,21 +78,22 @@ class Sums(Deferred):
 
     def dense(self) -> Tensor:
         """The sums themselves."""
-        return torch.zeros(self.shape, dtype=torch.float64).index_add_(0, self.group - self.first, self.columns.double())
+        columns = precise(self.columns)
+        return columns.new_zeros(self.shape).index_add_(0, self.group - self.first, columns)
 
     def take(self, index: Tensor) -> Sums:
         """The sums of some parties."""
-        position = torch.full((self.parties,), -1)
-        position[index] = torch.arange(len(index))
+        position = torch.full((self.parties,), -1, device=index.device)
+        position[index] = torch.arange(len(index), device=index.device)
         moved = position[self.group - self.first]
         kept = moved >= 0
         return Sums(moved[kept], self.columns[kept], 0, len(index))
 
     def total(self) -> Tensor:
         """The sum over the parties."""
-        added = torch.zeros(self.columns.shape[1], dtype=torch.float64)
+        added = precise(self.columns.new_zeros(self.columns.shape[1]))
         for piece in torch.split(self.columns, PIECE):
-            added += piece.double().sum(0)
+            added += precise(piece).sum(0)
         return added
 
     def probe(self) -> Tensor:

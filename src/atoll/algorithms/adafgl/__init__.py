@@ -15,6 +15,7 @@ from atoll.algorithms import State
 from atoll.algorithms.adafgl.networks import PersonalNetwork, related_pairs, signed_propagation
 from atoll.algorithms.adafgl.settings import Settings
 from atoll.algorithms.fedavg import SCENARIOS
+from atoll.device import precise
 from atoll.errors import AtollError
 from atoll.federation import metrics
 from atoll.federation.cohort import MODEL, PARTY, Fields, backbone, first_model, verb
@@ -123,9 +124,9 @@ class Cohort(LocalTraining):
         """Nodes times validation accuracy, and nodes; both 0 without validation nodes."""
         graph = self.graph
         right = super().predict(model).argmax(1) == graph.y
-        validated = graph.blocks.sum(graph.val.double())
+        validated = graph.blocks.sum(precise(graph.val))
         size = torch.where(validated > 0, graph.blocks.sum(torch.ones_like(graph.y)), 0)
-        share = graph.blocks.sum((right & graph.val).double()) / validated.clamp(min=1)
+        share = graph.blocks.sum(precise(right & graph.val)) / validated.clamp(min=1)
         return {"score": size * share, "size": size}
 
     def measured_homophily(self) -> Tensor:
@@ -144,8 +145,8 @@ class Cohort(LocalTraining):
         rows = first
         for _ in range(LABEL_STEPS):
             rows = (graph.normalized_adjacency @ rows + first) / 2 + first * seeds[:, None]
-        right = graph.blocks.sum(((rows.argmax(1) == graph.y) & judged).double())
-        return (right / graph.blocks.sum(judged.double()).clamp(min=1)).float()
+        right = graph.blocks.sum(precise((rows.argmax(1) == graph.y) & judged))
+        return (right / graph.blocks.sum(precise(judged)).clamp(min=1)).float()
 
     @torch.no_grad()
     def relations(self, graph: Graph) -> tuple[list[Tensor], SparseMatrix, Tensor]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from atoll.algorithms.gfl_appnp.propagation import BLOCK, LOOPS, Propagation
+from atoll.device import precise
 from atoll.graphs.walks import closed_walks
 from atoll.stages import report, tracked
 
@@ -37,7 +38,7 @@ class Learned(Propagation):
     @property
     def coefficients(self) -> Tensor:
         """(M + 1,) γ."""
-        return self.weights.double()
+        return precise(self.weights)
 
     def diagonal(self, nodes: Tensor) -> Tensor:
         """(K,) Σ_t γ_t·(Âᵗ)_kk."""

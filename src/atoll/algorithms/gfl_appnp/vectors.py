@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from atoll.device import precise
 from atoll.graphs.graph import Graph
 
 
@@ -36,4 +37,4 @@ def votes(logits: Tensor, graph: Graph) -> Tensor:
     ballots = logits.new_zeros(graph.parties, graph.num_classes)
     ballots.index_put_((party, logits[rows].argmax(1)), logits.new_ones(len(rows)), accumulate=True)
     label = torch.full((graph.parties,), -1, device=graph.device).index_copy_(0, party, graph.y[rows])
-    return torch.stack([label >= 0, (ballots.argmax(1) == label) & (label >= 0)], 1).double()
+    return precise(torch.stack([label >= 0, (ballots.argmax(1) == label) & (label >= 0)], 1))

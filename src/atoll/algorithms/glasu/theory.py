@@ -27,6 +27,7 @@ from atoll.algorithms.glasu.forward import ForwardPass
 from atoll.algorithms.glasu.inbox import Inbox
 from atoll.algorithms.glasu.sampling import Sampler
 from atoll.algorithms.glasu.settings import Settings, rate
+from atoll.device import precise
 from atoll.federation.cohort import Fields
 from atoll.models import optim
 from atoll.random import Draws
@@ -155,7 +156,7 @@ def _undone(cohort: Cohort) -> Iterator[None]:
 
 def _squared(tensors: Gradient) -> Tensor:
     """(P,) the squared norm over all tensors of each party."""
-    return torch.stack([tensor.detach().flatten(1).double().square().sum(1) for tensor in tensors]).sum(0).float()
+    return torch.stack([precise(tensor.detach().flatten(1)).square().sum(1) for tensor in tensors]).sum(0).float()
 
 
 def _minus(one: Gradient, other: Gradient) -> Gradient:
