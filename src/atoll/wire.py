@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors
 import safetensors.torch
 import torch
@@ -47,6 +48,7 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+_OF_NAMES = {name: dtype for dtype, name in _DTYPES.items()}
 
 
 def leaves(payload: Payload, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -114,6 +116,23 @@ def decode(data: bytes) -> dict[str, Any]:
         raise AtollError(
             f"A message could not be read: {short(error, 200)}; it is damaged or was not written by atoll."
         ) from error
+
+
+def unpack(data: bytes | memoryview) -> dict[str, Any]:
+    """As `decode`, of bytes that a process of the same run has written: each tensor is copied once, into memory of its own.
+
+    It lies where torch itself would put it, since kernels round differently at other addresses.
+    """
+    (length,) = struct.unpack("<Q", data[:8])
+    header, start = json.loads(bytes(data[8 : 8 + length])), 8 + length
+
+    def tensor_of(name: str) -> Tensor:
+        first, last = header[name]["data_offsets"]
+        tensor = torch.empty(last - first, dtype=torch.uint8)
+        tensor.numpy()[:] = np.frombuffer(data, np.uint8, last - first, start + first)
+        return tensor.view(_OF_NAMES[header[name]["dtype"]]).view(header[name]["shape"])
+
+    return _payload(dict(header), tensor_of)
 
 
 def open_document(path: Path) -> dict[str, Any]:

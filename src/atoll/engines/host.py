@@ -25,7 +25,7 @@ from atoll.parties import Parties
 from atoll.version import __version__
 
 OK, REFUSED, CRASHED = "ok", "refused", "crashed"
-ALIGNMENT = 64  # bytes, of torch's own tensors
+Bytes = bytes | memoryview
 
 
 @dataclass
@@ -53,10 +53,10 @@ class Host:
         self.opened: Opened | None = None
         self.engine: InProcessEngine | None = None
 
-    def handle(self, shared: bytes, own: bytes = b"") -> bytes:
+    def handle(self, shared: Bytes, own: Bytes = b"") -> bytes:
         """The answer to a request, which comes in two parts: what all sites are sent, and what is for this one."""
         try:
-            request = decoded(shared) | (decoded(own) if own else {})
+            request = wire.unpack(shared) | (wire.unpack(own) if len(own) else {})
             answer: Fields = {"status": OK, **self._answer(request)}
         except AtollError as error:
             answer = {"status": REFUSED, "reason": str(error)}
@@ -103,7 +103,7 @@ class Host:
         )
         axes = self.axes
         rows = {axis: sum(counts[axis] for counts in self._rows(set(axes.values()))) for axis in set(axes.values())}
-        return {"axes": [axes], "rows": [rows]}
+        return {"axes": [axes], "rows": [rows], "predicting": any(cohort.predicting for cohort in self.cohorts)}
 
     def _rows(self, axes: set[str]) -> list[dict[str, int]]:
         return [rows_along(axes, cohort.graph) for cohort in self.cohorts]
@@ -140,21 +140,6 @@ class Host:
 
 def _fields(answer: Answer) -> Fields:
     return {"parties": as_tensor(answer.parties), "fields": answer.fields}
-
-
-def decoded(data: bytes) -> Fields:
-    """The payload in the bytes, each tensor where torch itself would put it: kernels round differently at other addresses."""
-    return {name: _aligned(value) for name, value in wire.decode(data).items()}
-
-
-def _aligned(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _aligned(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_aligned(item) for item in value]
-    if not isinstance(value, torch.Tensor) or not value.data_ptr() % ALIGNMENT:
-        return value
-    return value[:1].clone().expand_as(value) if wire.rows_are_shared(value) else value.clone()
 
 
 def as_tensor(parties: Parties) -> torch.Tensor:

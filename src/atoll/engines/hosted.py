@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from atoll import wire
-from atoll.engines.host import CRASHED, REFUSED, Open, as_tensor, decoded
+from atoll import allocator, wire
+from atoll.engines.host import CRASHED, REFUSED, Bytes, Open, as_tensor
 from atoll.engines.inprocess import PlacementSettings
 from atoll.errors import AtollError, AtollWarning, short
 from atoll.federation.cohort import Cohort, Fields, Message
@@ -45,7 +45,7 @@ class Reply(NamedTuple):
     """What a host answered."""
 
     fields: Fields
-    raw: bytes
+    raw: Bytes
 
 
 class Hosts(Protocol):
@@ -55,7 +55,7 @@ class Hosts(Protocol):
         """Start the process of a site with `Host(open)`; one that is there already is ended. It need not be ready yet."""
         ...
 
-    def send(self, shared: bytes, own: Mapping[int, bytes]) -> dict[int, bytes | Lost]:
+    def send(self, shared: bytes, own: Mapping[int, bytes]) -> dict[int, Bytes | Lost]:
         """Have each site's host handle what all are sent and its own part, at the same time; the answers of all of them."""
         ...
 
@@ -108,12 +108,14 @@ class HostedEngine:
         self, make: PortableMaker, sites: Sequence[Sequence[int]], hosts: Hosts, settings: PlacementSettings, *, threads: int = 1
     ) -> None:
         self.make, self.hosts, self.settings, self.threads = make, hosts, settings, threads
+        allocator.keep_freed_blocks()
         self.held = [Site(Parties(site)) for site in sites]
         self.began = False
         self.round = self.requests = 0
         self.next_save = 0.0
         self.axes: dict[str, str] = {}  # of the parties' memory
         self.rows: list[dict[str, int]] = [{} for _ in sites]  # how many each site has along them
+        self.predicting = True  # whether any of it makes predictions
         self.warnings: list[str] = []  # for the result: which sites were lost
 
     @property
@@ -151,7 +153,7 @@ class HostedEngine:
         """The memory of all parties, in party order, as that of one cohort; and how many sites they were at."""
         self._begin()
         self._save()
-        memories = [decoded(site.saved).get("memory", {}) for site in self.held]
+        memories = [wire.unpack(site.saved).get("memory", {}) for site in self.held]
         return {"0": concatenate(memories), SITES: len(self.held)}
 
     def restore(self, memory: Mapping[str, Any]) -> None:
@@ -169,6 +171,8 @@ class HostedEngine:
 
     def snapshot(self, into: Fields | None = None) -> Fields:
         """What the parties' predictions need of their memory, in party order."""
+        if not self.predicting:
+            return {}
         replies = self._exchange(TRAINED, dict.fromkeys(range(len(self.held)), b""))
         memories = [{} if isinstance(reply, Lost) else reply.fields.get("memory", {}) for reply in replies.values()]
         if len({tuple(memory) for memory in memories}) > 1:
@@ -190,6 +194,7 @@ class HostedEngine:
             if isinstance(reply, Lost):
                 raise AtollError(f"The run cannot begin: {reply.reason}.")
             [self.axes], [self.rows[index]] = reply.fields["axes"], reply.fields["rows"]
+            self.predicting = reply.fields["predicting"]
         self._save()
 
     def _document(self, index: int) -> bytes:
@@ -225,7 +230,7 @@ class HostedEngine:
             if isinstance(raw, Lost):
                 replies[index] = raw
                 continue
-            fields = decoded(raw)
+            fields = wire.unpack(raw)
             if fields["status"] == REFUSED:
                 raise AtollError(fields["reason"])
             if fields["status"] == CRASHED:
@@ -277,7 +282,7 @@ class HostedEngine:
         start = time.perf_counter()
         for index, reply in self._exchange(STATE, dict.fromkeys(range(len(self.held)), b"")).items():
             if isinstance(reply, Reply):
-                self.held[index].saved, self.held[index].log = reply.raw, []
+                self.held[index].saved, self.held[index].log = bytes(reply.raw), []
         end = time.perf_counter()
         self.next_save = end + max(MIN_SECONDS_BETWEEN_SAVES, MIN_GAP_IN_SAVES * (end - start))
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from atoll.engines import inprocess
-from atoll.engines.host import Host, Open
+from atoll.engines.host import Bytes, Host, Open
 from atoll.engines.hosted import HostedEngine, Lost, PortableMaker
 from atoll.engines.ray_cluster import RayCluster
 from atoll.errors import AtollError
@@ -81,20 +81,20 @@ class RayHosts:
         self._kill(site)
         self.actors[site] = self.kind.options(**self.options).remote(open)
 
-    def send(self, shared: bytes, own: Mapping[int, bytes]) -> dict[int, bytes | Lost]:
+    def send(self, shared: bytes, own: Mapping[int, bytes]) -> dict[int, Bytes | Lost]:
         """One call of each actor, all at the same time."""
         stored = self.ray.put(_array(shared))
         calls = {site: self.actors[site].handle.remote(stored, _array(data)) for site, data in own.items()}
         fresh = [call for site, call in calls.items() if site not in self.ready]
         late = set(self.ray.wait(fresh, num_returns=len(fresh), timeout=self.patience)[1]) if fresh else set()
-        replies: dict[int, bytes | Lost] = {}
+        replies: dict[int, Bytes | Lost] = {}
         for site, call in calls.items():
             if call in late:
                 replies[site] = Lost(f"it found no room in the cluster within {self.patience:g} seconds")
                 self._kill(site)
                 continue
             try:
-                replies[site] = self.ray.get(call).tobytes()
+                replies[site] = self.ray.get(call).data
                 self.ready.add(site)
             except self.ray.exceptions.RayError as error:
                 replies[site] = Lost(_reason(error))
@@ -121,7 +121,7 @@ class SiteActor:
 
     def handle(self, shared: Any, own: Any) -> Any:
         """What the host answers, as an array of bytes."""
-        return _array(self.host.handle(shared.tobytes(), own.tobytes()))
+        return _array(self.host.handle(shared.data, own.data))
 
 
 def _array(data: bytes) -> Any:

@@ -299,10 +299,15 @@ class Cohort:
         state = {name: state_of(getattr(self, name)) for name in (*self.memory, *self.round_memory)}
         return state | {PHASE: self.phase} if self.round_memory else state
 
+    @property
+    def predicting(self) -> list[str]:
+        """The names of the memory that makes predictions: all but the round's and what only training needs."""
+        names = [name for name in self.memory if name not in {*agreements.MEMORIES, *self.training_memory}]
+        return [name for name in names if not isinstance(getattr(self, name), Optimizer)]
+
     def trained(self) -> Fields:
-        """What of the memory makes predictions, as tensors of the CPU: all but the round's and what only training needs."""
-        held = {name: getattr(self, name) for name in self.memory if name not in {*agreements.MEMORIES, *self.training_memory}}
-        states = {name: state_of(value) for name, value in held.items() if not isinstance(value, Optimizer)}
+        """What of the memory makes predictions, as tensors of the CPU."""
+        states = {name: state_of(getattr(self, name)) for name in self.predicting}
         kept = {name: state for name, state in states.items() if not (isinstance(state, Mapping) and not state)}  # nothing in it
         trained: Fields = door.outward(kept, self.device)
         return trained
