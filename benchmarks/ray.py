@@ -1,11 +1,13 @@
 """A cluster on this machine: FedAvg on Physics in one process, and over actors of Ray that share the same cores.
 
-Start-up is left out (it is reported by itself): a round's seconds are the median of those after the first two.
+With 5 local epochs, the default, and with 20: what messages cost does not depend on the epochs. Start-up is left out (it is
+reported by itself): a round's seconds are the median of those after the first two.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import statistics
 import time
@@ -18,9 +20,10 @@ def main() -> list[dict[str, Any]]:
     from atoll.runs import config, runner
 
     cores = len(os.sched_getaffinity(0))
-    chosen = config.resolve("fedavg", dataset="physics", partition="metis", parties=PARTIES, values={"rounds": ROUNDS})
     rows: list[dict[str, Any]] = []
-    for sites in (0, 1, 2, 4):
+    for epochs, sites in itertools.product((5, 20), (0, 1, 2, 4)):
+        values = {"rounds": ROUNDS, "epochs": epochs}
+        chosen = config.resolve("fedavg", dataset="physics", partition="metis", parties=PARTIES, values=values)
         stamps: list[float] = []
 
         def watch(row: dict[str, Any], rounds: int, stamps: list[float] = stamps) -> None:
@@ -35,9 +38,10 @@ def main() -> list[dict[str, Any]]:
         seconds = statistics.median(after - before for before, after in zip(stamps[FIRST:], stamps[FIRST + 1 :], strict=False))
         rows.append(
             {
+                "local epochs": epochs,
                 "what": f"{sites} actors" if sites else "one process",
                 "seconds per round": seconds,
-                "ratio": seconds / rows[0]["seconds per round"] if rows else 1.0,
+                "ratio": seconds / next((row["seconds per round"] for row in rows if row["local epochs"] == epochs), seconds),
                 "first round after s": stamps[0] - began,
                 "accuracy": result.metrics["accuracy"],
             }

@@ -51,6 +51,7 @@ def on_device(config: Config, **options: Any) -> tuple[Result, Traffic]:
     """A run on the pretended device, and what crossed to and from it."""
     with Accelerator(**options) as traffic:
         result = runner.rounds(runner.prepare(replace(config, device=NAME)))
+    assert traffic.up, "nothing was computed there"
     return result, traffic
 
 
@@ -75,14 +76,23 @@ def at_level(level: str) -> list[str]:
     return [name for name in ALGORITHMS if level in getattr(algorithms.find(name), "LEVELS", ())]
 
 
+def like_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the device's kernels are those of CUDA: embedding bags and fused optimizers."""
+    monkeypatch.setitem(compressed.KERNELS, NAME, compressed.bags)
+    monkeypatch.setattr(optim, "FUSED", optim.FUSED | {NAME})
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_gives_the_numbers_of_the_cpu(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One round on the device, with and without double precision, and on the CPU: the same state, metrics and bytes."""
+    """One round on a device like mps (no double precision, no kernels of its own), on one like CUDA, and on the CPU: the same
+    state, metrics and bytes."""
     config = small(algorithm, rounds=1)
     usual = runner.rounds(runner.prepare(config))
-    assert_agree(usual, on_device(config)[0])
-    monkeypatch.setattr(devices, "NARROW", {NAME})
-    assert_agree(usual, on_device(config, doubles=False)[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(devices, "NARROW", {NAME})
+        assert_agree(usual, on_device(config, doubles=False)[0])
+    like_cuda(monkeypatch)
+    assert_agree(usual, on_device(config, kernels=FUSED)[0])
 
 
 @pytest.fixture(scope="module")
@@ -174,8 +184,7 @@ def test_a_tensor_in_the_wrong_place_is_an_error(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_the_kernels_of_cuda_give_the_same(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With embedding bags and fused optimizers, as on CUDA, a round is that of the CPU."""
-    monkeypatch.setitem(compressed.KERNELS, NAME, compressed.bags)
-    monkeypatch.setattr(optim, "FUSED", optim.FUSED | {NAME})
+    like_cuda(monkeypatch)
     config = small("fedavg", rounds=1, optimizer=optimizer, weight_decay=0.01)
     assert_agree(runner.rounds(runner.prepare(config)), on_device(config, kernels=FUSED)[0])
 
@@ -301,6 +310,21 @@ def test_a_device_that_is_not_here_is_one_sentence(
     assert ended.value.code == 2, said
     assert ("There is no cuda:77 here: this machine has cpu" if device == "cuda:77" else "must be cpu, cuda") in said
     assert (files(tmp_path), files(trained)) == before
+
+
+@pytest.mark.parametrize("said", ["CUDA out of memory. Tried to allocate 2.00 GiB.", "MPS backend out of memory"])
+def test_a_full_device_is_one_sentence(said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for the memory of the CPU."""
+
+    def full(*args: Any, **more: Any) -> None:
+        raise torch.OutOfMemoryError(said)
+
+    monkeypatch.setattr(fedprox.Cohort, "objective", full)
+    monkeypatch.setattr(sys, "argv", ["atoll", "run", "fedprox", "--rounds", "1", "--quiet"])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 2
+    assert "There is not enough memory for this" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -188,6 +188,32 @@ def test_the_bill_is_exact(kept: None) -> None:
                     assert row[:4].tolist() == recorded[0].bytes[round, verb, training, party]
 
 
+def own_memory(pid: int) -> float:
+    """MB of a process that no other shares."""
+    psutil = pytest.importorskip("psutil")
+    return float(psutil.Process(pid).memory_full_info().uss) / 1e6
+
+
+def test_many_rounds_do_not_grow(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 rounds with 600 MB of messages through object stores of 80 MB: neither processes nor stores fill."""
+    monkeypatch.setattr(module, "RayHosts", Watched)
+    config = replace(config_for("fedavg", 2, rounds=300, evaluate_every=50, **{"data.features": 2000}), engine="ray")
+    samples: dict[int, dict[str, float]] = {}
+
+    def watch(row: dict[str, Any], rounds: int) -> None:
+        if row["round"] in (100, 300):
+            pids = {"server": os.getpid(), **{f"site {site}": Watched.made[-1].pid(site) for site in (0, 1)}}
+            assert len(set(pids.values())) == 3
+            samples[row["round"]] = {name: own_memory(pid) for name, pid in pids.items()}
+
+    result = runner.run(config, watch=watch)
+    assert sum(result.bytes.values()) > 6e8
+    grown = {name: samples[300][name] - before for name, before in samples[100].items()}
+    assert max(grown.values()) < 12, grown
+    folder = Path(cluster.head_node.get_session_dir_path())
+    assert not [path for path in folder.rglob("*spill*/*") if path.is_file()]
+
+
 class Watched(RayHosts):
     """Hosts that a test can find; the second site begins on the node with the resource `third`."""
 
@@ -201,15 +227,18 @@ class Watched(RayHosts):
     def start(self, site: int, open: Open) -> None:
         """As always, but for where the second one is."""
         usual, self.starts = self.options, self.starts + 1
-        if self.starts == 2:
+        if self.starts == 2 and self.ray.cluster_resources().get("third"):
             self.options = {**usual, "resources": {"third": 1}}
         super().start(site, open)
         self.options = usual
 
+    def pid(self, site: int) -> int:
+        """The process of a site."""
+        return int(self.ray.get(self.actors[site].__ray_call__.remote(lambda actor: os.getpid())))
+
     def kill(self, site: int) -> None:
         """End the process of a site by a signal."""
-        pid = self.ray.get(self.actors[site].__ray_call__.remote(lambda actor: os.getpid()))
-        os.kill(pid, signal.SIGKILL)
+        os.kill(self.pid(site), signal.SIGKILL)
 
 
 def test_an_actor_is_killed_and_a_node_removed(cluster: Any, kept: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,7 +175,7 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     target = kwargs.get("device")
     if name in COPIES:
         return _copied(func, name, args, kwargs, target)
-    _check(name, here)
+    _check(name, here, args)
     if name == "_local_scalar_dense" or name in SIZES or (name == "repeat_interleave" and kwargs.get("output_size") is None):
         _note("waits")
     elif name.startswith(("index", "_index")) and any(_is_mask(item) for value in args[1:2] for item in value or ()):
@@ -191,10 +191,12 @@ def _is_mask(item: Any) -> bool:
     return isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8)
 
 
-def _check(name: str, here: list[torch.Tensor]) -> None:
+def _check(name: str, here: list[torch.Tensor], args: Any) -> None:
     mode = Accelerator.current
     if name in NOWHERE or (name in FUSED and not (mode is not None and name in mode.kernels)):
         raise NotImplementedError(f"{name} is not there on {DEVICE}")
+    if name == "_embedding_bag_forward_only" and int(_held(args[2])[-1]) != len(args[1]):
+        raise RuntimeError(f"{name}: on CUDA the last bag goes on to the last index, whatever the last offset is ({_where()})")
     if name in DRAWS and not (mode is not None and mode.draws):
         raise RuntimeError(f"{name}: numbers drawn on {DEVICE} are not the CPU's ({_where()}); draw there, and move them")
     ours = [tensor for tensor in here if type(tensor) is Pretend]

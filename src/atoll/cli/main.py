@@ -42,6 +42,8 @@ for command in COMMANDS:
     app.command()(command)
 app.add_typer(data, name="data")
 
+OUT_OF_MEMORY = "allocate memory", "out of memory"  # how torch says it of the CPU, and of a device
+
 
 @app.callback(invoke_without_command=True)
 def about(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
@@ -64,7 +66,7 @@ def main() -> None:
             path, reason = error.filename or "A file", error.strerror or error
             _refuse(f"{path} cannot be read or written ({reason}); check the path and the rights to it.")
         except (MemoryError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+            if isinstance(error, RuntimeError) and not any(words in str(error) for words in OUT_OF_MEMORY):
                 raise
             _refuse("There is not enough memory for this; choose a smaller model, fewer parties or a smaller graph.")
         except KeyboardInterrupt:

@@ -1,0 +1,72 @@
+"""A run over two actors on this machine, as anybody would begin with Ray; more is in test_ray.py, which takes minutes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'atoll[ray]'")
+
+from atoll.engines import ray as module
+from atoll.engines.ray import RayHosts
+from atoll.engines.ray_cluster import PREFIX
+from atoll.errors import AtollWarning
+from atoll.runs import runner
+from hosts import Divided, registered
+from small import Recorded, on_shards, small
+from test_promises import assert_same, numbers
+
+pytestmark = pytest.mark.early
+
+
+def test_two_actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From shards, one of the actors is killed in between: the bits and bytes of two cohorts in one process; nothing is left."""
+    made: list[RayHosts] = []
+
+    class Seen(RayHosts):
+        """Hosts that the test can find."""
+
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    def kill(row: dict[str, Any], rounds: int) -> None:
+        if row["round"] == 2:
+            pid = made[0].ray.get(made[0].actors[1].__ray_call__.remote(lambda actor: os.getpid()))
+            assert pid != os.getpid()
+            os.kill(pid, signal.SIGKILL)
+
+    monkeypatch.setattr(module, "RayHosts", Seen)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    left = set(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
+    config = on_shards(small("fedspray"), tmp_path / "shards")
+    config = replace(config, engine="ray", run=replace(config.run, sites=2, cpus_per_site=0.5, on_missing="stop"))
+    recorded: list[Recorded] = []
+
+    def record(engine: Any) -> Recorded:
+        recorded.append(Recorded(engine))
+        return recorded[0]
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with runner.prepare(config, engine=record) as experiment:
+            there = runner.rounds(experiment, None, kill)
+    told = [str(one.message) for one in caught if issubclass(one.category, AtollWarning)]
+    assert [text[:31] for text in told] == ["Site 1 was lost in round 3 and "]
+    for round, rows in experiment.federation.ledger.rounds.items():
+        for (verb, training), table in rows.items():
+            for party, row in enumerate(table):
+                assert row[:4].tolist() == recorded[0].bytes[round, verb, training, party]
+    with registered("divided", Divided()):
+        here = runner.run(replace(config, engine="divided"))
+    assert_same(here, there, 0.0)
+    assert numbers(here) == numbers(there)
+    assert set(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")) <= left
