@@ -96,13 +96,13 @@ def wide(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type in NARROW else torch.float64
 
 
-def placed(values: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device; double precision becomes single where the device has no other.
+def holdable(values: Tensor, device: torch.device) -> Tensor:
+    """The numbers, before they are moved to a device: double precision becomes single where it has no other.
 
-    >>> placed(torch.ones(2), CPU).device
-    device(type='cpu')
+    >>> holdable(torch.ones(2), torch.device("mps")).dtype
+    torch.float32
     """
-    return (values.float() if device.type in NARROW and values.dtype == torch.float64 else values).to(device)
+    return values.to(wide(device)) if values.dtype == torch.float64 else values
 
 
 def available() -> str:

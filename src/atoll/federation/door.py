@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from atoll.deferred import Deferred
-from atoll.device import CPU, placed
+from atoll.device import CPU, holdable
 from atoll.wire import rows_are_shared
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ def _moved(value: Any, target: torch.device, device: torch.device) -> Any:
     if not isinstance(value, Tensor) or value.device == target:
         return value
     if rows_are_shared(value):  # one row, repeated
-        return placed(value[:1], target).expand_as(value)
-    return placed(value.detach(), target)
+        return holdable(value[:1], target).to(target).expand_as(value)
+    return holdable(value.detach(), target).to(target)
 
 
 def widened(fields: dict[str, Any], leaves: Mapping[str, Leaf]) -> dict[str, Any]:

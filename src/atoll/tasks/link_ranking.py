@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.device import placed
+from atoll.device import holdable
 from atoll.graphs.graph import Graph
 from atoll.graphs.pairs import EDGE, NO_EDGE, RIVAL
 from atoll.tasks.task import CountField, Metric
@@ -48,7 +48,7 @@ def counts(scores: Tensor, graph: Graph) -> dict[str, Tensor]:
                 for index, value in enumerate(values):
                     if value is not None:
                         made[name][party, index] += torch.tensor([value, 1.0], dtype=torch.float64)
-    return {name: placed(values, graph.device) for name, values in made.items()}
+    return {name: holdable(values, graph.device).to(graph.device) for name, values in made.items()}
 
 
 def metrics(sums: Mapping[str, Any]) -> dict[str, float]:
