@@ -25,7 +25,7 @@ from atoll.errors import AtollError
 from atoll.federation.cohort import Schema
 from atoll.federation.federation import Answer
 from atoll.graphs import compressed
-from atoll.models import optim
+from atoll.models import party_tensors
 from atoll.runs import runner
 from atoll.runs.config import Config
 from atoll.runs.result import Result
@@ -79,7 +79,7 @@ def at_level(level: str) -> list[str]:
 def like_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on the device's kernels are those of CUDA: embedding bags and fused optimizers."""
     monkeypatch.setitem(compressed.KERNELS, NAME, compressed.bags)
-    monkeypatch.setattr(optim, "FUSED", optim.FUSED | {NAME})
+    monkeypatch.setattr(party_tensors, "FUSED", party_tensors.FUSED | {NAME})
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

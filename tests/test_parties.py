@@ -62,3 +62,21 @@ def test_an_array_of_parties_is_a_copy_where_one_is_asked_for() -> None:
     assert np.asarray(parties, dtype=np.int64) is not None
     with pytest.raises(ValueError, match="read-only"):
         parties.numbers[0] = 1
+
+
+def test_ascending_is_itself_where_it_is_in_order() -> None:
+    """Nothing is copied or sorted where nothing is out of order."""
+    parties = Parties([1, 2, 7])
+    assert parties.ascending() is parties
+    assert Parties([7, 1, 2]).ascending() == (1, 2, 7)
+    assert Parties([]).ascending() == ()
+
+
+def test_equal_parties_share_their_numbers_once_they_were_compared() -> None:
+    """Comparing the same two again costs nothing; what is not equal stays apart."""
+    one, same, longer, other = Parties([1, 2]), Parties([1, 2]), Parties([1, 2, 3]), Parties([2, 1])
+    assert one == same
+    assert one.numbers is same.numbers
+    assert one != longer
+    assert one != other
+    assert (list(longer), list(other)) == ([1, 2, 3], [2, 1])

@@ -272,3 +272,17 @@ def test_mutated_messages_never_raise_anything_else() -> None:
 def test_many_more_mutated_messages(seed: int) -> None:
     """The long run of the same."""
     fuzz(seed, 30_000)
+
+
+@pytest.mark.parametrize("number", [0, 9, 10, 99, 100, -1, -10, 10**19])
+def test_the_cached_size_follows_the_digits_of_a_number(number: int) -> None:
+    """A round's number grows from message to message: sizes are cached by its digits."""
+    payload = {"round": number, "training": number > 9, "verb": "fit", "more": {"share": number / 3, "list": [number, None]}}
+    flat = dict(wire.leaves(payload))
+    assert wire.wire_size({}, flat) == len(wire.encode(payload))
+
+
+def test_truth_values_and_numbers_are_not_confused_in_sizes() -> None:
+    """True equals 1 in Python, but is longer in a message."""
+    for value in (True, 1, False, 0, "1", 1.0):
+        assert wire.wire_size({}, {"value": value}) == len(wire.encode({"value": value}))

@@ -49,7 +49,12 @@ class Parties(Sequence[int]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Parties):
-            return self.numbers is other.numbers or np.array_equal(self.numbers, other.numbers)
+            if self.numbers is other.numbers:
+                return True
+            if len(self.numbers) != len(other.numbers) or not (self.numbers == other.numbers).all():
+                return False
+            self.numbers = other.numbers  # neither changes, and the next comparison is free
+            return True
         if isinstance(other, Sequence) and not isinstance(other, str):
             return len(other) == len(self) and self.numbers.tolist() == list(other)
         return NotImplemented
@@ -86,6 +91,11 @@ class Parties(Sequence[int]):
         if not known.all():
             raise ValueError(f"party {wanted[~known][0]} is not among these")
         return indices
+
+    def ascending(self) -> Parties:
+        """These parties in ascending order; these themselves where they are."""
+        ordered = bool((self.numbers[1:] >= self.numbers[:-1]).all())
+        return self if ordered else Parties(np.sort(self.numbers))
 
     def without(self, excluded: Collection[int]) -> Parties:
         """These parties except some."""

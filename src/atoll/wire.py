@@ -10,7 +10,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,9 @@ _OF_NAMES = {name: dtype for dtype, name in _DTYPES.items()}
 def leaves(payload: Payload, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every (name, value) of a payload, depth first, nested names joined by `/`."""
     for name, value in payload.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Tensor):  # first, because it is the usual case and the check for a mapping is slow
+            yield prefix + name, value
+        elif isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{name}/")
         elif isinstance(value, list) and value and isinstance(value[0], Tensor):
             yield from ((f"{prefix}{name}/[{index}]", item) for index, item in enumerate(value))
@@ -239,8 +241,24 @@ def _check_scalar(value: Any, depth: int = 0) -> None:
 def wire_size(shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], scalars: Mapping[str, Any]) -> int:
     """The length of `encode` for tensors of these shapes, without making the bytes."""
     described, data = _extent(tuple(shapes.items()))
-    header = len(_header({}, scalars).rstrip(b" ")) + described
+    header = _scalars_extent(tuple((name, *_width(value)) for name, value in scalars.items())) + described
     return header + (-header % 8) + data
+
+
+def _width(value: Any) -> tuple[type | None, Any]:
+    """What a scalar's length in a header depends on: an integer's number of digits, a text or truth value, else its JSON."""
+    if type(value) is int and value >= 0:
+        return int, len(str(value))
+    return (type(value), value) if type(value) in (str, bool) else (None, json.dumps(value))
+
+
+@lru_cache(maxsize=1 << 12)
+def _scalars_extent(scalars: tuple[tuple[str, type | None, Any], ...]) -> int:
+    """Bytes of a header without tensors, from the scalars' widths; cached, since messages repeat every round."""
+    values: dict[str, Any] = {}
+    for name, kind, width in scalars:
+        values[name] = 10 ** (width - 1) if kind is int else json.loads(width) if kind is None else width
+    return len(_header({}, values).rstrip(b" "))
 
 
 @cache

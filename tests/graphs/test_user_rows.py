@@ -19,7 +19,7 @@ from atoll.data.partition_settings import PartitionSettings
 from atoll.graphs import user_rows
 from atoll.graphs.features import nonzero_values
 from atoll.graphs.user_rows import Entries, Weights
-from atoll.models import optim
+from atoll.models import optim, party_tensors
 from atoll.models.parameters import set_parameters
 from atoll.models.user_optim import step_by_rows
 from atoll.random import Streams
@@ -101,7 +101,7 @@ def test_adam_steps_many_parties_out_of_step_at_once(kind: str) -> None:
     for i in range(150):
         plain[i].grad = gradients[0][i].clone()
         theirs[i].step()
-    assert len(torch.unique_consecutive(mine.steps)) > optim.MAX_PIECES
+    assert len(torch.unique_consecutive(mine.steps)) > party_tensors.MAX_PIECES
     torch.testing.assert_close(mine.params["w"], torch.stack(plain).detach(), atol=1e-6, rtol=1e-5)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph, majority_class
 from atoll.runs import runner
-from atoll.tasks import counting, tallies
+from atoll.tasks import confusion, counting, tallies
 from atoll.tasks.counting import evaluated_rows, training_counts
 from atoll.tasks.node_classification import TASK
 from labeled import blocks, labeled_graph, random_logits
@@ -195,3 +195,13 @@ def test_training_nodes_are_counted_party_by_party(graph: Graph, logits: Tensor)
 def test_validation_nodes_come_before_test_nodes(parts: Graph) -> None:
     """The rows that are counted, in order."""
     assert parts.y[evaluated_rows(parts)].tolist() == torch.cat([parts.y[parts.val], parts.y[parts.test]]).tolist()
+
+
+@pytest.mark.parametrize("classes", [1, 2, 7, confusion.MAX_LISTED_CLASSES])
+def test_macro_f1_of_few_classes_has_the_bits_of_the_operations_on_tensors(classes: int) -> None:
+    """Lists replace tensors of few classes for speed only; noised counts may be negative, and classes may be absent."""
+    source = torch.Generator().manual_seed(classes)
+    for low in (-3, 0):
+        for high in (1, 2, 50, 10**9):
+            counts = torch.randint(low, high, (classes, classes), generator=source)
+            assert confusion.macro_f1(counts) == confusion.macro_f1(counts.double())  # the general way

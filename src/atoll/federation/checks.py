@@ -16,7 +16,7 @@ from atoll.federation.declarations import Free, Leaf, Scalar
 def flatten(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every value by its full name; lists stay whole."""
     for name, value in fields.items():
-        if isinstance(value, Mapping):
+        if not isinstance(value, Tensor) and isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{name}/")
         else:
             yield prefix + name, value

@@ -22,7 +22,7 @@ from atoll.federation.fields import Fields, concatenate, pick
 from atoll.federation.ledger import Ledger, message_sizes
 from atoll.federation.messages import Answer, Engine, Failure, Message, Schema
 from atoll.federation.network import NetworkModel
-from atoll.federation.replies import Replies, advice, fitting, outliers
+from atoll.federation.replies import Replies, advice, answering, fitting, outliers
 from atoll.federation.robust import Robust
 from atoll.graphs.graph import Graph
 from atoll.parties import Parties
@@ -250,13 +250,13 @@ class Federation:
         answers = [result for result in results if isinstance(result, Answer)]
         declared = self.limits.reply(message) if self.limits is not None else None
         answers, odd = fitting(self.limits, answers, declared)
-        parties = Parties(np.concatenate([np.empty(0, np.int64), *(answer.parties.numbers for answer in answers)]))
+        parties = answering(answers)
         fields = concatenate([answer.fields for answer in answers])
         odd |= {parties[index]: reason for index, reason in outliers(self.limits, fields, len(parties), declared).items()}
         failed |= odd
         self._refuse(message, odd)
-        kept = Parties(np.sort(parties.without(failed).numbers))
-        if kept != parties:
+        kept = parties.without(failed).ascending()
+        if kept is not parties:
             fields = pick(fields, parties.indices(kept))
         self.note(message.verb, failed)
         if not kept:

@@ -81,6 +81,8 @@ def row(value: Any, index: int) -> Any:
 
 def sum_over_parties(value: Any) -> Any:
     """The sum of a field over the parties, in their order."""
+    if isinstance(value, Tensor):
+        return value.sum(0)
     if isinstance(value, Mapping):
         return {name: sum_over_parties(item) for name, item in value.items()}
     return value.total() if isinstance(value, Deferred) else value.sum(0)

@@ -38,9 +38,10 @@ class Ledger:
         """Add what some parties sent or received; a number stands for each of them, an array for one after the other."""
         rows: Any = slice(None) if len(parties) == self.parties else np.asarray(parties, dtype=np.int64)
         detailed = self.parties <= MAX_DETAILED
-        table = self.rounds.setdefault(round, {}).setdefault(
-            (verb, training), np.zeros((self.parties if detailed else 1, len(COLUMNS)), np.int64)
-        )
+        tables = self.rounds.setdefault(round, {})
+        table = tables.get((verb, training))
+        if table is None:
+            table = tables[verb, training] = np.zeros((self.parties if detailed else 1, len(COLUMNS)), np.int64)
         for name, count in bytes.items():
             column = COLUMNS.index(name)
             if training:

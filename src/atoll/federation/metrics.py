@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from atoll.deferred import dense
@@ -54,7 +55,8 @@ def keep_counts(federation: Federation, sums: Fields, parties: Sequence[int] = (
     """Keep the last evaluation's sums and, of few parties, their own counts: the detail of the best round is made of them."""
     kept: Fields = {"sums": {name: sums[name] for name in federation.task.fields if name in sums}}
     if counts and 1 < len(parties) <= MAX_LISTED_PARTIES:
-        kept |= {"parties": torch.tensor(list(parties)), "by_party": {name: dense(counts[name]) for name in kept["sums"]}}
+        numbers = torch.from_numpy(np.array(parties, dtype=np.int64))
+        kept |= {"parties": numbers, "by_party": {name: dense(counts[name]) for name in kept["sums"]}}
     federation.counted = kept
 
 

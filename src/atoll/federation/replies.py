@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,6 +71,13 @@ def scatter_add(values: Sequence[Tensor], index: Sequence[Tensor], size: int, we
     for rows, numbers, weight in zip(values, index, weights, strict=True):
         total.index_add_(0, numbers, rows * weight)
     return total
+
+
+def answering(answers: Sequence[Answer]) -> Parties:
+    """The parties of some answers, one answer after the other."""
+    if len(answers) == 1:
+        return answers[0].parties
+    return Parties(np.concatenate([np.empty(0, np.int64), *(answer.parties.numbers for answer in answers)]))
 
 
 def agreeing(answers: list[Answer]) -> tuple[list[Answer], dict[int, str]]:

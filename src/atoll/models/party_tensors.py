@@ -12,6 +12,7 @@ from atoll.errors import AtollError
 
 MAX_PIECES = 64  # parties, or groups of parties with equal step counts, that are stepped one after the other
 LANES = 16  # float32 numbers in a vector register
+FUSED = frozenset({"cpu", "cuda"})  # types of devices whose fused kernels step the optimizers
 
 Parameters = nn.Module | Mapping[str, Tensor] | Iterable[Tensor]
 
@@ -51,6 +52,11 @@ def number_of_parties(params: Mapping[str, Tensor]) -> int:
     return counts.pop()
 
 
+def has_fused_kernels(device: torch.device) -> bool:
+    """Whether torch's fused kernels step the optimizers of parameters on this device."""
+    return device.type in FUSED
+
+
 def device_of(params: Mapping[str, Tensor]) -> torch.device:
     """Where the parameters are."""
     return next((tensor.device for tensor in params.values()), CPU)
@@ -71,8 +77,7 @@ def restore_tensors(live: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> 
 
 def is_same(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are the same memory, so that there is nothing to copy."""
-    here, there = ((each.data_ptr(), each.shape, each.stride()) for each in (one, other))
-    return here == there
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
 
 
 def rows_of(values: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:

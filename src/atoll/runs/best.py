@@ -35,6 +35,9 @@ class BestRound:
         if large:  # its copy is on the disk, where there may be no room for two
             self.state, self.memory = {}, {}
         self.state = copied(state, self.state, large=spilled.LARGE // 16 if large else 0)
+        if isinstance(engine, InProcessEngine):
+            self.memory = copied(live, self.memory)
+            return
         snapshot = getattr(engine, "snapshot", None)  # another package's engine may have none
         self.memory = snapshot(self.memory) if snapshot is not None else {}
 

@@ -56,9 +56,10 @@ class Tally(Deferred):
 
     def _counted(self, party: Tensor, parties: int) -> Tensor:
         size = math.prod(self.inner)
-        counts = torch.zeros(parties * size, dtype=torch.int64, device=party.device)
-        for column in self.cells.unbind(1):  # one at a time: items × columns numbers may be many
-            counts += occurrences(party * size + column, parties * size)
+        first, *others = (party * size + column for column in self.cells.unbind(1))
+        counts = occurrences(first, parties * size)
+        for column in others:
+            counts += occurrences(column, parties * size)
         return counts
 
 

@@ -203,8 +203,9 @@ def start(federation: Federation, settings: Settings) -> State:
 
 def step(federation: Federation, state: State, settings: Settings) -> State:
     """Everybody trains the model of its cluster; clusters may be split; then each takes the mean of its members' models."""
-    replies = federation.ask("fit", each={"model": models_of_parties(state)})
-    state = observe(state, replies)
+    sent = models_of_parties(state)
+    replies = federation.ask("fit", each={"model": sent})
+    state = observe(state, sent, replies)
     if federation.round > settings.rounds_before_split:
         for cluster in range(int(state["cluster"].max()) + 1):
             state = cut(state, cluster, settings)
@@ -239,10 +240,9 @@ def models_of_parties(state: State) -> Parameters:
     return {name: value[state["cluster"]] for name, value in state["model"].items()}
 
 
-def observe(state: State, replies: Replies) -> State:
+def observe(state: State, sent: Parameters, replies: Replies) -> State:
     """Note the updates of those who answered; of the others the last ones stand (Deviation: in the paper all answer)."""
-    parties = torch.tensor(replies.parties)
-    sent = models_of_parties(state)
+    parties = replies.index
     update, n, norms, answers = (state[name].clone() for name in ("update", "n", "norms", "heard"))
     differences = [(value - sent[name][parties]).flatten(1) for name, value in replies.stack("model").items()]
     update[parties] = torch.cat(differences, 1)  # Δθ_i
@@ -258,7 +258,7 @@ def observe(state: State, replies: Replies) -> State:
 def aggregate(state: State, replies: Replies) -> Parameters:
     """θ_c ← Σ_{i ∈ c} (n_i / n) θ_i over those who answered; a cluster of which nobody did keeps its model."""
     trained, n = weighted(replies.stack("model"), replies.stack("nodes")), replies.stack("nodes")
-    cluster = state["cluster"][torch.tensor(replies.parties)]
+    cluster = state["cluster"][replies.index]
     models = {name: value.clone() for name, value in state["model"].items()}
     for c in cluster.unique().tolist():
         members = (cluster == c).nonzero().squeeze(1)

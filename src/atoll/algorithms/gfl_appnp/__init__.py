@@ -141,7 +141,8 @@ class Cohort(atoll.federation.cohort.Cohort):
             outputs = local.outputs()
             logits = torch.addcmul(context[:, None], weight[:, None, None], outputs)
             shares = trained.shares(s.batch_size, None if keys is None else keys[:, :, step])
-            errors = logits.softmax(2).sub_(trained.targets).mul_((shares * weights)[:, :, None])
+            shares = shares * weights if isinstance(weights, Tensor) else shares
+            errors = logits.softmax(2).sub_(trained.targets).mul_(shares[:, :, None])
             if step == 0 and loops is not None and arrived is not None:
                 reply["slopes"] = slopes(errors, outputs, loops, arrived)
             local.descend(errors, weight, s.lr, s.weight_decay)
