@@ -12,7 +12,7 @@ from torch import Tensor
 from atoll.algorithms import fedmlp, gfl_appnp
 from atoll.algorithms.gfl_appnp import compensation, propagation
 from atoll.algorithms.gfl_appnp.compensation import Arriving
-from atoll.algorithms.gfl_appnp.local_steps import Subtracted
+from atoll.algorithms.gfl_appnp.first_weights import FirstWeights
 from atoll.data import csbm
 from atoll.deferred import Deferred, dense
 from atoll.errors import AtollError, AtollWarning
@@ -427,15 +427,15 @@ def test_arriving_noise_has_the_moments_of_everybodys_own() -> None:
 def test_described_noise_is_one_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     """With noise on sparse features, the sum of the models is that of the models, where it is drawn party by party."""
     checked = []
-    total = Subtracted.total
+    total = FirstWeights.total
 
-    def compared(self: Subtracted) -> Tensor:
+    def compared(self: FirstWeights) -> Tensor:
         summed, columns = total(self), self.models.trained.columns
         torch.testing.assert_close(summed[columns], self.dense().sum(0)[columns], atol=1e-4, rtol=1e-4)
         checked.append(len(self.models.trained.others))
         return summed
 
-    monkeypatch.setattr(Subtracted, "total", compared)
+    monkeypatch.setattr(FirstWeights, "total", compared)
     graph = graph_of("dnc")
     assert isinstance(graph.x, Tensor)
     graph.x[:, 1::2] = 0

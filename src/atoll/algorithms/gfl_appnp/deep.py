@@ -15,7 +15,7 @@ so x·M_k (K, n, h) stands for all C of x·G¹_k (K, n, C, h), and R_k (K, h) fo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from atoll.algorithms.gfl_appnp.compensation import coupling, to_means, to_rows
+from atoll.algorithms.gfl_appnp.first_weights import FirstWeights
 from atoll.algorithms.gfl_appnp.local_steps import Trained
 from atoll.algorithms.gfl_appnp.propagation import Toward
 from atoll.algorithms.gfl_appnp.written import WrittenModels
@@ -227,57 +228,19 @@ class DeepModels:
         """A description of the first weights; the others themselves."""
         return FirstWeights(self), *self.rest
 
+    def subtract(self, result: Tensor) -> None:
+        """Take Σ_c F_kc·G¹_kc from every party's W¹ (K, d, width), in place."""
+        assert self.mixture is not None
+        sources, toward = self.mixture.upload.sources, self.mixture.toward
+        for targets, block in toward.blocks():
+            for k, row in enumerate(block[:, sources.parties]):
+                result[targets.start + k] -= sources.combined(row[:, None] * self.steered[targets.start + k])
 
-@dataclass(frozen=True)
-class FirstWeights(Deferred):
-    """W¹ of K parties: s·W̄¹ − Σ_c F_kc·G¹_kc − Σ_s x_ks·S_ks."""
-
-    models: DeepModels
-    index: Tensor | None = None  # which of them
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(K, d, width)."""
-        return (self.models.trained.graph.parties if self.index is None else len(self.index), *self.models.first.shape)
-
-    def dense(self) -> Tensor:
-        """The weights themselves."""
-        m = self.models
-        result = m.scale * m.first - m.trained.graph.features.gram(self._own())
-        if m.mixture is not None:
-            sources, toward = m.mixture.upload.sources, m.mixture.toward
-            for targets, block in toward.blocks():
-                for k, row in enumerate(block[:, sources.parties]):
-                    result[targets.start + k] -= sources.combined(row[:, None] * m.steered[targets.start + k])
-        return result if self.index is None else result[self.index]
-
-    def take(self, index: Tensor) -> FirstWeights:
-        """Those of some parties."""
-        return replace(self, index=index if self.index is None else self.index[index])
-
-    def total(self) -> Tensor:
-        """Σ_k W¹: one product with the features of the parties, one with those of their sources."""
-        m = self.models
-        graph = m.trained.graph
-        every = m.steered.new_ones(graph.parties)
-        often = every if self.index is None else torch.bincount(self.index, minlength=graph.parties).float()
-        result = float(often.sum()) * m.scale * m.first - graph.merged.features.gram(self._own() * often[graph.party, None])[0]
-        if m.mixture is not None:
-            sources = m.mixture.upload.sources
-            result -= sources.combined(m.mixture.toward.scatter(m.steered * often[:, None])[sources.parties])
-        return result
-
-    def probe(self) -> Tensor:
-        """Finite if all it is made of is."""
-        m = self.models
-        return m.first.sum() + m.own.sum() + m.steered.sum()
-
-    def _own(self) -> Tensor:
-        """(rows, width) S at the training rows, zero elsewhere."""
-        m = self.models
-        placed = m.own.new_zeros(m.trained.graph.num_nodes, m.own.shape[2])
-        placed[m.trained.rows] = m.trained.gather(m.own)
-        return placed
+    def subtract_total(self, result: Tensor, often: Tensor) -> None:
+        """Take their sum, each `often` (K,) times, from that of the W¹ (d, width), in place."""
+        assert self.mixture is not None
+        sources = self.mixture.upload.sources
+        result -= sources.combined(self.mixture.toward.scatter(self.steered * often[:, None])[sources.parties])
 
 
 def represent(

@@ -5,7 +5,6 @@ The mathematics and the letters are those of `atoll.algorithms.gfl_appnp.compens
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from atoll.algorithms.gfl_appnp.compensation import Mixture, mixed
+from atoll.algorithms.gfl_appnp.first_weights import FirstWeights
 from atoll.deferred import Deferred
 from atoll.graphs.graph import Graph
 
@@ -209,64 +209,25 @@ class Implicit:
 
     def weights(self) -> tuple[Deferred, Tensor]:
         """A description of the first weights; the second themselves."""
-        return Subtracted(self), self.second
+        return FirstWeights(self), self.second
 
+    def subtract(self, result: Tensor) -> None:
+        """Take M_k·diag(D_k) from every party's W₁ (K, d, h), in place."""
+        assert self.mixture is not None
+        sources, toward = self.mixture.upload.sources, self.mixture.toward
+        result -= mixed(sources.outer(), sources.parties, toward) * (self.steered @ self.shared.t())[:, None]
+        if self.mixture.noise is not None:
+            columns, others = self.trained.columns, self.trained.others
+            result[:, columns] -= torch.einsum("kc,kcdh->kdh", self.steered, self.noise)
+            result[:, others] -= torch.einsum("kc,kcdh->kdh", self.steered, self.mixture.noise.rest(columns))
 
-@dataclass(frozen=True)
-class Subtracted(Deferred):
-    """W₁ of K parties: s·W̄₁ − M_k·diag(D_k) − Σ_s x_ks S_ksᵀ."""
-
-    models: Implicit
-    index: Tensor | None = None  # which of them
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(K, d, h)."""
-        return (self.models.trained.graph.parties if self.index is None else len(self.index), *self.models.first.shape)
-
-    def dense(self) -> Tensor:
-        """The models themselves."""
-        m = self.models
-        graph = m.trained.graph
-        result = m.scale * m.first - graph.features.gram(self._own())
-        if m.mixture is not None:
-            sources, toward = m.mixture.upload.sources, m.mixture.toward
-            result -= mixed(sources.outer(), sources.parties, toward) * (m.steered @ m.shared.t())[:, None]  # M_k·diag(D_k)
-            if m.mixture.noise is not None:
-                columns, others = m.trained.columns, m.trained.others
-                result[:, columns] -= torch.einsum("kc,kcdh->kdh", m.steered, m.noise)
-                result[:, others] -= torch.einsum("kc,kcdh->kdh", m.steered, m.mixture.noise.rest(columns))
-        return result if self.index is None else result[self.index]
-
-    def take(self, index: Tensor) -> Subtracted:
-        """Those of some parties."""
-        return replace(self, index=index if self.index is None else self.index[index])
-
-    def probe(self) -> Tensor:
-        """Finite if all it is made of is."""
-        m = self.models
-        return m.first.sum() + m.own.sum() + m.steered.sum() + m.second.sum()
-
-    def total(self) -> Tensor:
-        """Σ_k W₁: one product with the features of the parties, one with those of their sources."""
-        m = self.models
-        graph = m.trained.graph
-        every = m.steered.new_ones(graph.parties)
-        often = every if self.index is None else torch.bincount(self.index, minlength=graph.parties).float()
-        result = float(often.sum()) * m.scale * m.first - graph.merged.features.gram(self._own() * often[graph.party, None])[0]
-        if m.mixture is not None:
-            sources, toward = m.mixture.upload.sources, m.mixture.toward
-            steered = m.steered * often[:, None]
-            result -= sources.combined(toward.scatter(steered @ m.shared.t())[sources.parties])
-            if m.mixture.noise is not None:
-                columns, others = m.trained.columns, m.trained.others
-                result[columns] -= torch.einsum("kc,kcdh->dh", steered, m.noise)
-                result[others] -= m.mixture.noise.summed_rest(steered, columns)
-        return result
-
-    def _own(self) -> Tensor:
-        """(rows, h) S at the training rows, zero elsewhere."""
-        m = self.models
-        placed = m.own.new_zeros(m.trained.graph.num_nodes, m.own.shape[2])
-        placed[m.trained.rows] = m.trained.gather(m.own)
-        return placed
+    def subtract_total(self, result: Tensor, often: Tensor) -> None:
+        """Take their sum, each `often` (K,) times, from that of the W₁ (d, h), in place."""
+        assert self.mixture is not None
+        sources, toward = self.mixture.upload.sources, self.mixture.toward
+        steered = self.steered * often[:, None]
+        result -= sources.combined(toward.scatter(steered @ self.shared.t())[sources.parties])
+        if self.mixture.noise is not None:
+            columns, others = self.trained.columns, self.trained.others
+            result[columns] -= torch.einsum("kc,kcdh->dh", steered, self.noise)
+            result[others] -= self.mixture.noise.summed_rest(steered, columns)
