@@ -8,31 +8,36 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.options import Device, Quiet, Threads, prepare_torch, say_device
+from atoll.cli.options import (
+    Device,
+    KitRun,
+    OwnAlgorithm,
+    OwnModel,
+    PartyName,
+    Quiet,
+    RunOrKit,
+    Threads,
+    prepare_torch,
+    say_device,
+)
 from atoll.cli.predict import Join, Known
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN|KIT", help="The folder of a run, or a site's kit.")],
+    run: RunOrKit,
     data: Annotated[
         Path | None,
         typer.Option(
             help="Labeled nodes that arrived later: a folder with nodes and edges, an .npz, or a folder with one per party."
         ),
     ] = None,
-    party: Annotated[
-        str | None, typer.Option(help="Name or number of a party: whose nodes, or whose model for --data.", metavar="NAME")
-    ] = None,
+    party: PartyName = None,
     known: Known = None,
     join: Join = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as `detail` in result.json.")] = False,
-    name: Annotated[str | None, typer.Option("--run", help="Of a kit: which run; the newest finished one by default.")] = None,
-    algorithm: Annotated[
-        Path | None, typer.Option(help="The file of an algorithm of your own: a folder alone never makes atoll run one.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The file of a model of your own: a folder alone never makes atoll run one.")
-    ] = None,
+    name: KitRun = None,
+    algorithm: OwnAlgorithm = None,
+    model: OwnModel = None,
     device: Device = None,
     threads: Threads = None,
     quiet: Quiet = False,

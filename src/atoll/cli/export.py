@@ -7,22 +7,18 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.options import prepare_torch
+from atoll.cli.options import KitRun, OwnAlgorithm, OwnModel, RunOrKit, prepare_torch
 from atoll.errors import AtollError
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN|KIT", help="The folder of a run, or a site's kit.")],
+    run: RunOrKit,
     to: Annotated[str, typer.Option(help="pyg, safetensors (plain torch), torchscript, pt2 (torch.export) or onnx.")],
     out: Annotated[Path, typer.Option(help="A new folder for the model and the program that loads it.")],
-    name: Annotated[str | None, typer.Option("--run", help="Of a kit: which run; the newest finished one by default.")] = None,
+    name: KitRun = None,
     party: Annotated[str | None, typer.Option(help="The party whose model it is, where each party has its own.")] = None,
-    algorithm: Annotated[
-        Path | None, typer.Option(help="The file of an algorithm of your own: a folder alone never makes atoll run one.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The file of a model of your own: a folder alone never makes atoll run one.")
-    ] = None,
+    algorithm: OwnAlgorithm = None,
+    model: OwnModel = None,
 ) -> None:
     """Write what was trained for other programs: the best round's model, and a loader that does not need atoll."""
     prepare_torch(None)

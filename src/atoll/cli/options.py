@@ -44,6 +44,15 @@ Device = Annotated[
 ]
 Threads = Annotated[int | None, typer.Option(help="Threads of torch; all cores by default.")]
 Jobs = Annotated[int, typer.Option(help="Runs at the same time, each in a process with one thread.")]
+OwnAlgorithm = Annotated[
+    Path | None, typer.Option(help="The file of an algorithm of your own: a folder alone never makes atoll run one.")
+]
+OwnModel = Annotated[str | None, typer.Option(help="The file of a model of your own: a folder alone never makes atoll run one.")]
+RunOrKit = Annotated[Path, typer.Argument(metavar="RUN|KIT", help="The folder of a run, or a site's kit.")]
+KitRun = Annotated[str | None, typer.Option("--run", help="Of a kit: which run; the newest finished one by default.")]
+PartyName = Annotated[
+    str | None, typer.Option(help="Name or number of a party: whose nodes, or whose model for --data.", metavar="NAME")
+]
 Space = Annotated[str, typer.Option(metavar="FILE|defaults", help="What to search: a TOML file with one line per setting.")]
 TuningSeeds = Annotated[str, typer.Option(help="Seeds of tuning: a number (1000, 1001, …), or the seeds themselves.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress line.")]

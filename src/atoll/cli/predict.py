@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.options import Device, Quiet, Threads, prepare_torch, say_device
+from atoll.cli.options import (
+    Device,
+    KitRun,
+    OwnAlgorithm,
+    OwnModel,
+    PartyName,
+    Quiet,
+    RunOrKit,
+    Threads,
+    prepare_torch,
+    say_device,
+)
 from atoll.errors import AtollError
 
 if TYPE_CHECKING:
@@ -33,26 +44,20 @@ Pairs = Annotated[
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN|KIT", help="The folder of a run, or a site's kit.")],
+    run: RunOrKit,
     data: Annotated[
         Path | None,
         typer.Option(help="Nodes that arrived later: a folder with nodes and edges, an .npz, or a folder with one per party."),
     ] = None,
-    party: Annotated[
-        str | None, typer.Option(help="Name or number of a party: whose nodes, or whose model for --data.", metavar="NAME")
-    ] = None,
+    party: PartyName = None,
     known: Known = None,
     join: Join = None,
     pairs: Pairs = None,
     out: Annotated[Path | None, typer.Option(help="Write the predictions there: .csv or .parquet.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file that --out names.")] = False,
-    name: Annotated[str | None, typer.Option("--run", help="Of a kit: which run; the newest finished one by default.")] = None,
-    algorithm: Annotated[
-        Path | None, typer.Option(help="The file of an algorithm of your own: a folder alone never makes atoll run one.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The file of a model of your own: a folder alone never makes atoll run one.")
-    ] = None,
+    name: KitRun = None,
+    algorithm: OwnAlgorithm = None,
+    model: OwnModel = None,
     device: Device = None,
     threads: Threads = None,
     quiet: Quiet = False,

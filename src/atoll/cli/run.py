@@ -13,6 +13,8 @@ from atoll.cli.options import (
     Device,
     Log,
     Model,
+    OwnAlgorithm,
+    OwnModel,
     Parties,
     Partition,
     Quiet,
@@ -104,12 +106,8 @@ def resume(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="patience or target_accuracy, of a run that stopped early."),
     ] = None,
-    algorithm: Annotated[
-        Path | None, typer.Option(help="The file of an algorithm of your own: a folder alone never makes atoll run one.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The file of a model of your own: a folder alone never makes atoll run one.")
-    ] = None,
+    algorithm: OwnAlgorithm = None,
+    model: OwnModel = None,
     address: Address = None,
     device: Device = None,
     log: Log = None,
