@@ -1,7 +1,7 @@
 """FED-PUB: Baek et al., ICML 2023. Parties with similar models help each other more, each through a mask of its own.
 
-A party's network multiplies the server's weights by masks that it learns and keeps. The server tells how similar two parties' are
-by what their networks give for the same random graphs, and sends every party its own mixture of all models.
+A party's network multiplies the server's weights by masks that it learns and keeps. The server computes how similar two parties'
+are by what their networks give for the same random graphs, and sends every party its own mixture of all models.
 
 Payload bytes per round and party, w parameters, w_m of them in weight matrices, h columns of the functional embedding: down 4·w,
 up 4·(w + h). With `upload_masks` 4·w_m more in both directions. Evaluation sends 4·w down, unless it judges trained models.

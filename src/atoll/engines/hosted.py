@@ -256,7 +256,7 @@ class HostedEngine:
                 self._warn(f"Site {index} was lost in round {self.round} and was started again ({reason}).")
 
     def _repeat(self, sites: Sequence[int]) -> dict[int, Lost]:
-        """Give sites that were started again the memory of the last save and what they were sent since; which are lost anew."""
+        """Give sites that were started again the memory of the last save and what they were sent since; those lost again."""
         steps = [(BEGIN, {index: self._document(index) for index in sites})]
         steps += [(RESTORE, {index: self.held[index].saved for index in sites if self.held[index].saved})]
         logged: dict[int, tuple[bytes, dict[int, bytes]]] = {}

@@ -68,7 +68,7 @@ class RayCluster:
         self.stack.close()
 
     def room(self, cpus: float, gpus: float) -> int:
-        """How many sites with so many CPUs and GPUs each fit on the nodes."""
+        """How many sites that need these CPUs and GPUs each fit on the nodes."""
         return sum(_fitting(node, cpus, gpus) for node in self._nodes())
 
     def described(self) -> str:

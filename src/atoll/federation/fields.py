@@ -105,7 +105,7 @@ def concatenate(chunks: Sequence[Fields]) -> Fields:
 
 
 def split_rows(value: Any, sizes: Sequence[int]) -> list[Any]:
-    """The inverse of `concatenate` for one field, whose first so many rows are the first site's, and so on."""
+    """The inverse of `concatenate` for one field: the first `sizes[0]` rows are the first site's, and so on."""
     if isinstance(value, Mapping):
         parts = {name: split_rows(item, sizes) for name, item in value.items()}
         return [{name: part[site] for name, part in parts.items()} for site in range(len(sizes))]

@@ -32,11 +32,11 @@ def needed_rows(graph: Graph, hops: int) -> list[Tensor]:
     """Per party, the nodes whose rows it needs, by number: its own with neighbors elsewhere and, with 2 hops, these neighbors."""
     borders = _borders(graph)
     owner, into = graph.host.party[borders.row], borders.into
-    own = graph.host.ids[borders.row]
+    ids = graph.host.ids[borders.row]
     lists = []
     for party in range(graph.parties):
-        here = (owner == party) & into
-        lists.append(torch.unique(torch.cat([own[here], borders.other[here]] if hops > 1 else [own[here]])))
+        border = (owner == party) & into
+        lists.append(torch.unique(torch.cat([ids[border], borders.other[border]] if hops > 1 else [ids[border]])))
     return lists
 
 
@@ -51,10 +51,10 @@ def shares(graph: Graph, rows: Tensor, normalization: str) -> Tensor:
     source = np.concatenate([edges[0], every, borders.row[out].numpy()])
     number = torch.cat([ids[graph.edge_index[1]], ids, borders.other[out]])
     weight = np.concatenate([weights, loops, _border_weights(borders)[out.numpy()]])
-    place = torch.searchsorted(rows, number).clamp(max=max(count - 1, 0))
-    wanted = (rows[place] == number).numpy() if count else np.zeros(len(number), bool)
-    source, weight, place_of = source[wanted], weight[wanted], place.numpy()[wanted]
-    at = graph.party.numpy()[source] * count + place_of
+    position = torch.searchsorted(rows, number).clamp(max=max(count - 1, 0))
+    wanted = (rows[position] == number).numpy() if count else np.zeros(len(number), bool)
+    source, weight, wanted_row = source[wanted], weight[wanted], position.numpy()[wanted]
+    at = graph.party.numpy()[source] * count + wanted_row
     size = graph.parties * count
     sums = sp.csr_array((weight * scale[source], (at, source)), shape=(size, graph.num_nodes)) @ _sparse(graph)
     result = np.zeros((size, graph.num_features + 2), np.float32)
@@ -165,9 +165,9 @@ class _Rows:
         number = torch.cat(list(needed)).numpy()
         known = rows[:, -1] > 0
         order = graph.ids.argsort()
-        place = order[torch.searchsorted(graph.ids[order], torch.from_numpy(number)).clamp(max=graph.num_nodes - 1)].numpy()
-        own = (graph.ids.numpy()[place] == number) & (graph.party.numpy()[place] == party)
-        at = np.where(own, place, -1)
+        position = order[torch.searchsorted(graph.ids[order], torch.from_numpy(number)).clamp(max=graph.num_nodes - 1)].numpy()
+        local = (graph.ids.numpy()[position] == number) & (graph.party.numpy()[position] == party)
+        at = np.where(local, position, -1)
         return _Rows(rows[known, :-1], rows[known, -1], party[known], number[known], at[known])
 
     def placed(self, graph: Graph, hops: int) -> tuple[NDArray[np.int64], list[int], Tensor]:
@@ -178,10 +178,10 @@ class _Rows:
         far = np.flatnonzero(self.at < 0) if hops > 1 else np.empty(0, np.int64)
         owner = np.concatenate([graph.party.numpy(), self.party[far]])
         order = np.argsort(owner, kind="stable")
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
+        position = np.empty(len(order), np.int64)
+        position[order] = np.arange(len(order))
         sizes: list[int] = np.bincount(owner, minlength=graph.parties).tolist()
-        return np.concatenate([base, nodes + far])[order], sizes, torch.from_numpy(place[:nodes])
+        return np.concatenate([base, nodes + far])[order], sizes, torch.from_numpy(position[:nodes])
 
     def crossing(self, graph: Graph, borders: Borders, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The edges that come from a node whose row was received, and where that row is among those that are read."""
@@ -193,9 +193,9 @@ class _Rows:
         keys = self.party[far] * above + self.number[far]  # ascending, party by party
         edges = np.flatnonzero(borders.into.numpy())
         wanted = owner[edges] * above + other[edges]
-        place = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
-        found = keys[place] == wanted if len(keys) else np.zeros(len(edges), bool)
-        return edges[found], read[far[place[found]]]
+        position = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
+        matches = keys[position] == wanted if len(keys) else np.zeros(len(edges), bool)
+        return edges[matches], read[far[position[matches]]]
 
 
 def _known(graph: Graph, received: Sequence[Tensor]) -> Borders:
@@ -216,8 +216,8 @@ def _degrees(graph: Graph, borders: Borders) -> Floats:
     """(N,) the row sums of the whole A + I."""
     into: NDArray[np.bool_] = borders.into.numpy()
     between = np.bincount(borders.row.numpy()[into], _border_weights(borders)[into], minlength=graph.num_nodes)
-    own = np.bincount(graph.edge_index[1].numpy(), _weights(graph), minlength=graph.num_nodes)
-    return np.asarray(own + between + 1, np.float64)
+    within = np.bincount(graph.edge_index[1].numpy(), _weights(graph), minlength=graph.num_nodes)
+    return np.asarray(within + between + 1, np.float64)
 
 
 def _weights(graph: Graph) -> Floats:

@@ -74,8 +74,8 @@ def borders_between(ids: Tensor, party: Tensor, edge_index: Tensor, edge_weight:
         edge_ids: The numbers of the whole graph's nodes, to which `edge_index` points.
     """
     order = ids.argsort()
-    place = torch.searchsorted(ids[order], edge_ids).clamp(max=len(ids) - 1)
-    rows = torch.where(ids[order][place] == edge_ids, order[place], -1)  # of each node of the whole graph
+    position = torch.searchsorted(ids[order], edge_ids).clamp(max=len(ids) - 1)
+    rows = torch.where(ids[order][position] == edge_ids, order[position], -1)  # of each node of the whole graph
     source, target = rows[edge_index]
     crossing = ((source >= 0) & (target >= 0) & (party[source] != party[target])).nonzero()[:, 0]
     source, target = source[crossing], target[crossing]

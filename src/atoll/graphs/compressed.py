@@ -71,10 +71,10 @@ def gathered(matrix: Compressed, dense: Tensor) -> Tensor:
 
 def bags(matrix: Compressed, dense: Tensor) -> Tensor:
     """M·X by the embedding-bag kernel, as on the CPU: one sum per row, always in the same order, and nothing is gathered."""
-    found: tuple[Tensor, ...] = torch.ops.aten._embedding_bag_forward_only(
+    sums: tuple[Tensor, ...] = torch.ops.aten._embedding_bag_forward_only(
         dense.contiguous(), matrix.columns, matrix.indptr, False, 0, False, matrix.values(), True
     )
-    return found[0]
+    return sums[0]
 
 
 Kernel = Callable[[Compressed, Tensor], Tensor]

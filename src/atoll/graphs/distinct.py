@@ -111,9 +111,9 @@ def distinct_rows(graph: Graph) -> DistinctRows | None:
     keys = np.zeros((len(counts), 2 + 2 * most), np.int32)  # party, row sum, columns + 1, values: bit patterns
     keys[:, 0], keys[:, 1] = party, degree.view(np.int32)
     row = np.repeat(np.arange(len(counts)), counts)
-    place = np.arange(summed.nnz) - np.repeat(summed.indptr[:-1], counts)
-    keys[row, 2 + place] = summed.indices + 1
-    keys[row, 2 + most + place] = summed.data.astype(np.float32).view(np.int32)
+    column = np.arange(summed.nnz) - np.repeat(summed.indptr[:-1], counts)
+    keys[row, 2 + column] = summed.indices + 1
+    keys[row, 2 + most + column] = summed.data.astype(np.float32).view(np.int32)
     _, first, kind = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     if len(first) > MAX_SHARE * len(counts) or len(first) * (summed.shape[1] + 1) > MAX_TABLE:
         return None

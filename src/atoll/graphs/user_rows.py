@@ -63,7 +63,7 @@ class Entries:
 
     @cached_property
     def pieces(self) -> list[slice]:
-        """The users, so many at a time that they have about `MAX_TOGETHER` entries."""
+        """The users in groups with about `MAX_TOGETHER` entries each."""
         if not self.value.is_cpu:
             return [slice(0, self.users)]
         marks = torch.arange(0, len(self.value), MAX_TOGETHER)

@@ -88,7 +88,7 @@ class OptunaSearch:
         self.distributions = {name: self._distribution(one) for name, one in space.items()}
         self.known: dict[int, Any] = {}  # Optuna's trials by the index of their `ask`
         self.first, self.asked = dict(first), 0
-        self.inside = inside(space, first)  # otherwise Optuna does not hear of the first trial
+        self.inside = inside(space, first)  # otherwise Optuna does not know the first trial
 
     def _distribution(self, one: Dimension) -> Any:
         kinds = self.optuna.distributions

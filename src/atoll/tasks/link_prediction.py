@@ -57,7 +57,7 @@ class LinkPrediction(NodeClassification):
         return made
 
     def batches(self, graph: Graph, size: int, draws: Draws) -> Iterator[Graph]:
-        """The training edges, or step after step `size` of each party's, each time with as many other pairs, drawn anew."""
+        """The training edges, or step after step `size` of each party's, each time with as many other pairs, drawn again."""
         positives = party_pairs(graph)
         longest = max((pairs.shape[1] for pairs in positives), default=0)
         if 0 < size < longest:

@@ -47,7 +47,7 @@ def given(case: Case) -> Forms:
 
 
 def judges(settings: Settings) -> bool:
-    """Whether parties tell how good the shared model is."""
+    """Whether parties report how good the shared model is."""
     return settings.personal_stage and settings.shared_model == "best"
 
 

@@ -135,7 +135,7 @@ class Distillation:
 
 
 def loaded(settings: Settings, schema: Schema, parties: int, params: Parameters) -> Backbone:
-    """The backbone of so many parties with these parameters."""
+    """The backbone of this number of parties with these parameters."""
     model = backbone(settings, schema, parties, None)
     set_parameters(model, params)
     return model
@@ -166,7 +166,7 @@ def nearest_edges(rows: Tensor, neighbors: int) -> Tensor:
 
 
 def graph_of(rows: Tensor, edges: Tensor, classes: Tensor, copies: int, num_classes: int) -> Graph:
-    """The same graph so many times, one block each; gradients reach the rows, not the edges."""
+    """The same graph repeated, one block each; gradients reach the rows, not the edges."""
     count = len(rows)
     shift = (torch.arange(copies) * count)[:, None, None]
     x = rows.repeat(copies, 1)
