@@ -291,13 +291,10 @@ class Federation:
         envelope = {"verb": message.verb, "round": message.round, "call": message.call, "training": message.training}
         common = message.common if message.secure is None else {**message.common, "secure": message.secure}
         payload, size = message_sizes(common, message.each, envelope)
-        self._record(message.parties, message.verb, down=payload, wire_down=size, messages=1)
+        self.ledger.record(self.round, message.verb, self.training, message.parties, down=payload, wire_down=size, messages=1)
         return size
 
     def _bill_up(self, message: Message, replies: Replies) -> int | np.ndarray:
         payload, size = message_sizes({}, replies.fields, {})
-        self._record(replies.parties, message.verb, up=payload, wire_up=size)
+        self.ledger.record(self.round, message.verb, self.training, replies.parties, up=payload, wire_up=size)
         return size
-
-    def _record(self, parties: Sequence[int], verb: str, **bytes: int | np.ndarray) -> None:
-        self.ledger.record(self.round, verb, self.training, parties, **bytes)
