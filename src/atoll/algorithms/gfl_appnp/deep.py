@@ -236,11 +236,11 @@ class DeepModels:
             for k, row in enumerate(block[:, sources.parties]):
                 result[targets.start + k] -= sources.combined(row[:, None] * self.steered[targets.start + k])
 
-    def subtract_total(self, result: Tensor, often: Tensor) -> None:
-        """Take their sum, each `often` (K,) times, from that of the W¹ (d, width), in place."""
+    def subtract_total(self, result: Tensor, often: Tensor | None) -> None:
+        """Take their sum, each once or `often` (K,) times, from that of the W¹ (d, width), in place."""
         assert self.mixture is not None
-        sources = self.mixture.upload.sources
-        result -= sources.combined(self.mixture.toward.scatter(self.steered * often[:, None])[sources.parties])
+        sources, steered = self.mixture.upload.sources, self.steered if often is None else self.steered * often[:, None]
+        result -= sources.combined(self.mixture.toward.scatter(steered)[sources.parties])
 
 
 def represent(

@@ -32,8 +32,8 @@ class Described(Protocol):
         """Take what F says from every party's W₁, in place."""
         ...
 
-    def subtract_total(self, result: Tensor, often: Tensor) -> None:
-        """Take its sum over the parties, each `often` (K,) times, from that of the W₁, in place."""
+    def subtract_total(self, result: Tensor, often: Tensor | None) -> None:
+        """Take its sum over the parties, each once or `often` (K,) times, from that of the W₁, in place."""
         ...
 
 
@@ -70,9 +70,11 @@ class FirstWeights(Deferred):
         """Σ_k W₁: one product with the features of the parties, one with those of their sources."""
         m = self.models
         graph = m.trained.graph
-        every = m.steered.new_ones(graph.parties)
-        often = every if self.index is None else torch.bincount(self.index, minlength=graph.parties).float()
-        result = float(often.sum()) * m.scale * m.first - graph.merged.features.gram(self._own() * often[graph.party, None])[0]
+        own, often = self._own(), None if self.index is None else torch.bincount(self.index, minlength=graph.parties).float()
+        if often is not None:
+            own *= often[graph.party, None]
+        count = graph.parties if often is None else float(often.sum())
+        result = count * m.scale * m.first - graph.merged.features.gram(own)[0]
         if m.mixture is not None:
             m.subtract_total(result, often)
         return result

@@ -49,7 +49,8 @@ def gradients(case: Case) -> Forms:
     schema, settings = case.schema, case.settings
     if settings.encoding == "factored":
         return {"gradient": real(schema.features + 1, settings.hidden)}
-    return {"gradient": real(schema.classes, sum(value.numel() for value in perceptron(settings, schema).values()))}
+    size = sum(fan_in * fan_out for fan_in, fan_out in pairwise(shape_of(settings, schema).widths))
+    return {"gradient": real(schema.classes, size)}
 
 
 def representation(case: Case) -> Forms:

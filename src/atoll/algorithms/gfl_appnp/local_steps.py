@@ -221,11 +221,11 @@ class Implicit:
             result[:, columns] -= torch.einsum("kc,kcdh->kdh", self.steered, self.noise)
             result[:, others] -= torch.einsum("kc,kcdh->kdh", self.steered, self.mixture.noise.rest(columns))
 
-    def subtract_total(self, result: Tensor, often: Tensor) -> None:
-        """Take their sum, each `often` (K,) times, from that of the W₁ (d, h), in place."""
+    def subtract_total(self, result: Tensor, often: Tensor | None) -> None:
+        """Take their sum, each once or `often` (K,) times, from that of the W₁ (d, h), in place."""
         assert self.mixture is not None
         sources, toward = self.mixture.upload.sources, self.mixture.toward
-        steered = self.steered * often[:, None]
+        steered = self.steered if often is None else self.steered * often[:, None]
         result -= sources.combined(toward.scatter(steered @ self.shared.t())[sources.parties])
         if self.mixture.noise is not None:
             columns, others = self.trained.columns, self.trained.others
