@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll import algorithms
 from atoll.cli import main
 
 TINY = [
@@ -130,7 +131,10 @@ def test_tune_and_use(call) -> None:
 
 def test_lists_and_help(call) -> None:
     """A stranger finds algorithms, their settings, datasets and what a partition looks like."""
-    assert "fedavg" in call("algorithms")[1]
+    shown = call("algorithms")[1]
+    assert all(f"\n  {name} " in shown for name in algorithms.names())
+    few = call("algorithms", "--scenario", "overlapping", "--task", "link-prediction")[1]
+    assert ("\n  moon " in few, "\n  fedgta " in few, "\n  glasu " in few) == (True, False, False)
     shown = call("algorithms", "fedavg")[1]
     assert "keep_optimizer" in shown
     assert "Learning rate." in shown
@@ -222,6 +226,8 @@ WRONG = [
     (["compare", "local,fedavgg"], "no algorithm 'fedavgg'"),
     (["compare", "local", "--set", "nothing_at_all=1"], "None of local has a setting"),
     (["algorithms", "nothing"], "no algorithm 'nothing'"),
+    (["algorithms", "--scenario", "vertica"], "no scenario 'vertica'; did you mean 'vertical'?"),
+    (["algorithms", "--task", "links"], "no task 'links'"),
 ]
 
 

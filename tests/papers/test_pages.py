@@ -13,7 +13,7 @@ from scipy.stats import t, ttest_rel
 
 from atoll import papers
 from atoll.errors import AtollError
-from atoll.papers import Cell, Exhibit, Line, claims, matrices, pages, pictures, references
+from atoll.papers import Cell, Exhibit, Line, claims, matrices, pages, pictures, references, sections
 from atoll.papers.claims import Claim
 from atoll.papers.execute import folder_of
 from atoll.papers.results import Results
@@ -221,6 +221,36 @@ def test_the_index_is_what_the_record_gives(everything: dict[str, Results]) -> N
     assert pages.index(list(everything.values())) == (DOCS / "index.md").read_text(), STALE
 
 
+@pytest.mark.parametrize(
+    ("paper", "section"),
+    [(paper, each) for paper in papers.papers() for each in sections.sections(paper)],
+    ids=lambda each: getattr(each, "page", each),
+)
+def test_a_section_is_what_the_record_gives(paper: str, section: sections.Section, everything: dict[str, Results]) -> None:
+    """What an algorithm's page shows of the record."""
+    page = (DOCS.parent / "algorithms" / f"{section.page}.md").read_text()
+    assert sections.MADE.findall(page) == [sections.markdown(section, everything[paper])], STALE
+
+
+def test_a_section_is_written_once_in_its_place(results: Results, tmp_path: Path) -> None:
+    """At the end of the page at first; then it is replaced where it stands."""
+    (tmp_path / "book.toml").write_text(
+        BOOK + '[[sections]]\npage = "ours"\ntext = "It has {{table | Cora ours}}."\n'
+        'tables = [{ table = "table", rows = ["Cora ours", "Wiki ours", "Other ours"], title = "here" }]\n'
+    )
+    (section,) = sections.sections("book")
+    page = tmp_path / "ours.md"
+    page.write_text("# Ours\n")
+    sections.write(tmp_path, [results])
+    first = page.read_text()
+    assert "It has 81.2.\n\n| here | accuracy | printed | seeds |" in first
+    assert "| Cora ours | 81.20 ± 1.30 | 81.00 ± 1.00 | 5 |\n| Wiki ours | 50.33 ± 1.53 | – | 3 |\n\n" in first
+    page.write_text(first + "Below.\n")
+    sections.write(tmp_path, [results])
+    assert page.read_text() == first + "Below.\n"
+    assert sections.inserted("# Ours\n", sections.markdown(section, results)) == first
+
+
 def test_every_link_of_the_pages_is_there() -> None:
     """Pictures that a page shows exist."""
     for page in DOCS.glob("*.md"):
@@ -233,7 +263,7 @@ NOTES = [
     for exhibit in papers.all_exhibits()
     for cell, text in [(None, exhibit.note), *((cell, cell.note) for cell in exhibit.cells)]
     if text
-]
+] + [(f"{paper}, section {each.page}", each.text) for paper in papers.papers() for each in sections.sections(paper)]
 BARE = re.compile(r"(?<![\d.,])\d{2}\.\d+")  # a percentage such as 87.65; settings such as 0.003 are written with one digit
 RANKING = re.compile(r"\b(ahead|highest|beats?|outperforms?|stronger|leads)\b", re.IGNORECASE)
 

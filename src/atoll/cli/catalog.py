@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-
-def algorithms(name: Annotated[str | None, typer.Argument(help="Show this algorithm's settings.")] = None) -> None:
-    """List the algorithms, or the settings of one."""
+if TYPE_CHECKING:
     from rich.table import Table
 
+
+def algorithms(
+    name: Annotated[str | None, typer.Argument(help="Show this algorithm's settings.")] = None,
+    scenario: Annotated[str | None, typer.Option(help="List only those for this scenario.")] = None,
+    task: Annotated[str | None, typer.Option(help="List only those for this task.")] = None,
+) -> None:
+    """List the algorithms by scenario and task, or the settings of one."""
     from atoll import algorithms
     from atoll.cli.console import out as console
     from atoll.cli.console import settings_table
@@ -21,13 +26,43 @@ def algorithms(name: Annotated[str | None, typer.Argument(help="Show this algori
         console.print((algorithms.find(name).__doc__ or "").strip() + "\n")
         console.print(settings_table(config.groups_of(name, chosen.dataset, getattr(chosen.settings, "model", "")), chosen))
         return
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("algorithm", "scenario", ""):
-        table.add_column(column)
-    for each in algorithms.names():
-        module = algorithms.find(each)
-        table.add_row(each, ", ".join(module.SCENARIOS), (module.__doc__ or "").strip().splitlines()[0].split(": ", 1)[-1])
-    console.print(table)
+    for (scenarios, tasks), names in _listed(scenario, task).items():
+        console.print(f"{', '.join(scenarios)}: {', '.join(tasks)}", style="bold")
+        console.print(_one_line_each(names))
+        console.print()
+
+
+def _listed(scenario: str | None, task: str | None) -> dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]]:
+    """The algorithms by the scenarios and the tasks that they are for; with a scenario or a task, only those for it."""
+    from atoll import algorithms
+    from atoll.errors import AtollError, suggest
+    from atoll.tasks import TASKS
+
+    if scenario is not None and scenario not in algorithms.SCENARIOS:
+        raise AtollError(f"There is no scenario {scenario!r}{suggest(scenario, algorithms.SCENARIOS)}")
+    if task is not None:
+        TASKS.check(task)
+    groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    for name in algorithms.names():
+        module = algorithms.find(name)
+        scenarios = tuple(each for each in algorithms.SCENARIOS if each in module.SCENARIOS)
+        tasks = tuple(getattr(module, "TASKS", TASKS.names()))
+        if scenario in (None, *scenarios) and task in (None, *tasks):
+            groups.setdefault((scenarios, tasks), []).append(name)
+    order = {each: place for place, each in enumerate(algorithms.SCENARIOS)}
+    return dict(sorted(groups.items(), key=lambda group: ([order[each] for each in group[0][0]], -len(group[0][1]))))
+
+
+def _one_line_each(names: list[str]) -> Table:
+    """Each algorithm with the first line of its docstring."""
+    from rich.table import Table
+
+    from atoll import algorithms
+
+    table = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
+    for name in names:
+        table.add_row(name, (algorithms.find(name).__doc__ or "").strip().splitlines()[0].split(": ", 1)[-1])
+    return table
 
 
 def datasets() -> None:

@@ -153,12 +153,13 @@ def _write(results: Results, work: Work, out: Path, page: Path) -> None:
 
 
 def _write_all(folder: Path, out: Path) -> None:
-    """The pages of all papers and their index, from the record."""
+    """The pages of all papers and their index, from the record, and what the algorithms' pages beside them show of it."""
     from atoll import storage
-    from atoll.papers import execute, pages
+    from atoll.papers import execute, pages, sections
 
     every = pages.everything()
     for results in every:
         work = execute.jobs_of([exhibit for exhibit, _ in results.shown], False, None)
         _write(results, work, out, folder / f"{results.paper}.md")
     storage.write_whole(folder / "index.md", pages.index(every).encode())
+    sections.write(folder.parent / "algorithms", every)
