@@ -23,6 +23,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "clusters": {"sampler": "clusters"},
 }
 USUAL = {"dropout": 0.3, "hidden": 8, "epochs": 2, "model": "gcn", "layers": 2}
+OWN_MODEL = {"feddep": "sage"}  # of the algorithms that train no other
 PLACED = [
     *(("neighbors", 1.0), ("neighbors", 0.5), ("layers", 0.5), ("clusters", 0.5)),
     *(pytest.param(sampler, 1.0, marks=pytest.mark.full) for sampler in ("layers", "clusters")),
@@ -31,16 +32,21 @@ PLACED = [
 pytestmark = pytest.mark.parametrize("algorithm", BATCHED)
 
 
+def values_of(algorithm: str) -> dict[str, Any]:
+    """The settings of the runs here."""
+    return USUAL | {"model": OWN_MODEL.get(algorithm, USUAL["model"])}
+
+
 def batched(algorithm: str, sampler: str = "neighbors", **values: Any) -> Config:
     """A small run with four training nodes per batch."""
-    return small(algorithm, **{**USUAL, "batch_size": 4, **SAMPLERS[sampler], **values})
+    return small(algorithm, **{**values_of(algorithm), "batch_size": 4, **SAMPLERS[sampler], **values})
 
 
 def test_with_all_neighbors_it_is_full_batch_training(algorithm: str) -> None:
     """One batch of all training nodes with all their neighbors: the numbers of training on the whole graph."""
     if algorithm == "fedbn":
         pytest.skip("batch norm is over the nodes that a step computes, which are not all nodes")
-    whole = usual(small(algorithm, **{**USUAL, "dropout": 0.0}))
+    whole = usual(small(algorithm, **{**values_of(algorithm), "dropout": 0.0}))
     for sampler in ("neighbors", "layers"):
         values = {"dropout": 0.0, "batch_size": 1000, "fan_out": "0"}
         assert_same(whole, run(batched(algorithm, sampler, **values)), 1e-4 if algorithm == "gcfl" else 1e-5)
@@ -88,14 +94,14 @@ def test_the_bill_is_exact(algorithm: str) -> None:
         if row.any()
     }
     assert counted == recorded[0].bytes
-    assert result.bytes == usual(small(algorithm, **USUAL)).bytes
+    assert result.bytes == usual(small(algorithm, **values_of(algorithm))).bytes
 
 
 def test_batches_matter_and_default_off(algorithm: str) -> None:
     """Mini-batches give other numbers than the whole graph; without a batch_size the settings are left out of a digest."""
     from atoll.settings import first_named
 
-    assert numbers(usual(batched(algorithm))) != numbers(usual(small(algorithm, **USUAL)))
+    assert numbers(usual(batched(algorithm))) != numbers(usual(small(algorithm, **values_of(algorithm))))
     settings = small(algorithm).settings
     assert not {"batch_size", "fan_out", "sampler"} & first_named(settings).keys()
     assert first_named(replace(settings, batch_size=4))["batch_size"] == 4
