@@ -199,3 +199,5 @@ def test_what_is_judged_has_its_name(config: Config, items: str, graph_data: Pat
     text = page.render(made).replace(page.library(), "").lower()
     assert f"test {items}" in text
     assert "test nodes" not in text
+    (parties,) = [card for card in made.cards if card.name.startswith("parties-")]
+    assert ("training" in getattr(parties, "headings", ())) == (items == "graphs")  # the roles of nodes say nothing of pairs

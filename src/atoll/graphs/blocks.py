@@ -29,7 +29,11 @@ class Blocks:
         self.ranges = list(pairwise(ends))
         self.rows: int = ends[-1]
         self.equal = len(set(self.sizes)) == 1 and len(self.sizes) > 1
-        self.present = [(party, *span) for party, span in enumerate(self.ranges) if span[0] < span[1]]  # parties that have rows
+
+    @cached_property
+    def present(self) -> list[tuple[int, int, int]]:
+        """The parties that have rows, and where these begin and end."""
+        return [(party, start, end) for party, (start, end) in enumerate(self.ranges) if start < end]
 
     @cached_property
     def party(self) -> Tensor:

@@ -13,13 +13,14 @@ from statistics import fmean
 from typing import Any
 
 from atoll.runs.metrics import metric_format
-from atoll.runs.reader import read
 
 LAST, SNAPSHOTS = "last", "snapshots"
 
 
 def beside(folder: Path, shown: Iterable[str]) -> dict[str, Any]:
     """The parts of a finished run that the metrics `shown` are about, as a record keeps them."""
+    from atoll.runs.reader import read  # needs torch, which a list of tables does not wait for
+
     wanted = list(shown)
     names = sorted({name.partition(".")[2] for name in wanted if name.startswith(f"{LAST}.")})
     counts = sorted({int(name.partition(".")[2]) for name in wanted if name.startswith(f"{SNAPSHOTS}.")})

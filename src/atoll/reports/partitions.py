@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from atoll.data.federated import SCENARIOS, federate
 from atoll.data.statistics import PartitionStatistics, node_homophily, partition_statistics
-from atoll.errors import AtollError
+from atoll.errors import AtollError, AtollWarning
 from atoll.federation.averages import POOLED
 from atoll.graphs.graph import Graph, majority_class
 from atoll.reports.runs import Row
@@ -51,7 +52,9 @@ def partition_of(config: Config) -> Partition | str:
 def _partition(document: str) -> Partition | str:
     try:
         config = configurations.from_dict(json.loads(document) | {"algorithm": "local"}, "config.toml")
-        data = federate(config, None, SCENARIOS)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AtollWarning)  # the run has said them
+            data = federate(config, None, SCENARIOS)
     except (AtollError, OSError) as error:
         return f"{NO_GRAPH}: {str(error).rstrip('.')}"
     graph = data.parts

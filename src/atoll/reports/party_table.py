@@ -12,6 +12,7 @@ from atoll.reports.page_table import PageTable
 from atoll.reports.partitions import Partition, partition_of, party_names
 from atoll.reports.runs import Row, listed
 from atoll.runs.metrics import in_order, mean_std, mean_text, metric_format
+from atoll.tasks import TASKS
 
 FACTS = {"nodes": "nodes", "edges": "edges", "train": "training", "val": "validation", "test": "test"}
 PREFIX = "party_"
@@ -66,6 +67,7 @@ def _facts(row: Row, count: int) -> dict[str, list[str]]:
     columns = {
         heading: [fmean(getattr(divided.facts.parties[party], name) for divided in known) for party in range(count)]
         for name, heading in FACTS.items()
+        if name in ("nodes", "edges") or getattr(TASKS.find(row.runs[0].config.run.task), "level", "") != "link"
     }
     shown = {heading: [f"{value:,.0f}" for value in values] for heading, values in columns.items()}
     same = [[divided.homophily[party] for divided in known] for party in range(count)]
