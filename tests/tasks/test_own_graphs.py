@@ -23,6 +23,7 @@ from atoll.runs import config as configurations
 from atoll.runs import runner
 from atoll.runs.config import Config
 from atoll.runs.preparation import load_parties
+from atoll.runs.stored_shards import cut
 
 KINDS = ("class", "labels", "values")
 TASKS = {"class": "graph-classification", "labels": "graph-multilabel", "values": "graph-regression"}
@@ -152,6 +153,16 @@ def test_predictions_of_new_graphs(target: str, tmp_path: Path) -> None:
     assert result.metrics
 
 
+def test_shards_are_refused(tmp_path: Path) -> None:
+    """Before anything is written."""
+    for target, words in (("class", "not many small ones"), ("values", "not labels or values")):
+        folder = write(tmp_path / target)
+        made = replace(own(folder, target), partition="random")
+        with pytest.raises(AtollError, match=words):
+            cut(made, load_parties(made)[0], tmp_path / f"{target}-shards")
+        assert not (tmp_path / f"{target}-shards").exists()
+
+
 def test_personal_models_ask_whose_graphs_are_new(tmp_path: Path) -> None:
     """A party's name or number."""
     folder = write(tmp_path / "all")
@@ -236,3 +247,52 @@ def test_a_list_of_pygs_graphs(target: str) -> None:
         atoll.run(
             "fedavg", dataset=[several[0], pyg.Data(x=torch.rand(4, 2), edge_index=several[1].edge_index[:, :0], y=several[1].y)]
         )
+
+
+@pytest.mark.parametrize("target", KINDS)
+def test_sites_with_graphs_of_their_own(target: str, tmp_path: Path) -> None:
+    """The numbers of the simulation, and afterwards predictions of graphs at each site with its own layers."""
+    pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install 'atoll[deploy]'")
+    from atoll.deploy import launch
+    from atoll.deploy.site import Site
+    from atoll.engines.remote import RemoteEngine
+    from sites import DirectCarrier
+
+    columns = {"class": "label", "labels": "label:toxic,label:soluble", "values": "value:weight"}[target]
+    for number, name in enumerate("abc"):
+        write(tmp_path / "all" / name, 16, seed=number, columns=columns)
+        if target == "class":
+            (tmp_path / "all" / name / "classes.txt").write_text("no\nyes\n")
+    values = {"target": target, "rounds": 2, "hidden": 8, "layers": 2, "average": "pooled"}
+    simulated = configurations.resolve("fedavg", dataset=str(tmp_path / "all"), partition="files", values=values)
+    result = runner.run(simulated, out=tmp_path / "run")
+    names = {"algorithm": "fedavg", "run": {"task": TASKS[target], "rounds": 2}}
+    deployed = launch.deployment_config(names, "run.toml", ["a", "b", "c"])
+    deployed = replace(deployed, settings=simulated.settings, run=simulated.run, split=simulated.split)
+    sites = {f"site-{n}": Site(tmp_path / f"site-{n}", tmp_path / "all" / name) for n, name in enumerate("abc")}
+    schema = Schema(2, parts_of(simulated).num_classes, 3, alike=True)
+    roster = {f"site-{n}": [n] for n in range(3)}
+    engine = RemoteEngine(DirectCarrier(sites), roster, deployed.to_dict(), schema, timeout=5.0, exact=False)
+    there = runner.rounds(runner.build_experiment(deployed, engine, schema, None, "horizontal"))
+    engine.finish()
+    for name in ("val_loss", "loss"):
+        assert there.metrics[name] == pytest.approx(result.metrics[name], rel=1e-5)
+    (folder,) = (tmp_path / "site-1").glob("*/model")
+    here = atoll.load_model(folder).predict(tmp_path / "all" / "b")
+    whole = atoll.load_model(tmp_path / "run").predict(party="b")
+    column = {"class": "p[yes]", "labels": "p[toxic]", "values": "predicted[weight]"}[target]
+    assert list(here["id"]) == list(whole["id"])
+    np.testing.assert_allclose(here[column].to_numpy(), whole[column].to_numpy(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("target", ["labels", "values"])
+def test_secure_and_noised_graphs(target: str, tmp_path: Path) -> None:
+    """Masked totals give the same metrics; noised counts give finite ones."""
+    folder, pooled = write(tmp_path / "all"), {"average": "pooled"}
+    plain, secure = (runner.rounds(runner.prepare(own(folder, target, secure=value, **pooled))) for value in ("false", "true"))
+    for name in ("val_loss", "loss"):
+        assert [row[name] for row in plain.rows] == pytest.approx([row[name] for row in secure.rows], rel=1e-3)
+    noise = {"dp.verb": "fit", "dp.clip": 1, "dp.noise": 0.5, "dp.evaluation_noise": 0.5, "dp.evaluation_clip": 100}
+    scale = {"value_scale": "3:2"} if target == "values" else {}
+    noised = runner.rounds(runner.prepare(own(folder, target, **pooled, **noise, **scale)))
+    assert all(math.isfinite(value) for row in noised.rows for value in row.values() if isinstance(value, float))

@@ -68,6 +68,8 @@ def _write(data: FederatedData, folder: Path, origin: Mapping[str, Any]) -> Mani
     parts = data.parts
     if parts.y_columns is not None:
         raise AtollError("Shards hold classes, not labels or values; run this data without shards.")
+    if parts.graph_ptr is not None:
+        raise AtollError("Shards hold one graph per party, not many small ones; run this data without shards.")
     most = MAX_NODE_SHARDS if data.scenario == "node" else MAX_SHARDS
     cuts = np.append(np.arange(0, parts.parties, -(-parts.parties // most)), parts.parties)
     rows = _shared_rows(parts, data.whole)
