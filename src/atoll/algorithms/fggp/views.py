@@ -92,7 +92,7 @@ class SecondView:
 
 def pair_products(rows: Tensor, pairs: Tensor) -> Tensor:
     """(M,) the inner products of the ends of each pair."""
-    return (rows[pairs[0]] * rows[pairs[1]]).sum(1)
+    return (rows.index_select(0, pairs[0]) * rows.index_select(0, pairs[1])).sum(1)
 
 
 def sigmoid(x: Tensor) -> Tensor:
