@@ -52,10 +52,10 @@ class Cuts:
         self.starts, self.ends = graph.graph_ptr[graphs], graph.graph_ptr[graphs + 1]
         self.graph_ptr = pad((self.ends - self.starts).cumsum(0), (1, 0))
         self.bounds = np.cumsum([0, *map(len, parts)]).tolist()  # where each part's graphs begin
-        first = self.graph_ptr[torch.tensor(self.bounds, device=graph.device)]
+        first = self.graph_ptr[torch.tensor(self.bounds).to(graph.device)]
         self.row_bounds: list[int] = first.tolist()
         self.rows = spans(self.starts, self.ends)
-        before = torch.repeat_interleave(first[:-1], torch.tensor([len(part) for part in parts], device=graph.device))
+        before = torch.repeat_interleave(first[:-1], torch.tensor([len(part) for part in parts]).to(graph.device))
         self.shift = self.starts - (self.graph_ptr[:-1] - before)
         self.matrices: dict[int, tuple[Stored, Stored, list[int]]] = {}  # by identity: a matrix, its rows here, where parts begin
 
@@ -72,7 +72,7 @@ class Cuts:
         """One of the cuts of a matrix."""
         if id(whole) not in self.matrices:
             made = cut_rows(whole, self.starts, self.ends, self.shift, (len(self.rows), len(self.rows)))
-            ends: list[int] = made.crow_indices()[torch.tensor(self.row_bounds, device=made.device)].tolist()
+            ends: list[int] = made.crow_indices()[torch.tensor(self.row_bounds).to(made.device)].tolist()
             self.matrices[id(whole)] = whole, made, ends
         _, made, ends = self.matrices[id(whole)]
         (first, last), (start, end) = self.row_bounds[number : number + 2], ends[number : number + 2]
