@@ -36,6 +36,7 @@ from sites import DirectCarrier, remote_engine, sites_with_data
 from small import ALGORITHMS, Recorded, small
 from small_graphs import small_graphs, write
 from small_links import small_links
+from small_targets import small_targets
 from test_promises import Broken
 
 TOLERANCE = 1e-4
@@ -115,6 +116,14 @@ def test_graphs_give_the_numbers_of_the_cpu(algorithm: str, graph_data: Path, mo
 def test_every_method_for_links_gives_the_numbers_of_the_cpu(algorithm: str) -> None:
     """On whole graphs."""
     config = small_links(algorithm, algorithms.find(algorithm).SCENARIOS[0], rounds=1)
+    assert_agree(runner.rounds(runner.prepare(config)), on_device(config)[0])
+
+
+@pytest.mark.parametrize("target", ["labels", "values"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "apfl"])
+def test_labels_and_values_give_the_numbers_of_the_cpu(algorithm: str, target: str) -> None:
+    """Their sums and the scale of values included, also without double precision."""
+    config = small_targets(algorithm, target, rounds=1)
     assert_agree(runner.rounds(runner.prepare(config)), on_device(config)[0])
 
 

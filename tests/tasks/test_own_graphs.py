@@ -27,8 +27,9 @@ from atoll.runs.stored_shards import cut
 
 KINDS = ("class", "labels", "values")
 TASKS = {"class": "graph-classification", "labels": "graph-multilabel", "values": "graph-regression"}
+USUAL = ("apfl", "centralized", "fedavg", "gcfl")  # the others are tried in the wide sweep
 METHODS = [
-    name
+    name if name in USUAL else pytest.param(name, marks=pytest.mark.full)
     for name in algorithms.names()
     if "labels" in getattr(algorithms.find(name), "TARGETS", ()) and "graph" in getattr(algorithms.find(name), "LEVELS", ())
 ]

@@ -36,7 +36,12 @@ from small_targets import small_targets
 from test_promises import partial
 
 TARGETS = ("labels", "values")
-METHODS = [name for name in algorithms.names() if "labels" in getattr(algorithms.find(name), "TARGETS", ())]
+USUAL = ("apfl", "centralized", "fedavg", "fedper", "gcfl", "moon", "scaffold")  # the others are tried in the wide sweep
+METHODS = [
+    name if name in USUAL else pytest.param(name, marks=pytest.mark.full)
+    for name in algorithms.names()
+    if "labels" in getattr(algorithms.find(name), "TARGETS", ())
+]
 EXTRA: dict[str, dict[str, Any]] = {"gcfl": {"mean_update_threshold": 1e9, "longest_update_threshold": 0.0}}
 WHOLE = ("centralized",)
 

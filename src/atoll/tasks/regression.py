@@ -76,14 +76,14 @@ class Values(Targets):
         """The values in the units that the model predicts in."""
         if not self.scale:
             return targets
-        mean, deviation = torch.tensor(self.scale, device=targets.device).unbind(1)
+        mean, deviation = torch.tensor(self.scale).to(targets.device).unbind(1)
         return (targets - mean) / deviation
 
     def predicted(self, out: Tensor) -> Tensor:
         """(I, T) the model's outputs in the units of the data."""
         if not self.scale:
             return out
-        mean, deviation = torch.tensor(self.scale, device=out.device).unbind(1)
+        mean, deviation = torch.tensor(self.scale).to(out.device).unbind(1)
         return out * deviation + mean
 
     def errors(self, out: Tensor, targets: Tensor) -> Tensor:

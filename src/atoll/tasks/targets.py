@@ -69,7 +69,7 @@ class Targets:
         known = resolve(graph, mask)[:, None] & ~every.isnan()
         counts = graph.items.sum(known.sum(1).double())  # (P,)
         weights = (known / counts.clamp(min=1)[graph.owner][:, None]).float()
-        targets = torch.where(known, self.fitted(every), torch.zeros((), device=every.device))
+        targets = self.fitted(every).masked_fill(~known, 0)
         if name is not None:
             graph.derived[keys[0]], graph.derived[keys[1]] = targets, weights
         return targets, weights
@@ -84,8 +84,7 @@ def targets_of(graph: Graph) -> Tensor:
 
 def per_target(values: Sequence[Tensor], known: Tensor, graph: Graph) -> Tensor:
     """(P, T, 1 + k): each party's known entries per target, and its sums over them of each of k values (I, T)."""
-    zero = torch.zeros((), dtype=torch.float64, device=known.device)
-    columns = torch.stack([known.double(), *(torch.where(known, value.double(), zero) for value in values)], 2)
+    columns = torch.stack([known.double(), *(value.double().masked_fill(~known, 0) for value in values)], 2)
     sums = columns.new_zeros(graph.parties, *columns.shape[1:])
     return sums.index_add_(0, graph.owner, columns)
 
