@@ -13,7 +13,7 @@ from scipy.stats import t, ttest_rel
 
 from atoll import papers
 from atoll.errors import AtollError
-from atoll.papers import Cell, Exhibit, Line, claims, matrices, pages, pictures, references, sections
+from atoll.papers import Cell, Exhibit, Line, claims, matrices, pages, pictures, prose, references, sections
 from atoll.papers.claims import Claim
 from atoll.papers.execute import folder_of
 from atoll.papers.results import Results
@@ -142,16 +142,16 @@ def test_numbers_in_prose_are_the_records(results: Results) -> None:
 @pytest.mark.parametrize(
     ("reference", "sentence"),
     [
-        ("{{tabel | Cora ours}}", "book.toml refers to 'tabel', which is not a table of it; did you mean 'table'?"),
-        ("{{table | Cora our}}", "book.toml refers to 'Cora our', which is not a line of table; did you mean 'Cora ours'?"),
-        ("{{Cora ours}}", "book.toml has '{{Cora ours}}', which is not a reference such as {{table1 | Cora FedGL}}."),
+        ("{{tabel | Cora ours}}", "book has no table 'tabel'; did you mean 'table'?"),
+        ("{{table | Cora our}}", "book/table has no line 'Cora our'; did you mean 'Cora ours'?"),
+        ("{{Cora ours}}", "'{{Cora ours}}' is not a reference to a result of book, such as {{table1 | Cora FedGL}}."),
         (
             "{{table | Cora ours − Other ours}}",
-            "book.toml refers to '{{table | Cora ours − Other ours}}', of which there is no result; remove it or record it.",
+            "book has no recorded result for '{{table | Cora ours − Other ours}}'; remove the reference or record it.",
         ),
         (
             "{{paper table | Cora theirs}}",
-            "book.toml refers to '{{paper table | Cora theirs}}', of which there is no result; remove it or record it.",
+            "book has no recorded result for '{{paper table | Cora theirs}}'; remove the reference or record it.",
         ),
     ],
 )
@@ -256,6 +256,47 @@ def test_every_link_of_the_pages_is_there() -> None:
     for page in DOCS.glob("*.md"):
         for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text()):
             assert (DOCS / target).exists(), f"{page.name}: {target}"
+
+
+MARKED = [page for page in sorted((DOCS.parent / "algorithms").glob("*.md")) if prose.BEGINNING in page.read_text()]
+
+
+@pytest.mark.parametrize("page", MARKED, ids=[page.name for page in MARKED])
+def test_marked_numbers_of_other_pages_are_the_records(page: Path, everything: dict[str, Results]) -> None:
+    """What stands after a comment with references is what they become."""
+    text = page.read_text()
+    assert prose.renewed(text, everything) == text, STALE
+
+
+def test_a_comment_says_what_stands_after_it(results: Results, tmp_path: Path) -> None:
+    """A changed number is set right, whatever stood there; the rest of the page is left as it is, and twice is once."""
+    before = "# Ours\n\n<!-- record book\nOurs: {{table | Cora ours}}.\n-->\nOurs: 99.9.\n<!-- end -->\n\nNot {{marked}}.\n"
+    after = before.replace("-->\nOurs: 99.9.\n", "-->\n\nOurs: 81.2.\n\n")
+    page = tmp_path / "page.md"
+    page.write_text(before)
+    prose.write(tmp_path, [results])
+    assert page.read_text() == after == prose.renewed(after, {"book": results})
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("<!-- record book\nOurs\n-->\nOurs\n", "A comment that begins with <!-- record PAPER is not followed by --> and"),
+        ("<!-- record boo\nOurs\n-->\n<!-- end -->", "There is no paper 'boo'; did you mean 'book'?"),
+        (
+            "<!-- record book\n{{table | Cora our}}\n-->\n<!-- end -->",
+            "book/table has no line 'Cora our'; did you mean 'Cora ours'?",
+        ),
+    ],
+)
+def test_a_wrong_comment_gets_one_sentence(results: Results, tmp_path: Path, text: str, sentence: str) -> None:
+    """With the page's name; nothing is written."""
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    with pytest.raises(AtollError) as caught:
+        prose.write(tmp_path, [results])
+    assert str(caught.value).startswith(f"{page}: {sentence}")
+    assert page.read_text() == text
 
 
 NOTES = [

@@ -84,6 +84,18 @@ def test_a_search_is_run_recorded_and_shown(
         search.main(["glasu"])
 
 
+def test_recorded_searches_are_rows_of_the_page() -> None:
+    """Every recorded search has one, with what the record says."""
+    for paper in papers.papers():
+        found = [(exhibit, one) for exhibit, one in searched() if exhibit.name.startswith(f"{paper}/")]
+        rows = search.rows(paper)
+        assert [row["chosen"] for row in rows] == [f"{one.chosen:g}" for _, one in found]
+        for row, (exhibit, one) in zip(rows, found, strict=True):
+            assert one.row == f"{row['data']} {row['method']}" or not exhibit.columns
+            best = one.tried[one.chosen or 0.0]
+            assert f"{one.chosen:g}: {100 * mean(best.values()):.1f} ({len(best)})" in row["grid"]
+
+
 def searched() -> list[tuple[papers.Exhibit, LineSearch]]:
     """Every recorded search and its table."""
     tables = [exhibit for paper in papers.papers() for exhibit in papers.exhibits(paper) if search.grid_of(exhibit)]

@@ -155,7 +155,7 @@ def _write(results: Results, work: Work, out: Path, page: Path) -> None:
 def _write_all(folder: Path, out: Path) -> None:
     """The pages of all papers and their index, from the record, and what the algorithms' pages beside them show of it."""
     from atoll import storage
-    from atoll.papers import execute, pages, sections
+    from atoll.papers import execute, pages, prose, sections
 
     every = pages.everything()
     for results in every:
@@ -163,3 +163,4 @@ def _write_all(folder: Path, out: Path) -> None:
         _write(results, work, out, folder / f"{results.paper}.md")
     storage.write_whole(folder / "index.md", pages.index(every).encode())
     sections.write(folder.parent / "algorithms", every)
+    prose.write(folder.parent / "algorithms", every)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from atoll import papers
+from atoll.papers import search
 from atoll.papers.results import Results
 from atoll.papers.text import pair, printed
 from atoll.runs.paired import Difference, holm
@@ -85,8 +86,8 @@ def claims(paper: str) -> list[Claim]:
 
 
 def tuning(paper: str) -> list[dict[str, Any]]:
-    """How settings were chosen: `[[tuning]]` of its file, one entry per method."""
-    return list(_document(paper).get("tuning", []))
+    """How settings were chosen: `[[tuning]]` of its file, one entry per method, and the searches that are recorded."""
+    return [*_document(paper).get("tuning", []), *search.rows(paper)]
 
 
 def _document(paper: str) -> Mapping[str, Any]:

@@ -32,7 +32,7 @@ def resolve(text: str, results: Results) -> str:
 def _number(reference: str, results: Results) -> str:
     match = REFERENCE.fullmatch(reference)
     if match is None:
-        raise AtollError(f"{results.paper}.toml has {reference!r}, which is not a reference such as {{{{table1 | Cora FedGL}}}}.")
+        raise AtollError(f"{reference!r} is not a reference to a result of {results.paper}, such as {{{{table1 | Cora FedGL}}}}.")
     kind, table, row = match["kind"], match["table"], match["row"]
     exhibit = results.exhibit(table)
     metric = match["metric"] or exhibit.metrics[0]
@@ -61,4 +61,4 @@ def _number(reference: str, results: Results) -> str:
 
 
 def _without_result(reference: str, results: Results) -> AtollError:
-    return AtollError(f"{results.paper}.toml refers to {reference!r}, of which there is no result; remove it or record it.")
+    return AtollError(f"{results.paper} has no recorded result for {reference!r}; remove the reference or record it.")

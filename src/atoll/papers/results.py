@@ -52,7 +52,7 @@ class Results:
     def exhibit(self, table: str) -> Exhibit:
         """The exhibit `table` of the paper."""
         if table not in self.tables:
-            raise AtollError(f"{self.paper}.toml refers to {table!r}, which is not a table of it{suggest(table, self.tables)}")
+            raise AtollError(f"{self.paper} has no table {table!r}{suggest(table, self.tables)}")
         return self.tables[table][0]
 
     def line(self, table: str, row: str) -> Line:
@@ -60,7 +60,7 @@ class Results:
         self.exhibit(table)
         lines = {line.cell.row: line for line in self.tables[table][1]}
         if row not in lines:
-            raise AtollError(f"{self.paper}.toml refers to {row!r}, which is not a line of {table}{suggest(row, lines)}")
+            raise AtollError(f"{self.paper}/{table} has no line {row!r}{suggest(row, lines)}")
         return lines[row]
 
     def by_seed(self, exhibit: Exhibit, cell: Cell, metric: str) -> dict[int, float | None]:

@@ -129,6 +129,29 @@ def recorded(name: str) -> list[LineSearch]:
     ]
 
 
+def rows(paper: str) -> list[dict[str, str]]:
+    """The recorded searches as rows of the paper's page: the values with their validation accuracy and seeds, and the choice."""
+    return [
+        _row(exhibit, grid.setting, one)
+        for exhibit in papers.exhibits(paper)
+        if (grid := grid_of(exhibit)) is not None
+        for one in recorded(exhibit.name)
+    ]
+
+
+def _row(exhibit: Exhibit, setting: str, one: LineSearch) -> dict[str, str]:
+    data = next((column for column in exhibit.columns if Cell(one.row).within(column)), "")
+    return {
+        "method": one.row.removeprefix(data).strip(),
+        "data": data or exhibit.name.partition("/")[2],
+        "setting": setting,
+        "grid": ", ".join(f"{value:g}: {_shown(known)}" for value, known in one.tried.items()),
+        "chosen": f"{one.chosen:g}",
+        "by": "validation accuracy (seeds)",
+        "seeds": ", ".join(map(str, sorted({seed for known in one.tried.values() for seed in known}))),
+    }
+
+
 def record(name: str, searches: Iterable[LineSearch]) -> None:
     """Keep searches as data of the package; a line's new search replaces the one before."""
     file, new = record_of(name), {one.row: one for one in searches}
