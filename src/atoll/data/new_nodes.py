@@ -18,9 +18,10 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
+from atoll.data.archives import read_archive
 from atoll.data.builder import Ints, build_graph, check, row_normalize
 from atoll.data.encoding import Encoding
-from atoll.data.files import archive_of, read_archive
+from atoll.data.files import archive_of
 from atoll.data.new_edges import Context, ends_of, joined
 from atoll.data.new_targets import known_targets, with_model_targets
 from atoll.data.objects import kind_of

@@ -22,23 +22,20 @@ from atoll.data.registry import lookup
 from atoll.data.splits import SplitSettings
 from atoll.engines import ENGINES
 from atoll.errors import AtollError, suggest
-from atoll.federation.memory import TRAIN_ITEM
-from atoll.federation.robust import check_algorithm
 from atoll.models import user
 from atoll.models.registry import find_model
-from atoll.privacy.masking import SECURE_STEPS
 from atoll.privacy.noise_settings import NoiseSettings
-from atoll.runs import protocol, training_checks
+from atoll.runs import training_checks
 from atoll.runs.argument_values import as_text, as_whole, plain
+from atoll.runs.config_checks import check_noise, check_together
 from atoll.runs.data_task import GIVEN as GIVEN
-from atoll.runs.data_task import require_items, require_target, require_whole_graphs, target_of, task_of_data
+from atoll.runs.data_task import require_items, require_target, target_of, task_of_data
 from atoll.runs.defaults import default_partition, defaults
 from atoll.runs.run_settings import RunSettings
 from atoll.runs.setting_names import ARGUMENTS, GROUPS, bare_names, by_group, with_present_names
 from atoll.runs.stored_shards import check_fixed, shards_of
 from atoll.runs.tuned_by import TABLE, TunedBy, read_tuned_by
 from atoll.settings import Training, build, known
-from atoll.tasks import TASKS, class_weights, decisions, selecting_metric
 
 
 @dataclass(frozen=True)
@@ -157,11 +154,11 @@ def resolve(
     groups = groups_of(algorithm, dataset, str(asked.get("model", chosen.get("model", ""))))
     grouped = by_group(algorithm, groups, chosen, values, deciding, optional=optional)
     built = {name: build(group, grouped[name], f"{algorithm} {name}") for name, group in groups.items()}
-    _check(algorithm, built)
+    check_together(algorithm, built)
     require_target(built["run"], built["data"], noised=built["dp"].active)
     check_fixed(stored, built)
     training_checks.check(algorithm, built["settings"])
-    _check_noise(built["dp"], grouped["dp"])
+    check_noise(built["dp"], grouped["dp"])
     architecture = built.pop("model", None)
     if architecture is not None and architecture != type(architecture)():
         built["settings"] = dataclasses.replace(built["settings"], architecture=architecture)
@@ -182,7 +179,7 @@ def resolve(
 
 def check(config: Config) -> Config:
     """The configuration, if its values fit together."""
-    _check(config.algorithm, {"dp": config.dp, "run": config.run, "noise": config.noise})
+    check_together(config.algorithm, {"dp": config.dp, "run": config.run, "noise": config.noise})
     return config
 
 
@@ -212,52 +209,6 @@ def _with_loaded_model(values: Mapping[str, Any], algorithm: str) -> Mapping[str
         return values
     names = ("model", "settings.model", f"{algorithm}.model")
     return {name: user.load(value) if name in names else value for name, value in values.items()}
-
-
-def _check(algorithm: str, built: Mapping[str, Any]) -> None:
-    """Refuse values that are valid by themselves but not for this run."""
-    verb, verbs = built["dp"].verb, algorithms.find(algorithm).Cohort.verbs()
-    if verb and verb not in verbs:
-        raise AtollError(f"dp.verb is {verb!r}, which {algorithm} does not have{suggest(verb, verbs)}")
-    if verb in SECURE_STEPS:
-        raise AtollError(f"dp.verb is {verb!r}, a step of secure totals; its reply holds nothing that noise can be added to.")
-    run = built["run"]
-    _check_damage(algorithm, built["noise"])
-    TASKS.check(run.task)
-    require_whole_graphs(algorithm, run.task, built.get("settings"))
-    if run.task not in (tasks := getattr(algorithms.find(algorithm), "TASKS", (run.task,))):
-        raise AtollError(f"{algorithm} is for the task {' or '.join(tasks)}, not for {run.task}; choose another algorithm.")
-    for setting, names in {"select_by": (run.select_by,), "track": run.track}.items():
-        for name in names:
-            selecting_metric(TASKS.find(run.task), name, setting)
-    protocol.check(algorithm, run, built["dp"])
-    class_weights.check(run.class_weight)
-    if run.class_weight == class_weights.BALANCED and built["dp"].active:
-        raise AtollError(
-            "class_weight=balanced needs exact class counts, which noise (dp) does not cover; give the weights: class_weight=1,5."
-        )
-    if run.threshold != decisions.NONE:
-        decisions.parse(run.threshold)
-    check_algorithm(run.robust, algorithm, algorithms.find(algorithm).Cohort.averaged(), secure=run.secure)
-    if run.secure_min == 1:
-        raise AtollError("secure_min is 1 but must be at least 2: the sum of one party is its reply.")
-
-
-def _check_damage(algorithm: str, noise: DamageSettings) -> None:
-    """Refuse injected noise where the parties' memory belongs to one graph."""
-    cohort = algorithms.find(algorithm).Cohort
-    if noise.active and cohort.one_graph:
-        raise AtollError(f"{algorithm} cannot train on a damaged graph: {cohort.one_graph}; leave noise.… out.")
-    if noise.label_sparsity and TRAIN_ITEM in cohort.memory.values():
-        raise AtollError(f"{algorithm} keeps something for each training node, so none can be dropped; leave label_sparsity out.")
-
-
-def _check_noise(dp: NoiseSettings, asked: Mapping[str, Any]) -> None:
-    """Refuse settings of noise that would add none: their user would believe that there is some."""
-    if not dp.active and (set_names := sorted(name for name in asked if name != "verb")):
-        raise AtollError(
-            f"dp.{set_names[0]} is set, but nothing is noised: dp.verb names no verb; set it, for instance dp.verb=fit."
-        )
 
 
 def from_dict(document: Mapping[str, Any], where: str, over: Mapping[str, Any] | None = None, *, warn: bool = True) -> Config:
