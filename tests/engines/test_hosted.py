@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from atoll import algorithms, wire
 from atoll.engines import hosted as module
 from atoll.engines.host import CRASHED, OK, Host
-from atoll.engines.hosted import HostedEngine
+from atoll.engines.hosted import HostedEngine, Lost
 from atoll.errors import AtollError, AtollWarning
 from atoll.runs import runner
 from atoll.runs.config import Config
@@ -68,6 +69,34 @@ def test_a_lost_site_changes_nothing(algorithm: str) -> None:
     assert_same(here, there, 0.0)
     assert numbers(here) == numbers(there)
     assert here.detail == there.detail
+
+
+NOISE = {"dp.verb": "fit", "dp.clip": 1, "dp.noise": 1, "dp.noise_source": "seed"}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "values"), [("fedspray", {}), ("scaffold", {}), ("ditto", {}), ("glasu", {}), ("fedavg", NOISE)]
+)
+def test_every_message_is_repeated(algorithm: str, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is saved between rounds, and every message is lost once with its site: all before it have to be sent again, and
+    what they release is counted once."""
+    monkeypatch.setattr(module, "MIN_SECONDS_BETWEEN_SAVES", float("inf"))
+    config = over(small(algorithm, rounds=2, **values), 2)
+    seen: set[Any] = set()
+
+    def once(site: int, request: dict[str, Any]) -> str:
+        message = (site, request.get("round"), request.get("call"), request.get("verb"))
+        if request["kind"] != "ask" or message in seen:
+            return ""
+        seen.add(message)
+        return "after" if len(seen) % 2 else "before"
+
+    with registered("divided", Divided()), runner.prepare(replace(config, engine="divided")) as here:
+        usual = runner.rounds(here)
+    with hosted(once), runner.prepare(config) as there, pytest.warns(AtollWarning, match="Site . was lost in round . and was"):
+        assert_same(usual, runner.rounds(there), 0.0)
+    assert len(seen) >= 8
+    assert here.releases.costs.tolist() == there.releases.costs.tolist()
 
 
 @pytest.mark.full
@@ -248,6 +277,46 @@ def test_a_site_that_cannot_be_started_again(on_missing: str) -> None:
         "Site 1 was lost in round 2 and could not be started again (its process ended)."
     ]
     assert kind.made[0].starts == [0, 1, *[1] * module.MAX_STARTS]
+
+
+class Full(DirectHosts):
+    """Hosts on a cluster that has no room for site 1 (any more, once it was lost)."""
+
+    full = True
+
+    def send(self, shared: bytes, own: Mapping[int, bytes]) -> dict[int, bytes | Lost]:
+        """Site 1 waits for room until the engine's patience ends."""
+        if self.full and 1 in own:
+            self.starts.append(-1)  # the wait
+            return super().send(shared, {site: data for site, data in own.items() if site != 1}) | {
+                1: Lost("no room", final=True)
+            }
+        replies = super().send(shared, own)
+        self.full = isinstance(replies.get(1), Lost)
+        return replies
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_site_without_room_is_given_up_at_once(begins: bool) -> None:
+    """Whatever waits for it waits once, not again and again: the run does not begin, or its parties are missing."""
+    lost: list[int] = []
+
+    def lose(site: int, request: dict[str, Any]) -> str:
+        return "before" if site == 1 and request.get("round") == 2 and not lost.append(1) else ""  # type: ignore[func-returns-value]
+
+    with hosted(lose) as kind:
+        kind.hosts = Full
+        Full.full = not begins
+        config = over(small("fedspray"), 2)
+        if begins:
+            with pytest.warns(AtollWarning, match=r"Site 1 was lost in round 2 and could not be started again \(no room\)"):
+                result = runner.run(config)
+            assert [list(row.get("missing", {})) for row in result.rows] == [[], ["2"], ["2"]]
+        else:
+            sentence = r"The run cannot begin: its site 1 was lost \(no room"
+            with pytest.warns(AtollWarning, match="Site 1 was lost"), pytest.raises(AtollError, match=sentence):
+                runner.run(config)
+    assert kind.made[0].starts == ([0, 1, 1, -1] if begins else [0, 1, -1])
 
 
 def test_what_happens_at_a_site_is_told() -> None:

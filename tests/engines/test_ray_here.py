@@ -9,13 +9,16 @@ import tempfile
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'atoll[ray]'")
 
 from atoll.engines import ray as module
+from atoll.engines.hosted import Lost
 from atoll.engines.ray import RayHosts
 from atoll.engines.ray_cluster import PREFIX
 from atoll.errors import AtollWarning
@@ -70,3 +73,25 @@ def test_two_actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same(here, there, 0.0)
     assert numbers(here) == numbers(there)
     assert set(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")) <= left
+
+
+def test_waiting_for_room_is_final() -> None:
+    """An actor that does not begin in time is ended, and not waited for once more; one that has begun may take its time."""
+    killed: list[int] = []
+    fake = SimpleNamespace(
+        remote=lambda kind: kind,
+        put=bytes,
+        get=lambda call: np.frombuffer(call, np.uint8),
+        wait=lambda calls, num_returns, timeout: ([], calls),
+        kill=lambda actor, no_restart: killed.append(actor.name),
+        exceptions=SimpleNamespace(RayError=RuntimeError),
+    )
+    hosts = RayHosts(SimpleNamespace(ray=fake, close=lambda: None), {}, 5.0)  # type: ignore[arg-type]
+    hosts.actors = {
+        site: SimpleNamespace(name=site, handle=SimpleNamespace(remote=lambda *_, site=site: b"%d" % site)) for site in (0, 1)
+    }
+    hosts.ready = {0}
+    replies = hosts.send(b"", {0: b"", 1: b""})
+    assert replies[0] == b"0"
+    assert replies[1] == Lost("it did not find room in the cluster and begin within 5 seconds", final=True)
+    assert killed == [1]

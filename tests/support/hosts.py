@@ -67,11 +67,12 @@ class HostedKind:
 
     lose: Lose = never
     made: list[DirectHosts] = field(default_factory=list)
+    hosts: type[DirectHosts] = DirectHosts
     HOSTED: bool = True
 
     def connect(self, make: PortableMaker, parties: int, settings: Any) -> HostedEngine:
         """The engine of a run."""
-        self.made.append(DirectHosts(self.lose))
+        self.made.append(self.hosts(self.lose))
         return HostedEngine(make, divide_evenly(parties, min(settings.sites or 2, parties)), self.made[-1], settings)
 
 

@@ -39,6 +39,7 @@ class Lost(NamedTuple):
     """A site's process ended before it answered, or could not be started."""
 
     reason: str
+    final: bool = False  # starting it again would not help
 
 
 class Reply(NamedTuple):
@@ -243,7 +244,7 @@ class HostedEngine:
         while lost:
             for index, reply in lost.items():
                 starts[index] += 1
-                if starts[index] > MAX_STARTS:
+                if reply.final or starts[index] > MAX_STARTS:
                     reason = short(reply.reason.rstrip("."), MAX_REASON_CHARS)
                     self.held[index].given_up = f"its site {index} was lost ({reason})"
                     self._warn(f"Site {index} was lost in round {self.round} and could not be started again ({reason}).")

@@ -90,7 +90,9 @@ class RayHosts:
         replies: dict[int, Bytes | Lost] = {}
         for site, call in calls.items():
             if call in late:
-                replies[site] = Lost(f"it found no room in the cluster within {self.patience:g} seconds")
+                replies[site] = Lost(
+                    f"it did not find room in the cluster and begin within {self.patience:g} seconds", final=True
+                )
                 self._kill(site)
                 continue
             try:

@@ -128,7 +128,9 @@ class RunSettings:
     )
     amnesia: bool = setting(False, "Rebuild every party from its declared memory before each message (a check for authors).")
     timeout: float = setting(
-        600.0, "Engine nvflare: seconds to wait for a site's answer; ray: for a place in the cluster to start a site.", low=1
+        600.0,
+        "Engine nvflare: seconds to wait for a site's answer; ray: for a site to find room in the cluster and begin.",
+        low=1,
     )
     max_weight: int = setting(
         10**8, "The largest weight (number of training nodes) a party may claim.", low=1, high=10**12, since="0.1"
