@@ -20,8 +20,8 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'atoll[ray]
 from atoll.engines import ray as module
 from atoll.engines.hosted import Lost
 from atoll.engines.ray import RayHosts
-from atoll.engines.ray_cluster import PREFIX
-from atoll.errors import AtollWarning
+from atoll.engines.ray_cluster import PREFIX, join
+from atoll.errors import AtollError, AtollWarning
 from atoll.runs import runner
 from hosts import Divided, registered
 from small import Recorded, on_shards, small
@@ -95,3 +95,10 @@ def test_waiting_for_room_is_final() -> None:
     assert replies[0] == b"0"
     assert replies[1] == Lost("it did not find room in the cluster and begin within 5 seconds", final=True)
     assert killed == [1]
+
+
+@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1", "127.0.0.1:0", "127.0.0.1:99999", "127.0.0.1:-1", ":x"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    """A port that no machine has would be taken for another one by the system."""
+    with pytest.raises(AtollError, match=f"address is '{address}' but must be HOST:PORT, or auto"), join(None, address):
+        pass

@@ -28,6 +28,7 @@ from atoll.errors import AtollError, short
 
 AUTO = "auto"
 CONNECT_SECONDS = 10.0  # for a first answer of an address
+MAX_PORT = 65535
 MAX_FOLDER_CHARS = 40  # Ray puts sockets into it, and the system limits their paths to 107
 PREFIX = "atoll-ray-"
 LOCK = "in-use"
@@ -135,7 +136,7 @@ def join(ray: Any, address: str) -> Iterator[None]:
 def _probe(address: str) -> None:
     """Refuse an address that nothing listens at: Ray itself would try for a minute."""
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal():
+    if not colon or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
         raise AtollError(f"address is {address!r} but must be HOST:PORT, or auto.")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS):
