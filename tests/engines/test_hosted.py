@@ -77,10 +77,14 @@ NOISE = {"dp.verb": "fit", "dp.clip": 1, "dp.noise": 1, "dp.noise_source": "seed
 @pytest.mark.parametrize(
     ("algorithm", "values"), [("fedspray", {}), ("scaffold", {}), ("ditto", {}), ("glasu", {}), ("fedavg", NOISE)]
 )
-def test_every_message_is_repeated(algorithm: str, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is saved between rounds, and every message is lost once with its site: all before it have to be sent again, and
-    what they release is counted once."""
-    monkeypatch.setattr(module, "MIN_SECONDS_BETWEEN_SAVES", float("inf"))
+@pytest.mark.parametrize("between_saves", [float("inf"), 0.0])
+def test_every_message_is_repeated(
+    algorithm: str, values: dict[str, Any], between_saves: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saved after every round or never, every message is lost once with its site: all since the last save have to be sent again,
+    none before it, and what they release is counted once."""
+    monkeypatch.setattr(module, "MIN_SECONDS_BETWEEN_SAVES", between_saves)
+    monkeypatch.setattr(module, "MIN_GAP_IN_SAVES", 0.0)
     config = over(small(algorithm, rounds=2, **values), 2)
     seen: set[Any] = set()
 
