@@ -21,7 +21,7 @@ from atoll.reports.figures.embeddings import embeddings
 from atoll.reports.recompute import Predictions, predictions
 from atoll.reports.runs import Row, StoredRun, grouped, read_run
 from atoll.runs import runner
-from atoll.runs.config import GIVEN
+from atoll.runs.config import GIVEN, resolve
 from atoll.runs.progress import Progress
 from small import ALGORITHMS, small
 from stored import DETAIL, rewrite_result
@@ -255,3 +255,13 @@ def test_names_of_parties(runs: Path) -> None:
     named = StoredRun(row.runs[0].path, "", replace(row.runs[0].result, names=("a", "b", "c")))
     assert partitions.party_names(Row("x", [named])) == ["a", "b", "c"]
     assert json.loads((runs / "fedavg-0" / "result.json").read_text())["parties"] == 3
+
+
+def test_maps_of_values_are_not_colored_by_class(tmp_path: Path) -> None:
+    """A value is no class; the parties' map is there."""
+    config = resolve("fedavg", dataset="csbm", parties=2, values={"nodes": 60, "rounds": 1, "hidden": 4, "target": "values"})
+    runner.run(config, out=tmp_path / "run")
+    stored = read_run(tmp_path / "run")
+    drawn = recompute.embedding(stored, "pca", 20)
+    assert not isinstance(drawn, str)
+    assert [figure.name for figure in embeddings(grouped([stored])[0], drawn, "pca", ["income"], "")] == ["embedding-party"]

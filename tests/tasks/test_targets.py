@@ -398,6 +398,51 @@ def test_wrong_columns_are_one_sentence(change: tuple[str, str], target: str, wo
         results(own(people(tmp_path / "people", PEOPLE.replace(*change)), target))
 
 
+@pytest.mark.parametrize("word", ["NA", "nan", "null"])
+def test_missing_targets_are_written_as_missing_features_are(word: str, tmp_path: Path) -> None:
+    """As an empty field, in labels and in values."""
+    written = PEOPLE.replace("0,,54,", f"0,{word},54,").replace("0,1,,train", f"0,1,{word},train")
+    assert written.count(word) == 2
+    for target in ("labels", "values"):
+        empty = parts_of(own(people(tmp_path / f"empty-{target}"), target, split="auto"))
+        named = parts_of(own(people(tmp_path / f"named-{target}", written), target, split="auto"))
+        assert empty.y_columns is not None
+        assert named.y_columns is not None
+        torch.testing.assert_close(named.y_columns, empty.y_columns, rtol=0, atol=0, equal_nan=True)
+
+
+def test_values_may_have_decimal_commas(tmp_path: Path) -> None:
+    """In tables that are separated by semicolons, as features may."""
+    folder, points = people(tmp_path / "commas"), people(tmp_path / "points")
+    for name in ("nodes.csv", "edges.csv"):
+        written = (points / name).read_text().replace(",", ";")
+        (folder / name).write_text(written.replace("31.5", "31,5").replace("48.5", "48,5").replace("20.5", "20,5"))
+    read, expected = (parts_of(own(place, "values", split="auto")) for place in (folder, points))
+    assert read.y_columns is not None
+    assert expected.y_columns is not None
+    torch.testing.assert_close(read.y_columns, expected.y_columns, rtol=0, atol=0, equal_nan=True)
+
+
+def test_an_evaluation_without_test_items_says_so(tmp_path: Path) -> None:
+    """What is judged then are items that the model was trained on."""
+    for name, nodes in (("tested", PEOPLE), ("untested", PEOPLE.replace(",test", ",train"))):
+        runner.run(own(people(tmp_path / name, nodes), "values", split="auto"), out=tmp_path / f"run-{name}")
+        judged = atoll.load_model(tmp_path / f"run-{name}").evaluate()
+        assert judged.tested == (name == "tested")
+        assert ("no test items" in str(judged)) == (name == "untested")
+
+
+def test_a_list_of_graphs_of_which_one_has_no_target_is_refused_with_its_number() -> None:
+    """It is not taken for one graph per party."""
+    from torch_geometric.data import Data
+
+    edge = torch.tensor([[0], [1]])
+    several = [Data(x=torch.rand(2, 3), edge_index=edge, y=torch.tensor([0.5 * number])) for number in range(4)]
+    several[2].y = None
+    with pytest.raises(AtollError, match=r"graph 2 has no `y`; set data.y, NaN where it is not known"):
+        atoll.run("fedavg", dataset=several, parties=2, rounds=1)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_predictions_give_the_reported_metrics(target: str, tmp_path: Path) -> None:
     """Of the training data and of new nodes, in the units of the data; exports compute the same."""
@@ -447,7 +492,7 @@ def test_folders_of_parties_need_the_same_labels(tmp_path: Path) -> None:
     assert torch.equal(graph.y_columns[:8].nan_to_num(-1), graph.y_columns[8:].flip(1).nan_to_num(-1))
     renamed = other.replace("\n", "\n2").rstrip("2").replace("label:drives", "label:rides")
     (tmp_path / "all" / "b" / "nodes.csv").write_text(renamed)
-    with pytest.raises(AtollError, match="has the class 'rides', which"):
+    with pytest.raises(AtollError, match=r"has the label or value 'rides', which .*; give both the same columns"):
         parts_of(made)
 
 

@@ -62,7 +62,8 @@ def _aligned_classes(graphs: Sequence[Graph], where: Sequence[str], extend: bool
     if reference is not None:
         result = []
         for graph, path in zip(graphs, where, strict=True):
-            _require_same(where[0], path, reference, graph.class_names or (), "class")
+            noun = "class" if graph.y_columns is None else "label or value"
+            _require_same(where[0], path, reference, graph.class_names or (), noun)
             result.append(with_classes(graph, _permutation(graph.class_names or (), reference)))
         return result
     most = max(graph.num_classes for graph in graphs)
@@ -108,7 +109,7 @@ def _placed(targets: Tensor, names: Sequence[str], wanted: Sequence[str]) -> Ten
 
 def _require_same(first: str, other: str, reference: Sequence[str], names: Sequence[str], noun: str) -> None:
     """Refuse names that only one of two parties has."""
-    remedy = "give both the same columns" if noun == "column" else "put the same classes.txt into both"
+    remedy = "put the same classes.txt into both" if noun == "class" else "give both the same columns"
     for here, there, mine, theirs in ((other, first, names, reference), (first, other, reference, names)):
         extra = [name for name in mine if name not in set(theirs)]
         if extra:

@@ -194,7 +194,8 @@ def _second(index: Ints, labels: Ints, share: float, seed: int) -> Ints:
 def _require_training(parts: Graph, names: Sequence[str]) -> None:
     if int(parts.num_train.min()) == 0:
         party = int(parts.num_train.argmin())
+        known = "training graphs" if bool((parts.y[parts.owner == party] >= 0).any()) else "known label or value of one"
         raise AtollError(
-            f"Party {names[party] if names else party} has {parts.items.sizes[party]} graphs but no training graphs; use fewer "
+            f"Party {names[party] if names else party} has {parts.items.sizes[party]} graphs but no {known}; use fewer "
             "parties, another partition or another split."
         )

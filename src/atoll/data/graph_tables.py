@@ -180,7 +180,8 @@ def are_graphs(dataset: Any) -> bool:
     several = [dataset[index] for index in range(len(dataset))] if len(dataset) else []
     if not several or not all(hasattr(each, "edge_index") and hasattr(each, "num_nodes") for each in several):
         return False
-    return all(_of_one_graph(each) for each in several) and any(each.num_nodes > 1 for each in several)
+    told = [each for each in several if getattr(each, "y", None) is not None]  # one without is refused where it is read
+    return all(_of_one_graph(each) for each in told) and any(each.num_nodes > 1 for each in told)
 
 
 def _of_one_graph(data: Any) -> bool:
@@ -194,7 +195,8 @@ def _of_one_graph(data: Any) -> bool:
 
 def target_of_graphs(several: Sequence[Any]) -> str:
     """What a list of graphs is for: classes where every y is one whole number of a whole type, else labels or values."""
-    values = [torch.as_tensor(several[index].y) for index in range(len(several))]
+    known = (several[index].y for index in range(len(several)))
+    values = [torch.as_tensor(value) for value in known if value is not None]
     if all(value.numel() == 1 and not value.is_floating_point() for value in values):
         return CLASS
     return kind_of_targets(np.concatenate([value.double().reshape(-1).numpy() for value in values]))

@@ -58,16 +58,20 @@ def read_targets(table: TableFile, target: str) -> tuple[Ints, tuple[str, ...], 
 
 
 def _column(table: TableFile, column: str, target: str) -> Floats:
-    texts = [text.lower() for text in table.texts(column)]
+    from atoll.data.values import DECIMAL_COMMA, MISSING  # imports pandas
+
+    written = table.texts(column)
+    texts = ["" if text.lower() in MISSING else text.lower() for text in written]
     if target == LABELS:
         values = [KNOWN_LABELS.get(text) for text in texts]
         what = "a label is 1, 0 or empty"
     else:
-        values = [_number(text) for text in texts]
+        comma = table.separator == ";"
+        values = [_number(text.replace(",", ".") if comma and DECIMAL_COMMA.fullmatch(text) else text) for text in texts]
         what = "a value is a finite number or empty"
     if None in values:
         row = values.index(None)
-        raise AtollError(f"`{column}` in {table.location(row)} is '{texts[row]}', but {what}.")
+        raise AtollError(f"`{column}` in {table.location(row)} is '{written[row]}', but {what}.")
     return np.array(values, np.float32)
 
 

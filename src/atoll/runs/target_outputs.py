@@ -36,6 +36,7 @@ class TargetEvaluation:
         overall: Metric → value over all items, None where it cannot be said.
         by_target: Label or value → its own metrics.
         parties: Party → its metrics; empty where there are too many.
+        tested: Whether these are test items; all with a known label or value where none is marked.
     """
 
     task: str
@@ -44,6 +45,7 @@ class TargetEvaluation:
     overall: dict[str, float | None]
     by_target: dict[str, dict[str, float | None]]
     parties: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tested: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -53,7 +55,7 @@ class TargetEvaluation:
         """Tables that fit a screen."""
         known = {name: value for name, value in self.overall.items() if value is not None}
         width = max((len(metric_format(name).words) for name in known), default=0)
-        lines = [f"{self.items} items, {self.task}"]
+        lines = [f"{self.items} items, {self.task}" + ("" if self.tested else "; no test items, so all that are known")]
         for name in in_order(known):
             form = metric_format(name)
             value = f"{100 * known[name]:.1f} %" if form.percent else f"{known[name]:.4f}"
@@ -107,7 +109,8 @@ def judge(outputs: Outputs, task: Any, names: Sequence[str] | None) -> TargetEva
     rows = task.by_target(sums)
     whole = [{name: int(row[name] or 0) for name in ("items", "positive") if name in row} for row in rows]
     by_target = {name: row | counted for name, row, counted in zip(_names(names, len(rows)), rows, whole, strict=True)}
-    return TargetEvaluation(task.name, tuple(by_target), items, _of_test(task.metrics(sums)), by_target, listed)
+    tested = graph.test is outputs.graph.test  # not marked for want of test items
+    return TargetEvaluation(task.name, tuple(by_target), items, _of_test(task.metrics(sums)), by_target, listed, tested)
 
 
 def _of_test(metrics: dict[str, float]) -> dict[str, float | None]:
