@@ -432,6 +432,18 @@ def test_an_evaluation_without_test_items_says_so(tmp_path: Path) -> None:
         assert ("no test items" in str(judged)) == (name == "untested")
 
 
+def test_a_node_without_known_values_does_not_count_in_a_partys_weight() -> None:
+    """Though a mask of PyG's `Data` says that it trains, as a row of a table that has a split."""
+    from torch_geometric.data import Data
+
+    y = torch.tensor([[1.0], [math.nan], [2.0], [math.nan]])
+    train = torch.tensor([True, True, False, False])
+    data = Data(x=torch.rand(4, 2), edge_index=torch.tensor([[0, 1], [1, 0]]), y=y, train_mask=train, test_mask=~train)
+    graph = atoll.load(data, target="values")
+    assert graph.train.tolist() == [True, False, False, False]
+    assert graph.test.tolist() == [False, False, True, False]
+
+
 def test_a_list_of_graphs_of_which_one_has_no_target_is_refused_with_its_number() -> None:
     """It is not taken for one graph per party."""
     from torch_geometric.data import Data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,8 @@ def from_pyg(
         if classes is not None and len(classes) != targets.shape[1]:
             raise AtollError(f"{where} has {targets.shape[1]} {target} and {len(classes)} class_names; give one name each.")
         labels, graph = np.full_like(labels, -1), with_targets(graph, targets, classes)
+        known = graph.y >= 0  # what has no known label or value has no role, as in tables
+        graph = replace(graph, train=graph.train & known, val=graph.val & known, test=graph.test & known)
     warn_about_features(x, labels, names, where)
     warn_about_edge_columns([name for name in ("edge_attr", "edge_type") if _has(data, name)], where, "field")
     warn_about_edges(edges.numpy(), where, weighted=weights is not None)
