@@ -49,7 +49,14 @@ def test_two_actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module, "RayHosts", Seen)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    left = set(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
+    folders: list[Path] = []
+    create = tempfile.mkdtemp
+
+    def noted(*args: Any, **arguments: Any) -> str:
+        folders.append(Path(create(*args, **arguments)))
+        return str(folders[-1])
+
+    monkeypatch.setattr(tempfile, "mkdtemp", noted)
     config = on_shards(small("fedspray"), tmp_path / "shards")
     config = replace(config, engine="ray", run=replace(config.run, sites=2, cpus_per_site=0.5, on_missing="stop"))
     recorded: list[Recorded] = []
@@ -72,7 +79,9 @@ def test_two_actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         here = runner.run(replace(config, engine="divided"))
     assert_same(here, there, 0.0)
     assert numbers(here) == numbers(there)
-    assert set(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")) <= left
+    files_of_ray = [folder for folder in folders if folder.name.startswith(PREFIX)]
+    assert files_of_ray
+    assert not any(folder.exists() for folder in files_of_ray)
 
 
 def test_waiting_for_room_is_final() -> None:

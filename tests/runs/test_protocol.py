@@ -122,7 +122,7 @@ def test_last_selects_the_last_round() -> None:
             {"average": "mean", "secure": True},
             "average=mean needs each party's counts, which the server does not get with secure",
         ),
-        ({"average": "worst", "evaluate_at_server": False}, "does not get with evaluate_at_server=false; leave it out"),
+        ({"average": "worst", "evaluate_at_server": False}, "does not get with evaluate_at_server=false; set average=pooled"),
         ({"evaluation": "finetuned", "class_weight": "balanced"}, "does not know the weights of class_weight=balanced"),
         ({"average": "median"}, "average is .median. but must be one of pooled, mean, nodes, worst"),
         ({"evaluation": "union", "average": "worst"}, "average=worst is over parties, and evaluation=union judges the union"),
