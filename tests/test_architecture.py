@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import tomllib
@@ -93,3 +94,13 @@ def test_hooks_and_lint_are_the_same_checks() -> None:
     assert recipe is not None
     tools = set(re.findall(r"\$\(BIN\)/(\S+)", recipe[1]))
     assert tools == set(re.findall(r"entry: \.venv/bin/(\S+)", (HOME / ".pre-commit-config.yaml").read_text()))
+
+
+def test_class_names_are_unique() -> None:
+    """But for what every algorithm has."""
+    where: dict[str, list[str]] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                where.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    assert {name: paths for name, paths in where.items() if len(paths) > 1 and name not in ("Cohort", "Settings")} == {}

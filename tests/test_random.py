@@ -115,7 +115,7 @@ def test_masks_keep_the_mean(probability: float) -> None:
 @pytest.mark.parametrize("probability", [0.5, 0.7, 1.0])
 def test_masks_in_pieces_are_those_drawn_whole(probability: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same entries, and the same numbers afterwards; parties may have no rows."""
-    monkeypatch.setattr(random, "PIECE", 8)
+    monkeypatch.setattr(random, "MASK_NUMBERS_AT_ONCE", 8)
     sizes = [5, 0, 9]
     whole, cut = Draws(1, range(3), "fit"), Draws(1, range(3), "fit")
     for _ in range(2):

@@ -18,7 +18,7 @@ from small import small
 def test_a_copy_on_the_disk_is_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later changes of the one do not reach the other, in either direction, and the folder stays empty."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(spilled, "PIECE", 64)
+    monkeypatch.setattr(spilled, "MAX_BYTES_AT_ONCE", 64)
     for tensor in (torch.randn(33, 5, 2), torch.arange(40).view(8, 5).t(), torch.zeros(3, dtype=torch.bool)):
         before = tensor.clone()
         copy = spilled.spilled(tensor)

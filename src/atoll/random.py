@@ -16,7 +16,7 @@ from atoll.device import CPU
 
 Word = int | str
 
-PIECE = 1 << 16  # numbers of a mask that are made at once; a multiple of 4
+MASK_NUMBERS_AT_ONCE = 1 << 16  # numbers of a mask that are made at once; a multiple of 4
 SERVER = -1  # the party number under which the server draws
 
 
@@ -93,10 +93,10 @@ class Draws:
         return self._pieces(threshold, [size * width for size in sizes]), 2**16 / threshold
 
     def _pieces(self, threshold: int, sizes: Sequence[int]) -> Iterator[Tensor]:
-        mask = torch.empty(min(PIECE, max(sizes, default=0)))
+        mask = torch.empty(min(MASK_NUMBERS_AT_ONCE, max(sizes, default=0)))
         for size, bits in zip(sizes, self.bits, strict=True):
-            for start in range(0, size, PIECE):
-                kept = _below(bits, min(PIECE, size - start), threshold).view(np.uint8)
+            for start in range(0, size, MASK_NUMBERS_AT_ONCE):
+                kept = _below(bits, min(MASK_NUMBERS_AT_ONCE, size - start), threshold).view(np.uint8)
                 yield mask[: len(kept)].copy_(torch.from_numpy(kept)).mul_(2**16 / threshold)
 
     def keep(self, probability: float, sizes: Sequence[int], width: int) -> Tensor:

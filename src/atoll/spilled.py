@@ -13,7 +13,7 @@ from torch import Tensor
 from atoll.errors import AtollError
 
 LARGE = 1 << 30  # bytes from which on a copy is worth a file
-PIECE = 1 << 26  # bytes that are written at once
+MAX_BYTES_AT_ONCE = 1 << 26  # bytes that are written at once
 
 
 def spilled(tensor: Tensor) -> Tensor:
@@ -26,8 +26,8 @@ def spilled(tensor: Tensor) -> Tensor:
     folder = _folder()
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
-            for start in range(0, len(data), PIECE):
-                file.write(data[start : start + PIECE])
+            for start in range(0, len(data), MAX_BYTES_AT_ONCE):
+                file.write(data[start : start + MAX_BYTES_AT_ONCE])
             file.flush()
             mapped = np.memmap(file, np.uint8, mode="c")
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll import wire
+from atoll import algorithms, wire
 from atoll.data.federated import federate
 from atoll.deploy import requests
 from atoll.deploy.compatibility import check_compatible
@@ -245,6 +246,23 @@ def test_room_is_counted_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(requests, "machine_memory", lambda: 10**6)
     with pytest.raises(AtollError, match="and this site has 0; lower hidden or layers"):
         requests.check_memory(config.settings, Schema(12, 3, 3), 60, 3)
+
+
+def test_every_setting_that_the_estimate_reads_is_one() -> None:
+    """A setting that was renamed would count as its default, and the estimate would be too low without a word."""
+
+    class Asked:
+        """Settings that note what is read of them."""
+
+        names: set[str] = set()
+
+        def __getattr__(self, name: str) -> Any:
+            self.names.add(name)
+            raise AttributeError(name)
+
+    requests.estimated_size(Asked(), Schema(12, 3, 3), 60)
+    settings = [algorithms.find(name).Settings for name in algorithms.names()]
+    assert Asked.names <= {field.name for each in settings for field in dataclasses.fields(each)}
 
 
 def test_what_a_site_says_of_its_data_is_bounded() -> None:

@@ -14,7 +14,7 @@ from atoll.random import Draws
 @pytest.mark.parametrize("probability", [0.0, 0.3, 0.99])
 def test_it_is_a_mask_and_its_gradient(piece: int, probability: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same numbers as relu(x) times `Draws.keep`, bit for bit."""
-    monkeypatch.setattr(dropout, "PIECE", piece)
+    monkeypatch.setattr(dropout, "MAX_NUMBERS_AT_ONCE", piece)
     source = torch.Generator().manual_seed(0)
     rows, upstream = torch.randn(13, 7, generator=source, requires_grad=True), torch.randn(13, 7, generator=source)
     kept = Draws(1, [0], "dropout").keep(1 - probability, [13], 7) if probability else 1

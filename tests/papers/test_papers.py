@@ -20,7 +20,7 @@ from atoll.cli.papers import status_table
 from atoll.data import load
 from atoll.errors import AtollError
 from atoll.papers import Cell, Exhibit, Line, execute, pages, pictures, record, snapshots, status, text
-from atoll.papers.ranges import Range
+from atoll.papers.ranges import ExpectedRange
 from atoll.papers.results import Results
 from atoll.runs import comparison, runner
 from atoll.runs.config import Config, resolve
@@ -157,12 +157,12 @@ def test_runs_are_made_once_and_told(tmp_path: Path) -> None:
 
 def test_what_is_outside_the_range_is_marked() -> None:
     """A mean outside its range is named, one inside or without a range is not."""
-    cell, ranges = Cell("x"), {"accuracy": Range(80.0, 90.0, "paper")}
+    cell, ranges = Cell("x"), {"accuracy": ExpectedRange(80.0, 90.0, "paper")}
     assert Line(cell, {"accuracy": (85.0, 1.0)}, 5, ranges=ranges).outside() == []
     outside = Line(cell, {"accuracy": (79.9, 1.0), "macro_f1": (1.0, 1.0)}, 5, ranges=ranges)
     assert outside.outside() == ["accuracy"]
     assert outside.deviates() == ["accuracy"]
-    assert replace(outside, expected={"accuracy": Range(79.0, 80.0, "record")}).deviates() == []
+    assert replace(outside, expected={"accuracy": ExpectedRange(79.0, 80.0, "record")}).deviates() == []
     assert replace(outside, recorded=True).deviates() == []
     assert "‼" in text.row(example(), outside)[2]
 

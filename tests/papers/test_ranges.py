@@ -10,7 +10,7 @@ import pytest
 
 from atoll import papers
 from atoll.papers import Cell, Exhibit, Line, ranges, record
-from atoll.papers.ranges import Range, range_of, recorded_range
+from atoll.papers.ranges import ExpectedRange, range_of, recorded_range
 
 EXHIBITS = papers.all_exhibits()
 
@@ -42,8 +42,8 @@ def test_a_confidence_interval_is_not_a_standard_deviation() -> None:
 def test_what_the_paper_prints_alone_has_two_points_or_the_error_of_printing() -> None:
     """A percentage two points, bytes half a percent; nothing printed, or another quantity, gives no range."""
     cell = Cell("x", paper={"accuracy": 70.0, "bytes.up": 1000.0})
-    assert range_of(exhibit(), cell, "accuracy") == Range(68.0, 72.0, "paper")
-    assert range_of(exhibit(), cell, "bytes.up") == Range(995.0, 1005.0, "paper")
+    assert range_of(exhibit(), cell, "accuracy") == ExpectedRange(68.0, 72.0, "paper")
+    assert range_of(exhibit(), cell, "bytes.up") == ExpectedRange(995.0, 1005.0, "paper")
     assert range_of(exhibit(), cell, "macro_f1") is None
     assert range_of(exhibit(incomparable=["accuracy"]), cell, "accuracy") is None
 
@@ -55,7 +55,7 @@ def test_a_record_gives_the_range_of_a_repetition() -> None:
     assert found is not None
     assert found.high - 80.0 == pytest.approx(2.776 * math.sqrt(0.4) + 0.2, abs=0.001)
     alone = recorded_range(exhibit(), "accuracy", Line(Cell("x"), {"accuracy": (80.0, math.nan)}, 1))
-    assert alone == Range(78.0, 82.0, "record")
+    assert alone == ExpectedRange(78.0, 82.0, "record")
 
 
 def printed() -> Iterator[tuple[Exhibit, Cell, str]]:

@@ -140,7 +140,7 @@ def test_sums_of_many_parties_are_not_written_out(parts: Graph, monkeypatch: pyt
     task = replace(task, training=True)
     written = task.counts(logits, parts)
     monkeypatch.setattr(counting, "MAX_SUMS", 1)
-    monkeypatch.setattr(tallies, "PIECE", 3)
+    monkeypatch.setattr(tallies, "MAX_ITEMS_AT_ONCE", 3)
     for name, value in task.counts(logits, parts).items():
         if name == "confusion":
             continue

@@ -153,8 +153,9 @@ def estimated_size(settings: Any, given: Schema, nodes: int) -> tuple[int, int]:
         value = getattr(settings, name, default)
         return value if type(value) is int else default
 
-    width = max(number("width", 1), number("hidden", 1), number("proxy_dim", 1), number("walks", 0) + number("degrees", 0))
-    layers, types = number("layers", 1), number("types", 1)
+    structure = number("walk_steps", 0) + number("max_degree", 0)
+    width = max(number("hidden", 1), number("proxy_dim", 1), number("embedding_width", 1), structure)
+    layers, types = number("layers", 1), number("link_types", 1)
     inputs = given.parties if getattr(settings, "aggregation", "") == "concatenation" else 1
     parameters = types * width * (given.features + (layers - 1) * width * inputs + given.classes)
     return parameters, nodes * types * layers * width

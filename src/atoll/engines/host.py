@@ -1,6 +1,6 @@
 """Some parties of a run in a process of their own: requests in, answers out, both as bytes.
 
-It is the other end of `engines.hosted`. What carries the bytes is for an engine to say; a process with a host runs until it is
+It is the other end of `engines.hosted`. The engine decides how bytes are carried; a process with a host runs until it is
 ended, and keeps nothing but its parties and their memory.
 """
 

@@ -1,7 +1,7 @@
 """The engine of a cluster, at the server: the parties live in processes with a `Host` each, which may die and be started again.
 
-`Hosts` are these processes and what carries bytes to them: Ray's actors, a pool of processes, or anything that an engine of
-one's own provides. The rest is here, and is the same for all: messages as bytes in the wire format, answers in party order, the
+`Hosts` are these processes and what carries bytes to them: Ray's actors, a pool of processes, or anything that your own engine
+provides. The rest is here, and is the same for all: messages as bytes in the wire format, answers in party order, the
 memory of every site as of the last save, and what it was sent since. A site that is lost is started again, given that memory and
 sent those messages once more; a party's answer is a function of its memory and the message, so nothing else changes.
 """
@@ -85,7 +85,7 @@ class PortableMaker(Protocol):
 
 
 @dataclass
-class Site:
+class HostedSite:
     """One site, as the server knows it."""
 
     parties: Parties
@@ -110,7 +110,7 @@ class HostedEngine:
     ) -> None:
         self.make, self.hosts, self.settings, self.threads = make, hosts, settings, threads
         allocator.keep_freed_blocks()
-        self.held = [Site(Parties(site)) for site in sites]
+        self.held = [HostedSite(Parties(site)) for site in sites]
         self.began = False
         self.round = self.requests = 0
         self.next_save = 0.0
@@ -257,7 +257,10 @@ class HostedEngine:
                 self._warn(f"Site {index} was lost in round {self.round} and was started again ({reason}).")
 
     def _repeat(self, sites: Sequence[int]) -> dict[int, Lost]:
-        """Give sites that were started again the memory of the last save and what they were sent since; those lost again."""
+        """Give sites that were started again the memory of the last save and what they were sent since.
+
+        Returns the sites that were lost again.
+        """
         steps = [(BEGIN, {index: self._document(index) for index in sites})]
         steps += [(RESTORE, {index: self.held[index].saved for index in sites if self.held[index].saved})]
         logged: dict[int, tuple[bytes, dict[int, bytes]]] = {}

@@ -75,7 +75,7 @@ class ExchangedGraph(Graph):
         return self.propagations[index] if index < len(self.propagations) else self
 
 
-class Sums:
+class FirstHopSums:
     """The first propagation, done before training: what is read is (Â·X), and no matrix is left."""
 
     normalized_adjacency = None
@@ -125,7 +125,7 @@ def exchanged(graph: Graph, received: Sequence[Tensor], hops: int, normalization
     x = sp.csr_array(sp.vstack([sp.csr_array(local), sp.csr_array(theirs)], format="csr")[index]).astype(np.float32)
     blocks = Blocks(read, device)
     values = torch.from_numpy(x.toarray()).to(device) if isinstance(graph.x, Tensor) else x
-    first = Sums(Features.of(values, blocks), blocks)
+    first = FirstHopSums(Features.of(values, blocks), blocks)
     fields = {name: getattr(graph, name) for name in Graph.__dataclass_fields__}
     if hops == 1:
         return ExchangedGraph(**fields, propagations=(first,)).to(device)  # type: ignore[return-value]

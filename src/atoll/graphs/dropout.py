@@ -9,7 +9,7 @@ from torch import Tensor
 
 from atoll.random import Draws
 
-PIECE = 1 << 20  # numbers that are masked at once
+MAX_NUMBERS_AT_ONCE = 1 << 20  # numbers that are masked at once
 
 
 def relu_dropout(rows: Tensor, probability: float, draws: Draws | None) -> Tensor:
@@ -27,7 +27,7 @@ class _Dropped(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, keep: float, draws: Draws) -> Tensor:
         ctx.mark_dirty(rows)
         flat, start = rows.relu_().view(-1), 0
-        masks, ctx.scale = draws.kept_pieces(keep, flat.numel(), PIECE)
+        masks, ctx.scale = draws.kept_pieces(keep, flat.numel(), MAX_NUMBERS_AT_ONCE)
         for mask in masks:
             flat[start : start + len(mask)].mul_(mask.to(flat.device).float().mul_(ctx.scale))
             start += len(mask)

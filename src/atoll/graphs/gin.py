@@ -1,6 +1,7 @@
 """A GIN layer of every party in one function: relu(relu((A + I)·(H·W) + b)·V + c), and dropout.
 
-The same numbers as two layers of `transform`, with half of what autograd does around them, and gradients in gradients' memory.
+The same numbers as two layers of `transform`, with half of what autograd does around them, and gradients written into existing
+buffers.
 """
 
 from __future__ import annotations

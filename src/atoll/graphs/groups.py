@@ -1,4 +1,4 @@
-"""Groups of nodes that stand for themselves: the means of their features, of enough nodes each."""
+"""Groups of nodes represented by their mean features: the means of their features, of enough nodes each."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class _LearnedProduct(torch.autograd.Function):
 def reweighted(graph: Graph, weights: Tensor) -> Graph:
     """The graph whose edges have these weights (E,), which may have gradients, and its nodes loops of weight 1.
 
-    Only its normalized adjacency is another: D^(-1/2)·(A + I)·D^(-1/2), D the in-degrees of A + I.
+    Only its normalized adjacency differs: D^(-1/2)·(A + I)·D^(-1/2), D the in-degrees of A + I.
     """
     if "_pattern" not in graph.__dict__:
         graph.__dict__["_pattern"] = EdgePattern(graph)

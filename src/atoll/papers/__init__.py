@@ -15,7 +15,7 @@ from atoll.errors import AtollError, suggest
 from atoll.runs.metrics import mean_std
 
 if TYPE_CHECKING:
-    from atoll.papers.ranges import Range
+    from atoll.papers.ranges import ExpectedRange
     from atoll.runs.config import Config
 
 HOME = Path(__file__).parent
@@ -120,8 +120,8 @@ class Line:
     ours: Mapping[str, tuple[float, float]]
     seeds: int
     recorded: bool = False  # from `measured/`, not from local runs
-    ranges: Mapping[str, Range] = field(default_factory=dict)  # around the paper's values
-    expected: Mapping[str, Range] = field(default_factory=dict)  # around our recorded ones
+    ranges: Mapping[str, ExpectedRange] = field(default_factory=dict)  # around the paper's values
+    expected: Mapping[str, ExpectedRange] = field(default_factory=dict)  # around our recorded ones
 
     def outside(self) -> list[str]:
         """The metrics outside the range around the paper's value."""
@@ -131,7 +131,7 @@ class Line:
         """The metrics of runs at hand that do not come out as recorded or, where nothing is recorded, as in the paper."""
         return [] if self.recorded else self._out_of({**self.ranges, **self.expected})
 
-    def _out_of(self, ranges: Mapping[str, Range]) -> list[str]:
+    def _out_of(self, ranges: Mapping[str, ExpectedRange]) -> list[str]:
         return [name for name, range_ in ranges.items() if name in self.ours and not range_.holds(self.ours[name][0])]
 
 

@@ -8,7 +8,7 @@
 
     <!-- end -->
 
-`atoll reproduce --page docs/results` writes anew what stands between comments in docs/algorithms, as the record has it now.
+`atoll reproduce --page docs/results` rewrites the text between the comments in docs/algorithms, as the record has it now.
 References are those of notes (`references`); a comment's text may be a sentence or a table.
 """
 

@@ -26,7 +26,7 @@ ROUNDING = 0.05  # of a percentage printed with one decimal
 
 
 @dataclass(frozen=True)
-class Range:
+class ExpectedRange:
     """An interval, and what it comes from: the `paper`, the cell (`stated`, with a reason) or our `record`."""
 
     low: float
@@ -38,11 +38,11 @@ class Range:
         return self.low <= value <= self.high
 
 
-def range_of(exhibit: Exhibit, cell: Cell, metric: str) -> Range | None:
+def range_of(exhibit: Exhibit, cell: Cell, metric: str) -> ExpectedRange | None:
     """The range that the paper or the cell gives, without a look at any result; None where neither does."""
     if metric in cell.range:
         low, high = cell.range[metric]
-        return Range(low, high, "stated")
+        return ExpectedRange(low, high, "stated")
     printed = cell.paper.get(metric)
     if printed is None or metric in exhibit.incomparable:
         return None
@@ -53,17 +53,17 @@ def range_of(exhibit: Exhibit, cell: Cell, metric: str) -> Range | None:
         half = spread[0] * math.sqrt(1 + exhibit.repetitions / exhibit.wanted) + ROUNDING
     else:
         half = _prediction(spread[0], exhibit.repetitions, exhibit.wanted) + ROUNDING
-    return Range(mean - half, mean + half, "paper")
+    return ExpectedRange(mean - half, mean + half, "paper")
 
 
-def recorded_range(exhibit: Exhibit, metric: str, line: Line) -> Range | None:
+def recorded_range(exhibit: Exhibit, metric: str, line: Line) -> ExpectedRange | None:
     """Where a repetition of a recorded line is expected."""
     if metric not in line.ours:
         return None
     mean, std = line.ours[metric]
     alone = _half_alone(exhibit, metric, mean)
     half = alone if math.isnan(std) or line.seeds < 2 else _prediction(std, line.seeds, exhibit.wanted) + alone / 10
-    return Range(mean - half, mean + half, "record")
+    return ExpectedRange(mean - half, mean + half, "record")
 
 
 def with_ranges(exhibit: Exhibit, lines: Sequence[Line], recorded: Mapping[str, Line]) -> list[Line]:
@@ -77,7 +77,7 @@ def with_ranges(exhibit: Exhibit, lines: Sequence[Line], recorded: Mapping[str, 
     return result
 
 
-def _known(ranges: Mapping[str, Range | None]) -> dict[str, Range]:
+def _known(ranges: Mapping[str, ExpectedRange | None]) -> dict[str, ExpectedRange]:
     return {metric: limits for metric, limits in ranges.items() if limits is not None}
 
 

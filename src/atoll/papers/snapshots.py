@@ -1,7 +1,7 @@
 """What a table shows of a run beside its best round: the last one, and what choosing rounds by *test* accuracy would have given.
 
 `last.accuracy` is a metric of the last round. `snapshots.8` is the mean over the parties of each party's highest test accuracy
-of 8 rounds, R/8, 2R/8, …, R: what a protocol is worth that lets every party report the best of 8 snapshots. Nothing is ever
+of 8 rounds, R/8, 2R/8, …, R: how much a protocol gains that lets every party report the best of 8 snapshots. Nothing is ever
 selected by it.
 """
 

@@ -61,7 +61,7 @@ class Embedding:
     round: int
 
 
-class Hidden(NamedTuple):
+class NodeEmbeddings(NamedTuple):
     """A representation of nodes."""
 
     values: NDArray[np.float32]
@@ -198,7 +198,7 @@ def embedding(run: StoredRun, method: str, most: int) -> Embedding | str:
     return Embedding(points, hidden.label[selected], hidden.party[selected], nodes, hidden.what, predicted.round)
 
 
-def hidden_of(predicted: Predictions) -> Hidden | None:
+def hidden_of(predicted: Predictions) -> NodeEmbeddings | None:
     """The last hidden layer of the model that predicts.
 
     Where no single model does (split over parties and server, several channels), the class scores of the evaluated nodes.
@@ -206,11 +206,11 @@ def hidden_of(predicted: Predictions) -> Hidden | None:
     parts = predicted.parts
     hidden = [one.hidden for one in predicted.observations if one.hidden is not None]
     if hidden and sum(map(len, hidden)) == len(parts.y) and predicted.scenario != "node":
-        return Hidden(torch.cat(hidden).numpy(), parts.y.numpy(), parts.owner.numpy(), "the last hidden layer")
+        return NodeEmbeddings(torch.cat(hidden).numpy(), parts.y.numpy(), parts.owner.numpy(), "the last hidden layer")
     return _evaluated(predicted.observations)
 
 
-def _evaluated(observations: Sequence[Observation]) -> Hidden | None:
+def _evaluated(observations: Sequence[Observation]) -> NodeEmbeddings | None:
     """The class scores of the nodes that were evaluated; their parties where each holds more than one node."""
     values, labels, owners = [], [], []
     for one in observations:
@@ -222,4 +222,4 @@ def _evaluated(observations: Sequence[Observation]) -> Hidden | None:
     if not values:
         return None
     what = "the class scores of validation and test nodes"
-    return Hidden(torch.cat(values).numpy(), torch.cat(labels).numpy(), torch.cat(owners).numpy(), what)
+    return NodeEmbeddings(torch.cat(values).numpy(), torch.cat(labels).numpy(), torch.cat(owners).numpy(), what)

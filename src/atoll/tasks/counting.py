@@ -27,7 +27,7 @@ class CountingPlan(NamedTuple):
     validated: int  # validation nodes
     evaluated: int  # validation and test nodes
     tested: Tensor  # the parties of the test nodes
-    cells: Tensor  # where each of these stands in its party's confusion matrix, were class 0 predicted
+    cells: Tensor  # where each of these stands in its party's confusion matrix, if class 0 were predicted
 
 
 def counting_plan(graph: Graph, *, training: bool) -> CountingPlan:

@@ -105,7 +105,10 @@ def known_edges(graph: Graph) -> list[NonEdges]:
 
 
 def drawn_batch(graph: Graph, positives: list[Tensor], draws: Draws) -> Graph:
-    """The graph whose pairs are these edges of each party and as many that are none that it knows, from its own generator."""
+    """The graph whose pairs are these edges of each party and as many pairs that are not edges the party knows.
+
+    The latter are drawn from each party's own generator.
+    """
     pairs, labels = [], []
     for source, start, known, edges in zip(
         draws.generators, graph.bounds[:-1].tolist(), known_edges(graph), positives, strict=True

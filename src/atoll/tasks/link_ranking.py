@@ -32,9 +32,10 @@ FIELDS = {
 
 
 def counts(scores: Tensor, graph: Graph) -> dict[str, Tensor]:
-    """(P, k, 2) each party's metrics, in the order of `VALIDATION` and `TEST`, summed over those it is judged for, and how many.
+    """(P, k, 2) each party's metrics, in the order of `VALIDATION` and `TEST`.
 
-    That is a party's own metric and 1 but in a graph of all parties' nodes (`pair_party`).
+    Each is summed over the parties judged in it, beside their number: a party's own metric and 1, but in a graph of all parties'
+    nodes (`pair_party`).
     """
     sizes = {"val_ranking": len(VALIDATION), "ranking": len(TEST)}
     made = {name: torch.zeros(graph.parties, size, 2, dtype=torch.float64) for name, size in sizes.items()}

@@ -32,7 +32,7 @@ VALIDATION = "val_"
 class NodeClassification(NodeItems):
     """Every node has at most one class; the model's output (N, C) are logits.
 
-    The fields are what a run asks for (`configured`); without them it is the task as it always was.
+    The fields are what a run asks for (`configured`); at their defaults only the usual counts are sent.
     """
 
     class_names: tuple[str, ...] = ()

@@ -129,7 +129,7 @@ class Values(Targets):
         return means | {"loss": max(float(sums[:, 1].sum()), 0.0) / known if known > 0 else None}
 
     def _value_metrics(self, index: int, sums: list[float]) -> dict[str, float | None]:
-        """Of one value. R² cannot be said of fewer than two items, nor of items that are all the same."""
+        """Of one value. R² is undefined for fewer than two items, nor of items that are all the same."""
         count, _, squares, absolute, total, total_squares = sums
         count, squares, absolute = max(count, 0.0), max(squares, 0.0), max(absolute, 0.0)
         if not count > 0:

@@ -13,7 +13,7 @@ from atoll.graphs.segments import occurrences
 
 MAX_DENSE = 1 << 22  # numbers that are written out
 MAX_SUMS = 1 << 24  # sums that are written out
-PIECE = 1 << 20  # items whose columns are added up at once
+MAX_ITEMS_AT_ONCE = 1 << 20  # items whose columns are added up at once
 
 
 def tally(party: Tensor, cells: Tensor, parties: int, shape: tuple[int, ...]) -> Tensor | Deferred:
@@ -93,7 +93,7 @@ class Sums(Deferred):
     def total(self) -> Tensor:
         """The sum over the parties."""
         added = precise(self.columns.new_zeros(self.columns.shape[1]))
-        for piece in torch.split(self.columns, PIECE):
+        for piece in torch.split(self.columns, MAX_ITEMS_AT_ONCE):
             added += precise(piece).sum(0)
         return added
 

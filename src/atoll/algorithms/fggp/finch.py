@@ -1,4 +1,4 @@
-"""FINCH: Sarfraz et al., CVPR 2019. Clusters of rows without a number of clusters: who shares a nearest neighbor is together."""
+"""FINCH: Sarfraz et al., CVPR 2019. Clusters without a given number of them: rows that share a nearest neighbor form one."""
 
 from __future__ import annotations
 

@@ -49,4 +49,4 @@ class Settings(fedavg.Averaging):
         "where a party lacks one.",
         choices=("class", "position"),
     )
-    min_count: int = setting(5, "Nodes of a class from which on a party sends its prototype.", low=1, high=10**6)
+    min_count: int = setting(5, "Fewest nodes of a class for which a party sends a prototype.", low=1, high=10**6)

@@ -20,7 +20,7 @@ EPSILON = 1e-6  # uniform numbers are kept that far from 0 and 1, whose logits a
 def nearest_nodes(graph: Graph, rows: Tensor, count: int) -> Tensor:
     """(N, count) the nearest other nodes of the same party by cosine, as indices there; −1 where there are fewer.
 
-    Similarities are computed in blocks: N² of them, but never at a time.
+    Similarities are computed in blocks: N² in total, never all at once.
     """
     unit, found = F.normalize(rows, dim=1), torch.full((graph.num_nodes, count), -1, device=graph.device)
     for first, last in graph.blocks.ranges:
@@ -74,10 +74,10 @@ class SecondView:
         return made
 
     def edge_loss(self, rows: Tensor, logits: Tensor, negatives: int, draws: Draws) -> Tensor:
-        """Σ_k ½·mean over pairs of −log σ(z_i·z_j) + ½·mean over pairs that are none of −log σ(−z_i·z_j).
+        """Σ_k ½·mean over pairs of −log σ(z_i·z_j) + ½·mean over non-edges of −log σ(−z_i·z_j).
 
         That is the cross-entropy of all pairs with weights (N² − m)/m of the edges and N²/(2(N² − m)) of all.
-        Deviation: a few drawn pairs stand for all that are no edges, so that there are not N² of them; the mean is the same.
+        Deviation: a few drawn pairs stand for all non-edges, so that there are not N² of them; the mean is the same.
         """
         numbers = [count * negatives for count in self.counts]
         codes = [one.draw(n, source) for one, n, source in zip(self.non_edges, numbers, draws.generators, strict=True)]

@@ -109,7 +109,7 @@ def theory(graph: Graph, public: Mapping[str, Any], state: Mapping[str, Any], se
 
 
 @dataclass(frozen=True)
-class Measured:
+class RoundMeasurement:
     """What one round of local steps from W̄ shows."""
 
     gradients: Tensor  # (K, w) ∇F_k(W̄)
@@ -121,7 +121,7 @@ class Measured:
     smooth_hidden: float  # ρ_φ
 
 
-def _along_a_round(objective: Objective, weights: list[Tensor], s: Settings) -> Measured:
+def _along_a_round(objective: Objective, weights: list[Tensor], s: Settings) -> RoundMeasurement:
     count, compensated = len(objective.training), s.compensation != "none"
     gradients = torch.stack([objective.exact(k, weights) for k in range(count)])
     before = objective.hidden(weights)  # ĥ
@@ -146,7 +146,9 @@ def _along_a_round(objective: Objective, weights: list[Tensor], s: Settings) -> 
         drift = float((objective.hidden(local) - before).square().sum().sqrt())
         biased = objective.gradient(k, local, weights)
         smooth_hidden = max(smooth_hidden, float((exact - biased).norm()) / drift) if drift else smooth_hidden
-    return Measured(gradients, variance, float(worst.sum()), largest, _lipschitz(objective, weights), smooth, smooth_hidden)
+    return RoundMeasurement(
+        gradients, variance, float(worst.sum()), largest, _lipschitz(objective, weights), smooth, smooth_hidden
+    )
 
 
 def _moved(weights: list[Tensor], gradient: Tensor, s: Settings) -> list[Tensor]:
@@ -163,7 +165,7 @@ def _lipschitz(objective: Objective, weights: list[Tensor]) -> float:
     return float(torch.linalg.eigvalsh(x.square().sum(1)[:, None, None] * products + own)[:, -1].max().sqrt())
 
 
-def _report(graph: Graph, training: Tensor, edges: Tensor, m: Measured, s: Settings, updates: int) -> list[Quantity]:
+def _report(graph: Graph, training: Tensor, edges: Tensor, m: RoundMeasurement, s: Settings, updates: int) -> list[Quantity]:
     """The constants, and the terms of both bounds without their unnamed factors."""
     index = torch.full((graph.parties,), -1).index_copy_(0, training, torch.arange(len(training)))
     among = index[edges][:, (index[edges] >= 0).all(0)]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from atoll.algorithms.gfl_appnp.local_steps import Trained
 
 
-class Described(Protocol):
+class FactoredModels(Protocol):
     """Models whose first weights are s·W̄₁ less what their steps subtracted: of their own rows, S, and along ∇C, F."""
 
     trained: Trained
@@ -41,7 +41,7 @@ class Described(Protocol):
 class FirstWeights(Deferred):
     """W₁ of K parties: s·W̄₁ − what F says − Σ_s x_ks S_ksᵀ."""
 
-    models: Described
+    models: FactoredModels
     index: Tensor | None = None  # which of them
 
     @property

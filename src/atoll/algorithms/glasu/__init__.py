@@ -175,7 +175,10 @@ class Cohort(atoll.federation.cohort.Cohort):
         self.clear_round()  # none of it is needed any more, not even in a checkpoint
 
     def _objective(self, forward: ForwardPass, gradient: Tensor | None) -> Tensor:
-        """What a step descends: the party's own loss; ⟨∇L_1, H_m[L]⟩ (Eq. 3) where another holds the labels; or all ways back."""
+        """What a step descends: the party's own loss; ⟨∇L_1, H_m[L]⟩ (Eq. 3) where another holds the labels.
+
+        With backward=server it is the sum over all shared layers.
+        """
         top = forward.run()
         if self.settings.backward == "server":
             return torch.stack([forward.loss(top), *map(forward.through, self.shared)]).sum()

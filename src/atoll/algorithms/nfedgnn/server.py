@@ -41,7 +41,7 @@ class Server(nn.Module):
             return AttentionLayer(1, None, s.heads, s.hidden, draws)
         if s.model == "sage":
             return Bias(s.hidden)
-        return GINLayer(None, s.hidden, s.hidden, draws) if s.model == "gin" else None
+        return ServerGINLayer(None, s.hidden, s.hidden, draws) if s.model == "gin" else None
 
     def _layer(self, fan_in: int, fan_out: int, draws: Draws | None, *, last: bool) -> nn.Module:
         """The parameters of a later layer."""
@@ -51,7 +51,7 @@ class Server(nn.Module):
         if s.model == "sage":
             return SAGELayer(1, fan_in, fan_out, draws)
         if s.model == "gin":
-            return GINLayer(fan_in, s.hidden, fan_out, draws)
+            return ServerGINLayer(fan_in, s.hidden, fan_out, draws)
         return Dense(1, fan_in, fan_out, draws, bias=False, glorot=True)
 
     def forward(self, latent: Tensor, graph: Graph, draws: Draws | None = None) -> Tensor:
@@ -102,7 +102,7 @@ class Bias(nn.Module):
         return rows + self.bias
 
 
-class GINLayer(nn.Module):
+class ServerGINLayer(nn.Module):
     """Xu et al., ICLR 2019, ε = 0: relu((A + I)·H·W + b)·W' + b'; without `fan_in` its input is H·W already."""
 
     def __init__(self, fan_in: int | None, hidden: int, fan_out: int, draws: Draws | None) -> None:

@@ -54,7 +54,7 @@ class Heat:
 
 
 @dataclass(frozen=True)
-class Line:
+class SketchLine:
     """A straight line of a sketch."""
 
     x: float
@@ -78,7 +78,7 @@ class Text:
 class Sketch:
     """A drawing of lines and texts, without axes."""
 
-    lines: Sequence[Line]
+    lines: Sequence[SketchLine]
     texts: Sequence[Text]
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
-from atoll.reports.figures.figure import Figure, Line, Sketch, Text
+from atoll.reports.figures.figure import Figure, Sketch, SketchLine, Text
 from atoll.reports.page_table import PageTable
 from atoll.reports.runs import Row, by_data, listed, methods
 from atoll.runs.metrics import metric_format
@@ -97,14 +97,14 @@ def sketch(ranked: Ranks) -> Sketch:
     """The axis of ranks, the names with a line to their mean rank, the bars of the groups, and the critical difference."""
     count = len(ranked.rows)
     left, right = 1.0, float(count)
-    lines = [Line(left, 0.0, right, 0.0)]
+    lines = [SketchLine(left, 0.0, right, 0.0)]
     texts = []
     for number in range(1, count + 1):
-        lines.append(Line(number, 0.0, number, 0.1))
+        lines.append(SketchLine(number, 0.0, number, 0.1))
         texts.append(Text(number, 0.16, str(number), "center"))
     bars = [(ranked.rows.index(group[0]), ranked.rows.index(group[-1])) for group in ranked.groups]
     lines += [
-        Line(ranked.mean[first] - 0.03, -BAR - STEP * depth, ranked.mean[last] + 0.03, -BAR - STEP * depth, wide=True)
+        SketchLine(ranked.mean[first] - 0.03, -BAR - STEP * depth, ranked.mean[last] + 0.03, -BAR - STEP * depth, wide=True)
         for depth, (first, last) in enumerate(bars)
     ]
     lowest = -BAR - STEP * len(bars)
@@ -114,9 +114,9 @@ def sketch(ranked: Ranks) -> Sketch:
         first = index < half
         level = lowest - 0.25 * (index + 1 if first else count - index)
         end = left - gap if first else right + gap
-        lines += [Line(mean, 0.0, mean, level), Line(mean, level, end, level)]
+        lines += [SketchLine(mean, 0.0, mean, level), SketchLine(mean, level, end, level)]
         label = f"{row} ({mean:.2f})"
         texts.append(Text(end - gap / 3 if first else end + gap / 3, level, label, "right" if first else "left"))
-    lines.append(Line(left, 0.5, left + ranked.critical_difference, 0.5, wide=True))
+    lines.append(SketchLine(left, 0.5, left + ranked.critical_difference, 0.5, wide=True))
     texts.append(Text(left, 0.62, f"critical difference {ranked.critical_difference:.2f}", "left"))
     return Sketch(lines, texts)
