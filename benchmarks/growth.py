@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from atoll.data.builder import build_graph
-from atoll.data.given import Given
+from atoll.data.script_data import ScriptData
 from atoll.runs import config, runner
 from benchmarks import Ours, peak
 
@@ -63,7 +63,8 @@ def of_parties(size: int) -> Any:
     graph = build_graph(x, edges, y, masks, where="parties", num_classes=5)
     values = {"hidden": 64, "epochs": 1, "rounds": ROUNDS, "patience": 0}
     lists = np.arange(nodes).reshape(size, PER_PARTY)
-    return runner.prepare(config.resolve("fedavg", dataset="given", partition="given", values=values), Given(graph, list(lists)))
+    given = ScriptData(graph, list(lists))
+    return runner.prepare(config.resolve("fedavg", dataset="given", partition="given", values=values), given)
 
 
 def of_nodes(size: int) -> Any:

@@ -198,7 +198,7 @@ def test_the_kernels_of_cuda_give_the_same(optimizer: str, monkeypatch: pytest.M
     assert_agree(runner.rounds(runner.prepare(config)), on_device(config, kernels=FUSED)[0])
 
 
-DOOR = "federation/door.py"
+DOOR = "federation/transfer.py"
 GROWING = {  # methods whose steps wait, and why
     "adafgl": "each step finds the largest of all pairs' similarities",
     "fedlit": "links find their types in every step",

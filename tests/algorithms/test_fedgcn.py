@@ -16,7 +16,7 @@ import plain
 from atoll.algorithms import fedgcn
 from atoll.data.graph_fields import from_fields, to_fields
 from atoll.errors import AtollError
-from atoll.graphs.bordered import exchanged, needed_rows, shares
+from atoll.graphs.border_sums import exchanged, needed_rows, shares
 from atoll.graphs.borders import Borders, borders_between
 from atoll.graphs.graph import Graph, stack
 from atoll.models.parameters import get_parameters

@@ -134,7 +134,7 @@ def test_links_are_the_ends_side_by_side() -> None:
         own = written[links.party == p]
         for k in range(3):
             torch.testing.assert_close(means[p, k], own[types[links.party == p] == k].mean(0))
-        first = links.spread(nodes, torch.rand(graph.parties, 3, generator=generator))[p]
+        first = links.first_centers(nodes, torch.rand(graph.parties, 3, generator=generator))[p]
         assert all((own == center).all(1).any() for center in first)
         assert len({tuple(center.tolist()) for center in first}) == 3  # a link at distance 0 is never taken again
 

@@ -10,7 +10,7 @@ import pytest
 
 import atoll
 from atoll.data.balanced import FEDGTA, FillRule, communities, fill, louvain_balanced
-from atoll.data.named import digest
+from atoll.data.named_partitions import digest
 from atoll.errors import AtollError
 
 ROOT = Path(os.environ.get("ATOLL_DATA", ""))

@@ -17,10 +17,10 @@ import atoll
 from atoll import algorithms
 from atoll.data import build_graph, files
 from atoll.data.federated import federate, union
-from atoll.data.given import Given
 from atoll.data.partition import partition
 from atoll.data.partition_settings import PartitionSettings
 from atoll.data.party_graphs import pooled
+from atoll.data.script_data import ScriptData
 from atoll.data.vertical_files import joined
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.graph import Graph, stack
@@ -216,7 +216,7 @@ def test_parties_with_and_without_weights() -> None:
     assert both.edge_weight[: plain.edge_index.shape[1]].unique().tolist() == [1]
     assert by_ids(both.select([1])) == by_ids(heavy)
     config = resolve("fedavg", dataset="given", partition="files", values={"split": "auto", "edge_weights": False})
-    given = Given([replace(each, train=each.y >= 0) for each in (plain, heavy)])
+    given = ScriptData([replace(each, train=each.y >= 0) for each in (plain, heavy)])
     assert federate(config, given, ("horizontal",)).parts.edge_weight is None
 
 

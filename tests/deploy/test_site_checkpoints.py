@@ -125,7 +125,7 @@ def test_exactly_with_a_damaged_save_is_from_the_checkpoint_before(tmp_path: Pat
     assert folder.step_back()
     again = folder.load()
     assert again is not None
-    assert again["book"]["round"] == 3
+    assert again["progress"]["round"] == 3
     result = over(config, Wire(tmp_path / "sites"), folder, again)
     assert states(result) == states(whole)
     assert result.metrics == whole.metrics

@@ -66,7 +66,7 @@ def test_secure_totals_mask_the_counts() -> None:
     for experiment in experiments:
         experiment.federation.begin(0)
         class_counts.agree(experiment.federation)
-    plain, secure = (class_counts.known(experiment.federation) for experiment in experiments)
+    plain, secure = (class_counts.state(experiment.federation) for experiment in experiments)
     assert plain == secure
     assert experiments[1].federation.ledger.summary()["by_verb"]["secure_keys"]["messages"] == 3
 

@@ -16,7 +16,7 @@ from atoll.graphs.inference import in_blocks
 from atoll.graphs.minibatch import epoch
 from atoll.models.backbone import Backbone, ModelShape
 from atoll.models.batching import check, fan_outs
-from atoll.models.framed import Framed
+from atoll.models.gcfl_network import GCFLNetwork
 from atoll.models.optim import SGD, Adam, descend
 from atoll.models.parameters import get_parameters
 from atoll.models.plain import plain_backbone
@@ -44,7 +44,7 @@ class UserGCN(nn.Module):
 def model_of(name: str, layers: int, parties: int = 3) -> Backbone:
     """A backbone of the registry, GCFL's frame, or a user's module."""
     if name in ("framed", "user"):
-        kind = Framed if name == "framed" else plain_backbone(UserGCN, "UserGCN")
+        kind = GCFLNetwork if name == "framed" else plain_backbone(UserGCN, "UserGCN")
         return kind(ModelShape(parties, FEATURES, CLASSES, HIDDEN, layers), Draws(0, range(parties), "first"))
     return make_model(name, list(range(parties)), layers)
 

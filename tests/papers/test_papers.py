@@ -513,15 +513,13 @@ def test_numbers_are_joined_and_words_are_bars() -> None:
     numbers = figure([Cell("a 1", series="a", x=1), Cell("a 2", series="a", x=2.5), Cell("level", x=1)], axis="λ")
     drawn, runs = pictures.means(numbers, [Line(cell, {"accuracy": (50.0, 1.0)}, 5) for cell in numbers.cells])
     assert ([each.kind for each in drawn], drawn[0].x, drawn[0].y, runs) == (["dots"], "λ", "accuracy (%)", 15)
-    assert [(series.name, series.x, series.spread) for series in drawn[0].series] == [
+    assert [(series.name, series.x, series.std) for series in drawn[0].series] == [
         ("a", [1, 2.5], [1.0, 1.0]),
         ("level", [1], [1.0]),
     ]
     words = figure([Cell("Cora a", series="Cora a", x="few"), Cell("Cora b", series="Cora a", x="many")], panels=["Cora"])
     drawn, _ = pictures.means(words, [Line(cell, {"accuracy": (50.0, math.nan)}, 1) for cell in words.cells])
-    assert [(each.kind, each.title, each.series[0].name, each.series[0].spread) for each in drawn] == [
-        ("bars", "Cora", "a", None)
-    ]
+    assert [(each.kind, each.title, each.series[0].name, each.series[0].std) for each in drawn] == [("bars", "Cora", "a", None)]
     alone = figure([Cell("MLP"), Cell("GNN")], metrics=("accuracy", "party_accuracy.3"))
     drawn, _ = pictures.means(
         alone, [Line(cell, {"accuracy": (50.0, 1.0), "party_accuracy.3": (60.0, 1.0)}, 5) for cell in alone.cells]

@@ -10,7 +10,7 @@ from atoll.reports.plotly import plot, ticks
 
 def test_a_line_has_a_band_and_a_mark() -> None:
     """The band is one standard deviation around it; the best round is a dot; all belong to one entry of the legend."""
-    line = Series("a", [1, 2], [0.1, 0.3], 0, spread=[0.1, 0.1], mark=(2, 0.3))
+    line = Series("a", [1, 2], [0.1, 0.3], 0, std=[0.1, 0.1], mark=(2, 0.3))
     drawn = plot(Figure("n", "Learning", "t", "lines", "x", "y", [line], percent=True))
     band, middle, mark = drawn["data"]
     assert (band["mode"], middle["mode"], mark["mode"]) == ("lines", "lines", "markers")
@@ -24,7 +24,7 @@ def test_a_line_has_a_band_and_a_mark() -> None:
 
 def test_a_band_on_a_log_scale_stays_above_zero() -> None:
     """A mean of 1 ± 2 has no logarithm at its lower end."""
-    line = Series("a", [1, 2], [1.0, 1.0], 0, spread=[2.0, 0.5])
+    line = Series("a", [1, 2], [1.0, 1.0], 0, std=[2.0, 0.5])
     drawn = plot(Figure("n", "Learning", "t", "lines", "x", "y", [line], log_y=True))
     assert drawn["layout"]["yaxis"]["type"] == "log"
     assert min(drawn["data"][0]["y"]) > 0
@@ -32,7 +32,7 @@ def test_a_band_on_a_log_scale_stays_above_zero() -> None:
 
 def test_bars_with_long_names_are_horizontal() -> None:
     """With their whiskers along them; bars of parties or classes are upright while their names fit."""
-    bars = Series("b", ["a rather long name of a row"], [0.5], 0, spread=[0.1])
+    bars = Series("b", ["a rather long name of a row"], [0.5], 0, std=[0.1])
     (bar,) = plot(Figure("n", "Parties", "t", "bars", "", "y", [bars]))["data"]
     assert (bar["orientation"], bar["x"], bar["y"]) == ("h", [0.5], ["a rather long name<br>of a row"])
     assert "error_x" in bar

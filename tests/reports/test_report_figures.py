@@ -88,8 +88,8 @@ def test_several_rows_have_a_figure_per_split_and_keep_their_colors() -> None:
     assert [(series.name, series.color) for series in figures["training-loss-round"].series] == [("b", 1)]
     b = figures["accuracy-round"].series[1]
     assert b.y[0] == pytest.approx(0.71)
-    assert b.spread is not None
-    assert b.spread[0] == pytest.approx(stdev([0.61, 0.81]))
+    assert b.std is not None
+    assert b.std[0] == pytest.approx(stdev([0.61, 0.81]))
     assert b.mark is None
     assert "standard deviation over the seeds" in figures["accuracy-round"].caption
 

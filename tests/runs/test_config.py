@@ -10,7 +10,7 @@ from atoll import algorithms
 from atoll.errors import AtollError, AtollWarning
 from atoll.runs import config
 from atoll.runs.comparison import Comparison
-from atoll.runs.described import described
+from atoll.runs.described_config import described
 from atoll.runs.setting_names import PREFIXED
 from atoll.settings import known, renamed
 

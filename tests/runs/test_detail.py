@@ -15,7 +15,7 @@ from atoll.runs import detail, runner
 from atoll.runs.config import Config
 from atoll.tasks import decisions
 from atoll.tasks.counting import evaluated_rows
-from atoll.tasks.ranking import bin_edges
+from atoll.tasks.histograms import bin_edges
 from deciding import SCORES
 from small import ALGORITHMS, Absent, Wrapper, small
 

@@ -43,7 +43,7 @@ def assert_same(one: Path, other: Path) -> None:
         assert mine.keys() == theirs.keys(), part
         for name, value in mine.items():
             assert torch.equal(value, theirs[name]) if isinstance(value, torch.Tensor) else value == theirs[name], name
-    assert untimed(left["book"]) == untimed(right["book"])
+    assert untimed(left["progress"]) == untimed(right["progress"])
     rows = [[untimed(json.loads(line)) for line in (path / "history.jsonl").read_text().splitlines()] for path in (one, other)]
     assert rows[0] == rows[1]
     results = [untimed(json.loads((path / "result.json").read_text())) for path in (one, other)]

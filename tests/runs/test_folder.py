@@ -70,7 +70,7 @@ def flip(path: Path, place: int, bit: int = 0) -> None:
 def test_the_last_two_checkpoints_are_kept(whole: Path) -> None:
     """With consecutive rounds, and each knows its history."""
     last, before = (storage.read_document(whole / name) for name in ("checkpoint.safetensors", "checkpoint.previous.safetensors"))
-    assert (last["book"]["round"], before["book"]["round"]) == (6, 5)
+    assert (last["progress"]["round"], before["progress"]["round"]) == (6, 5)
     lines = (whole / "history.jsonl").read_bytes().splitlines(keepends=True)
     assert (last["history"], before["history"]) == (sum(map(len, lines)), sum(map(len, lines[:5])))
 
@@ -184,8 +184,8 @@ def test_the_history_is_on_the_disk_before_its_checkpoint(tmp_path: Path, monkey
 
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(Path, "replace", lambda self, to: (calls.append(f"→ {to.name}"), replace(self, to))[1])
-    folder.save({"book": {}, "ledger": {}})
-    folder.save({"book": {}, "ledger": {}})
+    folder.save({"progress": {}, "ledger": {}})
+    folder.save({"progress": {}, "ledger": {}})
     first = ["history.jsonl", "run", "partial", "→ checkpoint.safetensors", "run"]
     assert calls == [*first, *first[:3], "→ checkpoint.previous.safetensors", *first[3:]]
 

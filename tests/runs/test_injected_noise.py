@@ -15,8 +15,8 @@ from atoll.runs import runner
 from atoll.runs.comparison import Comparison
 from atoll.runs.config import Config, from_dict, resolve
 from atoll.runs.predictions import predict
+from atoll.runs.resumed_config import changes, record
 from atoll.runs.terms import check_same_data
-from atoll.runs.unchanged import changes, record
 from small import ALGORITHMS, small
 
 NOISE = {"noise.feature_noise": 1.0, "noise.feature_sparsity": 0.2, "noise.edge_noise": 0.5, "noise.label_noise": 0.2}

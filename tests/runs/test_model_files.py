@@ -13,7 +13,7 @@ import torch
 from atoll import storage, wire
 from atoll.errors import AtollError
 from atoll.runs import model_files, runner
-from atoll.runs.folder import checksum
+from atoll.runs.documents import checksum
 from atoll.runs.model_files import ModelFiles
 from atoll.runs.progress import Progress
 from small import ALGORITHMS, small

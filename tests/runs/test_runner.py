@@ -211,8 +211,8 @@ def edited(name: str, path: Path) -> None:
     saved = wire.decode(checkpoint.read_bytes())
     if name == "foreign":
         storage.write_document(checkpoint, {"model": torch.zeros(3)})
-    elif name == "book":
-        storage.write_document(checkpoint, saved | {"book": {"rounds": 3}})
+    elif name == "progress":
+        storage.write_document(checkpoint, saved | {"progress": {"rounds": 3}})
     elif name == "no state":
         storage.write_document(checkpoint, {field: value for field, value in saved.items() if field != "state"})
     elif name == "directory":
@@ -234,7 +234,7 @@ def edited(name: str, path: Path) -> None:
     ("damage", "sentence"),
     [
         ("foreign", "is not a checkpoint of a run; restore it, or delete"),
-        ("book", "does not fit the run's config.toml or data"),
+        ("progress", "does not fit the run's config.toml or data"),
         ("no state", r"does not fit the run's config.toml or data \(its state has lost model\)"),
         ("directory", r"cannot be read \(Is a directory\); restore it, or delete"),
         ("cut history", "is shorter than when checkpoint.safetensors was written; restore it"),

@@ -21,7 +21,7 @@ from atoll.federation.messages import Schema
 from atoll.graphs.graph import Graph
 from atoll.models.parameters import set_parameters
 from atoll.runs import runner
-from atoll.runs.folder import checksum
+from atoll.runs.documents import checksum
 from atoll.runs.outputs import Outputs
 from atoll.runs.result import Result
 from atoll.runs.trained import TrainedModel

@@ -24,7 +24,7 @@ def tolerance(folder: Path) -> float:
     """0 where this machine gives the bits of the folder's checkpoint: processors sum in different orders."""
     config, saved = Folder.open(folder)[1], Folder(folder).look()
     assert saved is not None
-    values = {"rounds": saved["book"]["round"]}
+    values = {"rounds": saved["progress"]["round"]}
     with tempfile.TemporaryDirectory() as scratch:
         runner.run(configuration.from_dict(config.to_dict(), "config", values, warn=False), out=Path(scratch) / "run")
         here = Folder(Path(scratch) / "run").look()

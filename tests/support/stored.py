@@ -8,7 +8,7 @@ from typing import Any
 
 from atoll.reports.runs import StoredRun
 from atoll.runs.config import Config
-from atoll.runs.folder import checksum
+from atoll.runs.documents import checksum
 from atoll.runs.progress import Progress
 from atoll.runs.result import Result
 

@@ -8,7 +8,7 @@ from sklearn.metrics import confusion_matrix
 
 from atoll.errors import AtollError
 from atoll.tasks import decisions
-from atoll.tasks.ranking import BINS, bin_edges, bins_of
+from atoll.tasks.histograms import BINS, bin_edges, bins_of
 from deciding import SCORES
 
 

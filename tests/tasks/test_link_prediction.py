@@ -32,7 +32,7 @@ from atoll.runs import config as configurations
 from atoll.runs import runner
 from atoll.runs.config import Config
 from atoll.runs.runner import Result
-from atoll.tasks import TASKS, link_ranking
+from atoll.tasks import TASKS, link_ranking, ranking
 from small_links import LinkParty, Weights, small_links
 
 TASK = TASKS.find("link-prediction")
@@ -175,28 +175,26 @@ def test_metrics_are_those_of_scikit_learn(ties: bool) -> None:
         source = generator("scores", seed)
         scores = torch.randint(5, (40,), generator=source).double() if ties else torch.randn(40, generator=source).double()
         positive = torch.rand(40, generator=source) < 0.4
-        assert link_ranking.auc(scores, positive) == pytest.approx(roc_auc_score(positive, scores))
-        assert link_ranking.average_precision(scores, positive) == pytest.approx(average_precision_score(positive, scores))
+        assert ranking.auc(scores, positive) == pytest.approx(roc_auc_score(positive, scores))
+        assert ranking.average_precision(scores, positive) == pytest.approx(average_precision_score(positive, scores))
         for k in (1, 5, 10):
             threshold = sorted(scores[~positive].tolist(), reverse=True)[k - 1]
-            assert link_ranking.hits_at(k, scores, positive) == pytest.approx(
-                float((scores[positive] > threshold).double().mean())
-            )
+            assert ranking.hits_at(k, scores, positive) == pytest.approx(float((scores[positive] > threshold).double().mean()))
         rivals = torch.randint(5, (7, 6), generator=source).double()
-        assert link_ranking.reciprocal_rank(scores[:7], rivals) == pytest.approx(ranks(scores[:7].tolist(), rivals.tolist()))
+        assert ranking.reciprocal_rank(scores[:7], rivals) == pytest.approx(ranks(scores[:7].tolist(), rivals.tolist()))
 
 
 def test_what_cannot_be_said_is_left_out() -> None:
     """One class, one item, fewer negatives than K; a predictor that says the same of all pairs has no perfect rank."""
     scores = torch.tensor([0.3, 0.1], dtype=torch.float64)
     for positive in ([True, True], [False, False]):
-        assert link_ranking.auc(scores, torch.tensor(positive)) is None
-        assert link_ranking.average_precision(scores, torch.tensor(positive)) is None
-    assert link_ranking.auc(scores[:1], torch.tensor([True])) is None
-    assert link_ranking.hits_at(2, scores, torch.tensor([True, False])) is None
-    assert link_ranking.hits_at(1, scores, torch.tensor([True, False])) == 1.0
-    assert link_ranking.reciprocal_rank(torch.zeros(3), torch.zeros(3, 9)) == pytest.approx(1 / 5.5)
-    assert link_ranking.reciprocal_rank(torch.zeros(3), torch.zeros(3, 0)) is None
+        assert ranking.auc(scores, torch.tensor(positive)) is None
+        assert ranking.average_precision(scores, torch.tensor(positive)) is None
+    assert ranking.auc(scores[:1], torch.tensor([True])) is None
+    assert ranking.hits_at(2, scores, torch.tensor([True, False])) is None
+    assert ranking.hits_at(1, scores, torch.tensor([True, False])) == 1.0
+    assert ranking.reciprocal_rank(torch.zeros(3), torch.zeros(3, 9)) == pytest.approx(1 / 5.5)
+    assert ranking.reciprocal_rank(torch.zeros(3), torch.zeros(3, 0)) is None
 
 
 def test_a_party_without_a_metric_does_not_count_in_the_mean() -> None:
@@ -409,7 +407,7 @@ def test_planted_test_edges_are_not_predicted() -> None:
         rows = split.test & (split.y >= 0)
         one, other = z[split.pairs[:, rows]]  # type: ignore[index]
         scores = torch.nn.functional.cosine_similarity(one, other).double()
-        return float(link_ranking.auc(scores, split.y[rows] == EDGE) or 0)
+        return float(ranking.auc(scores, split.y[rows] == EDGE) or 0)
 
     assert auc(split.edge_index) < 0.65
     assert auc(graph.edge_index) > 0.95  # what a system that passes messages along test edges reports

@@ -11,8 +11,8 @@ from atoll.errors import AtollError
 from atoll.runs import runner
 from atoll.tasks import TaskOptions
 from atoll.tasks.counting import evaluated_rows
+from atoll.tasks.histograms import auc_of_bins, average_precision_of_bins, bin_edges, bins_of
 from atoll.tasks.node_classification import TASK
-from atoll.tasks.ranking import auc, average_precision, bin_edges, bins_of
 from labeled import labeled_graph, random_logits
 from small import ALGORITHMS, small
 
@@ -29,7 +29,7 @@ def test_ranking_from_histograms_is_within_its_bound(seed: int, rare: float, dig
     scores = torch.sigmoid(3 * torch.randn(2000, generator=draws, dtype=torch.float64) + 2.0 * y - 3).round(decimals=digits)
     bins = bins_of(scores, bin_edges())
     negatives, positives = (torch.bincount(bins[y == kind], minlength=256) for kind in (False, True))
-    area, precision = auc(negatives, positives), average_precision(negatives, positives)
+    area, precision = auc_of_bins(negatives, positives), average_precision_of_bins(negatives, positives)
     assert area is not None
     assert precision is not None
     in_one_bin = float((positives * negatives).sum()) / (float(positives.sum()) * float(negatives.sum()))
@@ -38,8 +38,8 @@ def test_ranking_from_histograms_is_within_its_bound(seed: int, rare: float, dig
     lowest, highest = (average_precision_score(y, bins + apart / 2 + first * 0.5 * y) for first in (-1, 1))
     assert lowest - 1e-12 <= precision <= highest + 1e-12
     assert lowest - 1e-12 <= average_precision_score(y, scores) <= highest + 1e-12
-    assert auc(negatives, torch.zeros(256)) is None
-    assert average_precision(negatives, torch.zeros(256)) is None
+    assert auc_of_bins(negatives, torch.zeros(256)) is None
+    assert average_precision_of_bins(negatives, torch.zeros(256)) is None
 
 
 @pytest.mark.parametrize("name", ["macro_f1", "weighted_f1", "recall[1]", "brier", "auc"])

@@ -87,7 +87,7 @@ class Cohort(LocalTraining):
         s = self.settings
         self.network.load(shared, self.network.branches)
         nodes = self.network.embed(self.graph).detach()
-        centers = self.links.spread(nodes, self.draws().uniform(s.link_types))  # (P, K, r)
+        centers = self.links.first_centers(nodes, self.draws().uniform(s.link_types))  # (P, K, r)
         for _ in range(s.initial_em_steps):
             centers = self.links.means(nodes, self.links.nearest(nodes, centers), centers)
         return {"centres": centers, "links": self.links.count(self.links.nearest(nodes, centers), s.link_types)}

@@ -47,7 +47,7 @@ def evaluate(
     from atoll.cli.console import out as console
     from atoll.cli.console import stage
     from atoll.cli.predict import open_model
-    from atoll.runs.folder import finite
+    from atoll.runs.documents import finite
 
     say_device(device, quiet=quiet or as_json)
     with stage("Predicting", quiet=quiet):

@@ -148,9 +148,9 @@ def say_device(device: str | None, *, engine: str | None = None, quiet: bool = F
     devices.check(device)
     if engine is not None and is_hosted(engine):
         return
-    found = devices.name(devices.find(device))
+    name = devices.name(devices.find(device))
     if device == devices.AUTO and not quiet:
-        console.print(f"Device {found} (this machine has {devices.available()})")
+        console.print(f"Device {name} (this machine has {devices.available()})")
 
 
 def open_loggers(

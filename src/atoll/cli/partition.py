@@ -62,7 +62,7 @@ def named_table() -> Table:
     from rich import box
     from rich.table import Table
 
-    from atoll.data.named import named_partitions
+    from atoll.data.named_partitions import named_partitions
     from atoll.data.presets import PRESETS
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))

@@ -23,7 +23,7 @@ def theory(
     from rich.table import Table
 
     from atoll.cli.console import show, stage
-    from atoll.runs.folder import finite
+    from atoll.runs.documents import finite
     from atoll.runs.theory import measure
 
     with stage("Measuring", quiet=quiet):

@@ -23,9 +23,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from atoll.data.lint import LABEL_NAMES
-from atoll.data.table_files import RESERVED, TableFile
-from atoll.data.values import (
+from atoll.data.column_values import (
     FALSE,
     SLASHED_DATE,
     TRUE,
@@ -37,6 +35,8 @@ from atoll.data.values import (
     present,
     refuse_first,
 )
+from atoll.data.lint import LABEL_NAMES
+from atoll.data.table_files import RESERVED, TableFile
 from atoll.errors import AtollError, suggest
 from atoll.graphs.table import Column, Floats, Table
 

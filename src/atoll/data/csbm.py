@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from atoll.data.builder import Bools, Ints, Masks, build_graph, check_fold, distinct
 from atoll.data.drawn_targets import with_drawn_targets
-from atoll.data.ranked import Ranked
+from atoll.data.ranked_set import Ranked
 from atoll.data.target_columns import CLASS, TARGET, TARGETS
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph

@@ -10,9 +10,9 @@ from typing import Any
 from atoll.data import files
 from atoll.data.builder import row_normalize
 from atoll.data.catalog import DataSettings
-from atoll.data.given import Given
 from atoll.data.party_graphs import stacked
 from atoll.data.registry import DATASETS, lookup
+from atoll.data.script_data import ScriptData
 from atoll.errors import AtollError, suggest
 from atoll.graphs.graph import Graph
 from atoll.settings import renamed, warn_renamed
@@ -37,7 +37,7 @@ def load(
         >>> atoll.load("csbm", nodes=200).num_nodes
         200
     """
-    given = None if isinstance(name, (str, Path)) else Given(name)
+    given = None if isinstance(name, (str, Path)) else ScriptData(name)
     name = "given" if given is not None else str(name)
     accepted, present = [field.name for field in fields(settings_of(name))], renamed(settings_of(name))
     warn_renamed({option: present[option] for option in options if option in present})
@@ -57,7 +57,7 @@ def load(
     return row_normalize(graph) if normalize_features and "normalize_features" not in accepted else graph
 
 
-def _read_given(given: Given, settings: DataSettings, fold: int) -> Graph:
+def _read_given(given: ScriptData, settings: DataSettings, fold: int) -> Graph:
     """The graph of an object; of one graph per party, those graphs as they are, without a split drawn."""
     if not given.per_party:
         return given.whole(settings, fold).graph

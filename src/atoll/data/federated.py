@@ -19,14 +19,14 @@ from atoll.data.data_config import DataConfig
 from atoll.data.datasets import read_dataset
 from atoll.data.encoding_fit import fit_locally
 from atoll.data.federated_data import FederatedData, always, check_scenario, public_edges
-from atoll.data.given import Given
-from atoll.data.given_partition import node_lists
 from atoll.data.graph_parties import federate_graphs, holds_graphs
 from atoll.data.links import predicts_links, require_edges, require_graphs, split_links, whole_links, without_edge_split
-from atoll.data.natural import NATURAL, natural_parties
+from atoll.data.natural_parties import NATURAL, natural_parties
 from atoll.data.partition import SCENARIO_OF, from_lists, partition, scenario_of
 from atoll.data.party_graphs import PartyGraph, parts_of, pooled, read_folders, scenario_of_parties, unsplit, with_tables
 from atoll.data.registry import lookup
+from atoll.data.script_data import ScriptData
+from atoll.data.script_partition import node_lists
 from atoll.data.sharded import SHARDS, sharded
 from atoll.data.splits import replaces_split, require_party_scope, split, split_before_cut
 from atoll.data.target_columns import CLASS
@@ -42,7 +42,7 @@ SCENARIOS = ("horizontal", "overlapping", "vertical", "node")
 
 def federate(
     config: DataConfig,
-    given: Graph | Given | None,
+    given: Graph | ScriptData | None,
     scenarios: Sequence[str],
     *,
     unlabeled: bool = False,
@@ -54,7 +54,7 @@ def federate(
     process, where that is not all: `parts` is their graph. A process without any (the server's) gets all parties' graphs or,
     of shards, their outline.
     """
-    given = given if isinstance(given, Given) else Given(given)
+    given = given if isinstance(given, ScriptData) else ScriptData(given)
     if given.small_graphs or (given.dataset is None and holds_graphs(config.dataset)):
         _refuse_borders(config, "A party here holds many small graphs")
         data = federate_graphs(config, scenarios, given.dataset)
@@ -69,7 +69,7 @@ def federate(
     return replace(data, parts=data.parts.select(held)) if held else data
 
 
-def _federate(config: DataConfig, given: Given, scenarios: Sequence[str], *, unlabeled: bool) -> FederatedData:
+def _federate(config: DataConfig, given: ScriptData, scenarios: Sequence[str], *, unlabeled: bool) -> FederatedData:
     check_scenario(config, scenarios, config.algorithm)
     if config.partition in ("files", NATURAL):
         return _own_parties(config, given, scenarios, unlabeled=unlabeled)
@@ -134,7 +134,7 @@ def _linked(config: DataConfig, parts: Graph, graph: Graph | None, scenario: str
     return FederatedData(scenario, linked, always(whole), always(whole))
 
 
-def _check_by_node(config: DataConfig, given: Given) -> None:
+def _check_by_node(config: DataConfig, given: ScriptData) -> None:
     """Refuse to drop nodes where the partition names them by their rows in the whole graph."""
     if given.partition is not None or config.partition not in SCENARIO_OF:
         raise AtollError(
@@ -143,7 +143,7 @@ def _check_by_node(config: DataConfig, given: Given) -> None:
         )
 
 
-def _whole_graph(config: DataConfig, given: Given) -> Graph:
+def _whole_graph(config: DataConfig, given: ScriptData) -> Graph:
     """The dataset as one graph."""
     if given.per_party:
         raise AtollError(
@@ -160,7 +160,7 @@ def _whole_graph(config: DataConfig, given: Given) -> Graph:
     return graph
 
 
-def _partitioned(config: DataConfig, given: Given, graph: Graph) -> tuple[Graph, tuple[Ints, ...] | None]:
+def _partitioned(config: DataConfig, given: ScriptData, graph: Graph) -> tuple[Graph, tuple[Ints, ...] | None]:
     """The parties' graphs and, where a script gave the partition, the rows that each party holds."""
     settings = config.partition_settings
     if given.partition is None:
@@ -170,7 +170,7 @@ def _partitioned(config: DataConfig, given: Given, graph: Graph) -> tuple[Graph,
     return from_lists(graph, lists, config.parties, settings), tuple(lists)
 
 
-def _node_ids(config: DataConfig, given: Given, graph: Graph) -> Sequence[str] | None:
+def _node_ids(config: DataConfig, given: ScriptData, graph: Graph) -> Sequence[str] | None:
     """The nodes' ids by which a partition may name them: those of tables and of NetworkX, and texts."""
     if given.dataset is not None:
         party = given.whole(config.data, config.split.fold)
@@ -178,7 +178,7 @@ def _node_ids(config: DataConfig, given: Given, graph: Graph) -> Sequence[str] |
     return None if graph.node_names is None else graph.node_names.tolist()
 
 
-def _own_parties(config: DataConfig, given: Given, scenarios: Sequence[str], *, unlabeled: bool) -> FederatedData:
+def _own_parties(config: DataConfig, given: ScriptData, scenarios: Sequence[str], *, unlabeled: bool) -> FederatedData:
     """Data as its owners have it: one graph per party."""
     from atoll.data import vertical_files  # pandas takes a while to import
 
@@ -222,7 +222,7 @@ def _own_parties(config: DataConfig, given: Given, scenarios: Sequence[str], *, 
     return FederatedData(scenario, parts, always(whole), always(source), names=names, **extra)
 
 
-def _party_graphs(config: DataConfig, given: Given) -> list[PartyGraph]:
+def _party_graphs(config: DataConfig, given: ScriptData) -> list[PartyGraph]:
     if config.partition == NATURAL and given.dataset is None:
         return natural_parties(config.dataset, config.data, seed=config.seed, fold=config.split.fold)
     if given.partition is not None:

@@ -17,7 +17,7 @@ from atoll.data.data_config import DataConfig
 from atoll.data.datasets import read_dataset
 from atoll.data.federated_data import FederatedData, always, check_scenario
 from atoll.data.graph_tables import graphs_of_pyg, has_graphs, read_graph_tables
-from atoll.data.natural import NATURAL, natural_parties
+from atoll.data.natural_parties import NATURAL, natural_parties
 from atoll.data.node_lists import dirichlet
 from atoll.data.partition_settings import PartitionSettings
 from atoll.data.party_graphs import PartyGraph, party_folders

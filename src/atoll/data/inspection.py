@@ -13,12 +13,12 @@ import pandas as pd
 import tomli_w
 
 from atoll import storage
+from atoll.data.column_values import present
 from atoll.data.columns import ENCODED, FEATURES_FILE, ROLES, ColumnChoice, read_features
 from atoll.data.files import archive_of
 from atoll.data.party_graphs import party_folders
 from atoll.data.table_files import RESERVED, TableFile
 from atoll.data.tables import parse_tables
-from atoll.data.values import present
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.table import ColumnMismatch, Table, common_columns
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from atoll.data.builder import build_graph, check_fold
 from atoll.data.csbm import sample_edges
-from atoll.data.natural import as_one_graph
+from atoll.data.natural_parties import as_one_graph
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.random import seed_of

@@ -22,9 +22,9 @@ from atoll.data.archives import read_archive
 from atoll.data.builder import Ints, build_graph, check, row_normalize
 from atoll.data.encoding import Encoding
 from atoll.data.files import archive_of
+from atoll.data.graph_objects import kind_of
 from atoll.data.new_edges import Context, ends_of, joined
 from atoll.data.new_targets import known_targets, with_model_targets
-from atoll.data.objects import kind_of
 from atoll.data.pyg import from_pyg
 from atoll.data.target_columns import CLASS
 from atoll.errors import AtollError, AtollWarning

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from atoll.data.balanced import FillRule, communities, louvain_balanced
 from atoll.data.builder import Ints
-from atoll.data.named import NamedPartition, named_partitions, with_roles
+from atoll.data.named_partitions import NamedPartition, named_partitions, with_roles
 from atoll.data.node_lists import dirichlet, louvain_largest, metis, overlap, read_node_lists, sampled_parts
 from atoll.data.partition_settings import PartitionSettings
 from atoll.data.presets import PRESETS

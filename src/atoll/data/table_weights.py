@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from atoll.data.column_values import numbers
 from atoll.data.edge_weights import NAMES, REMEDY, Weights, first_invalid
 from atoll.data.table_files import TableFile
-from atoll.data.values import numbers
 from atoll.errors import AtollError
 
 

@@ -58,7 +58,7 @@ def read_targets(table: TableFile, target: str) -> tuple[Ints, tuple[str, ...], 
 
 
 def _column(table: TableFile, column: str, target: str) -> Floats:
-    from atoll.data.values import DECIMAL_COMMA, MISSING  # imports pandas
+    from atoll.data.column_values import DECIMAL_COMMA, MISSING  # imports pandas
 
     written = table.texts(column)
     texts = ["" if text.lower() in MISSING else text.lower() for text in written]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from atoll.data.builder import build_graph, check_fold, row_normalize
 from atoll.data.catalog import raw_folder
-from atoll.data.natural import as_one_graph
+from atoll.data.natural_parties import as_one_graph
 from atoll.data.npz import Arrays, read_npz
 from atoll.data.target_columns import CLASS, TARGETS, with_targets
 from atoll.data.target_columns import LABELS as LABELS_TARGET

@@ -21,9 +21,9 @@ from atoll.data import files
 from atoll.data.catalog import DataSettings
 from atoll.data.damage import require_no_damage
 from atoll.data.federated import federate
-from atoll.data.given import Given
 from atoll.data.graph_tables import has_graphs, read_graph_tables
 from atoll.data.partition import SCENARIO_OF
+from atoll.data.script_data import ScriptData
 from atoll.data.splits import require_party_scope
 from atoll.data.target_columns import target_of_folder
 from atoll.deploy.kit import Kit, require_nvflare
@@ -34,7 +34,7 @@ from atoll.errors import AtollError, shown
 from atoll.graphs.graph import Graph
 from atoll.models import user
 from atoll.runs import config as configuration
-from atoll.runs import unchanged
+from atoll.runs import resumed_config
 from atoll.runs.config import GIVEN, Config
 from atoll.runs.folder import MODEL, Folder
 from atoll.runs.loop import Watch
@@ -50,7 +50,7 @@ DEPLOYABLE = ("horizontal", "overlapping", "vertical")  # scenarios in which a s
 
 def launch(
     config: Config,
-    given: Graph | Given | None = None,
+    given: Graph | ScriptData | None = None,
     *,
     out: str | Path | None = None,
     watch: Watch | None = None,
@@ -58,7 +58,7 @@ def launch(
 ) -> Result:
     """Run with the server and each site in its own process on this machine; the numbers are the same as in one process."""
     require_nvflare()
-    if isinstance(given, Given) and given.dataset is None and given.partition is not None:
+    if isinstance(given, ScriptData) and given.dataset is None and given.partition is not None:
         raise AtollError(
             "The engine nvflare cannot take a partition as an object; save its node lists with numpy.savez (party_0, party_1, …) "
             "and name the file."
@@ -94,9 +94,9 @@ def serve(kit: Kit, config: Config, target: Path, *, watch: Watch | None = None)
     """Serve one run of a federation; a run that the folder already holds is resumed."""
     require_nvflare()
     resume = (target / "config.toml").exists()
-    if resume and (differences := unchanged.differing(Folder.open(target)[1].to_dict(), config.to_dict())):
+    if resume and (differences := resumed_config.differing(Folder.open(target)[1].to_dict(), config.to_dict())):
         raise AtollError(
-            f"{target} holds a run with another configuration ({unchanged.describe(differences)}); "
+            f"{target} holds a run with another configuration ({resumed_config.describe(differences)}); "
             "give the --config that it began with, or choose another --out."
         )
     if resume and (target / MODEL).exists():

@@ -117,7 +117,7 @@ class ServerRun:
                 result = rounds(experiment, self.folder, self._report_round, checkpoint)
                 break
             except AtollError:
-                saved = checkpoint["book"]["round"] if checkpoint else 0
+                saved = checkpoint["progress"]["round"] if checkpoint else 0
                 tries, reached = (tries + 1, reached) if saved <= reached else (1, saved)
                 unrestored, lost = (self.engine.unrestored, self.engine.lost) if self.engine else ({}, {})
                 if unrestored and self._step_back(unrestored):

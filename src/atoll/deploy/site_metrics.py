@@ -10,7 +10,7 @@ from atoll.federation.cohort import Message
 from atoll.federation.fields import row, sum_over_parties
 from atoll.privacy.noise_settings import EVALUATE
 from atoll.random import Draws
-from atoll.runs.folder import finite
+from atoll.runs.documents import finite
 from atoll.tasks import Task
 
 

@@ -17,9 +17,9 @@ from atoll.models.parameters import get_parameters
 from atoll.privacy.noise_settings import EVALUATE
 from atoll.privacy.releases import Releases
 from atoll.runs.config import Config
+from atoll.runs.documents import finite
 from atoll.runs.evaluation import from_counts
 from atoll.runs.experiment import extent_of
-from atoll.runs.folder import finite
 from atoll.runs.model_card import describe, model_scale
 from atoll.runs.model_files import ModelFiles
 from atoll.tasks import decisions

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 AGREED: tuple[Any, ...] = (class_counts, value_scale)
 MEMORIES = tuple(each.MEMORY for each in AGREED)  # attributes of a cohort that only training needs
 VERBS = tuple(name for each in AGREED for name in each.VERBS)
-Ignorant = list[tuple[Any, list[int]]]
+Lost = list[tuple[Any, list[int]]]
 
 
 def declare(cohort: Cohort) -> None:
@@ -35,23 +35,23 @@ def agree(federation: Federation) -> None:
         each.agree(federation)
 
 
-def recall(federation: Federation, saved: dict[str, Any]) -> None:
+def restore(federation: Federation, saved: dict[str, Any]) -> None:
     """What a checkpoint holds."""
     for each in AGREED:
-        each.recall(federation, saved.get(each.MEMORY, []))
+        each.restore(federation, saved.get(each.MEMORY, []))
 
 
-def known(federation: Federation) -> dict[str, list[float]]:
+def state(federation: Federation) -> dict[str, list[float]]:
     """What a checkpoint is to hold."""
-    return {each.MEMORY: values for each in AGREED if (values := each.known(federation))}
+    return {each.MEMORY: values for each in AGREED if (values := each.state(federation))}
 
 
-def ignorant(federation: Federation) -> Ignorant:
+def lost(federation: Federation) -> Lost:
     """Parties that failed in this round because they lost what was agreed."""
-    return [(each, each.ignorant(federation)) for each in AGREED]
+    return [(each, each.lost(federation)) for each in AGREED]
 
 
-def tell(federation: Federation, lost: Ignorant) -> None:
+def tell(federation: Federation, lost: Lost) -> None:
     """Tell them again."""
     for each, parties in lost:
         each.tell(federation, parties)

@@ -89,7 +89,7 @@ def agree(federation: Federation) -> None:
     counts = federation.total("count_classes")["counts"]
     if not float(counts.sum()) > 0:
         raise AtollError("class_weight=balanced found no labeled training node; label some, or leave it out.")
-    recall(federation, balanced(counts).tolist())
+    restore(federation, balanced(counts).tolist())
     tell(federation)
     if federation.missing:
         raise AtollError(
@@ -103,7 +103,7 @@ def needed(federation: Federation) -> bool:
     return bool(getattr(federation.task, "balanced", False))
 
 
-def recall(federation: Federation, weights: Sequence[float]) -> None:
+def restore(federation: Federation, weights: Sequence[float]) -> None:
     """The server's own task with these weights, if they follow from class counts: new ones, or a checkpoint's."""
     if not needed(federation):
         return
@@ -113,12 +113,12 @@ def recall(federation: Federation, weights: Sequence[float]) -> None:
     federation.task = task.weighted(tuple(map(float, weights)))
 
 
-def known(federation: Federation) -> list[float]:
+def state(federation: Federation) -> list[float]:
     """For a checkpoint: the weights that were agreed; empty where none were."""
     return list(getattr(federation.task, "class_weights", ())) if needed(federation) else []
 
 
-def ignorant(federation: Federation) -> list[int]:
+def lost(federation: Federation) -> list[int]:
     """Parties that failed in this round because they lost the weights."""
     return [party for party, reason in federation.missing.items() if UNKNOWN in reason]
 
@@ -126,4 +126,4 @@ def ignorant(federation: Federation) -> list[int]:
 def tell(federation: Federation, to: Sequence[int] | None = None) -> None:
     """Send the weights to all parties, or to those that lost them."""
     if to is None or len(to):
-        federation.tell("set_class_weights", to=to, weights=torch.tensor(known(federation), dtype=torch.float64))
+        federation.tell("set_class_weights", to=to, weights=torch.tensor(state(federation), dtype=torch.float64))

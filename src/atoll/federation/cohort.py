@@ -12,7 +12,7 @@ from torch import Tensor
 from atoll import deferred
 from atoll.device import CPU, wide
 from atoll.errors import AtollError
-from atoll.federation import agreements, class_counts, door, secure_steps, value_scale
+from atoll.federation import agreements, class_counts, secure_steps, transfer, value_scale
 from atoll.federation.bounds import Limits
 from atoll.federation.fields import Fields, pick, put, take
 from atoll.federation.first_model import MODEL, backbone, first_model
@@ -190,10 +190,10 @@ class Cohort:
         sessions = secure_steps.enter_sessions(self, message, message.secure) if message.secure is not None else []
         device = CPU if message.verb in SECURE_STEPS else self.device
         with torch.set_grad_enabled(message.training), graph_for(self, message, judged=message.verb == "evaluate"):
-            common, each = (door.inward(part, device) for part in (message.common, message.each))
-            fields: Fields = door.outward(method(self, **common, **each) or {}, device)
+            common, each = (transfer.to_device(part, device) for part in (message.common, message.each))
+            fields: Fields = transfer.to_cpu(method(self, **common, **each) or {}, device)
         if wide(device) != torch.float64 and self.limits is not None:
-            fields = door.widened(fields, self.limits.reply(replace(message, secure=None)) or {})
+            fields = transfer.widened(fields, self.limits.reply(replace(message, secure=None)) or {})
         for guard in self.guards:
             fields = guard(message, fields, Draws(self.seed, self.parties, "guard", message.verb, message.round, message.call))
         if message.secure is not None:
@@ -237,10 +237,10 @@ class Cohort:
         if message.parties != self.parties:
             return self._part(message.parties)[0].observe(message, hidden=hidden)
         self._receive(message)
-        arguments = door.inward({**message.common, **message.each}, self.device)
+        arguments = transfer.to_device({**message.common, **message.each}, self.device)
         with torch.no_grad(), graph_for(self, message):
             output, embeddings = self.predict(**arguments), self.embeddings(**arguments) if hidden else None
-            output, embeddings = door.outward([only_own(output, self.graph), embeddings], self.device)
+            output, embeddings = transfer.to_cpu([only_own(output, self.graph), embeddings], self.device)
             return Observation(self.parties, self.graph.host, output, embeddings, personal=bool(message.each))
 
     def _part(self, parties: Parties) -> tuple[Cohort, Fields, dict[str, Tensor]]:
@@ -291,7 +291,7 @@ class Cohort:
 
     def state(self) -> Fields:
         """The whole memory as tensors of the CPU, the round's included."""
-        state: Fields = door.outward(self.live(), self.device)
+        state: Fields = transfer.to_cpu(self.live(), self.device)
         return state
 
     def live(self) -> Fields:
@@ -309,7 +309,7 @@ class Cohort:
         """What of the memory makes predictions, as tensors of the CPU."""
         states = {name: state_of(getattr(self, name)) for name in self.predicting}
         kept = {name: state for name, state in states.items() if not (isinstance(state, Mapping) and not state)}  # nothing in it
-        trained: Fields = door.outward(kept, self.device)
+        trained: Fields = transfer.to_cpu(kept, self.device)
         return trained
 
     def restore(self, memory: Mapping[str, Any]) -> None:
@@ -318,7 +318,7 @@ class Cohort:
         if unknown := sorted(memory.keys() - declared):
             raise AtollError(f"{type(self).__module__}: the saved memory holds {unknown[0]!r}, which is not declared.")
         self.entered = None
-        restore_attributes(self, door.inward(memory, self.device))
+        restore_attributes(self, transfer.to_device(memory, self.device))
 
     def transfer(self, memory: Mapping[str, Any]) -> None:
         """Take what `trained` gave to predict other nodes than those it was trained on: what is kept per party.

@@ -16,7 +16,7 @@ from atoll.models.backbone import Backbone, ModelShape
 from atoll.models.graph_level import GraphNetwork, GraphNetworkSettings, shared_names
 from atoll.models.link_level import LinkNetwork, LinkNetworkSettings
 from atoll.models.parameters import Parameters, get_parameters
-from atoll.models.projected import ProjectedNetwork
+from atoll.models.projection import ProjectedNetwork
 from atoll.models.registry import build, find_model
 from atoll.random import SERVER, Draws
 from atoll.settings import Training

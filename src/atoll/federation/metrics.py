@@ -10,7 +10,7 @@ import torch
 
 from atoll.deferred import dense
 from atoll.errors import AtollError
-from atoll.federation import door
+from atoll.federation import transfer
 from atoll.federation.averages import POOLED, averaged, every_average
 from atoll.federation.cohort import Fields, backbone
 from atoll.federation.federation import Federation
@@ -92,7 +92,7 @@ def evaluate_shared(
     set_parameters(network, model)
     with torch.no_grad():
         union = whole if over is None else over(whole)
-        counts = door.outward(federation.task.counts(network(union), whole), federation.device)
+        counts = transfer.to_cpu(federation.task.counts(network(union), whole), federation.device)
     on_union = federation.task.metrics({name: value[0] for name, value in counts.items()})
     return {name: value for name, value in on_union.items() if not name.startswith(NOT_TEST)} | metrics
 

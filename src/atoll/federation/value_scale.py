@@ -91,7 +91,7 @@ def agree(federation: Federation) -> None:
     if not needed(federation):
         return
     sums = federation.total("sum_values")["sums"]
-    recall(federation, [number for pair in fitted_scale(sums) for number in pair])
+    restore(federation, [number for pair in fitted_scale(sums) for number in pair])
     tell(federation)
     if federation.missing:
         raise AtollError(
@@ -105,7 +105,7 @@ def needed(federation: Federation) -> bool:
     return bool(getattr(federation.task, "by_federation", False))
 
 
-def recall(federation: Federation, scale: Sequence[float]) -> None:
+def restore(federation: Federation, scale: Sequence[float]) -> None:
     """The server's own task with this scale (mean, deviation, mean, …), if it follows from sums: new, or a checkpoint's."""
     if not needed(federation):
         return
@@ -115,13 +115,13 @@ def recall(federation: Federation, scale: Sequence[float]) -> None:
     federation.task = task.scaled(list(zip(scale[::2], scale[1::2], strict=True)))
 
 
-def known(federation: Federation) -> list[float]:
+def state(federation: Federation) -> list[float]:
     """For a checkpoint: the scale that was agreed; empty where none was."""
     scale = getattr(federation.task, "scale", ()) if needed(federation) else ()
     return [number for pair in scale for number in pair]
 
 
-def ignorant(federation: Federation) -> list[int]:
+def lost(federation: Federation) -> list[int]:
     """Parties that failed in this round because they lost the scale."""
     return [party for party, reason in federation.missing.items() if UNKNOWN in reason]
 
@@ -129,5 +129,5 @@ def ignorant(federation: Federation) -> list[int]:
 def tell(federation: Federation, to: Sequence[int] | None = None) -> None:
     """Send the scale to all parties, or to those that lost it."""
     if to is None or len(to):
-        scale = torch.tensor(known(federation), dtype=torch.float64).view(-1, 2)
+        scale = torch.tensor(state(federation), dtype=torch.float64).view(-1, 2)
         federation.tell("set_value_scale", to=to, scale=scale)

@@ -23,9 +23,9 @@ from atoll.device import CPU
 from atoll.graphs.attention import Attention
 from atoll.graphs.blocks import Blocks
 from atoll.graphs.features import Features
-from atoll.graphs.looped import Looped
 from atoll.graphs.neighbors import Floats, Ints, NeighborLists
 from atoll.graphs.sparse import SparseMatrix
+from atoll.graphs.symmetric_matrices import Looped
 
 
 class Hop(Protocol):

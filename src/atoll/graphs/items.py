@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from atoll.device import CPU
 from atoll.graphs.blocks import Blocks, spans
 from atoll.graphs.cuts import Cut, Cuts
-from atoll.graphs.distinct import DistinctRows, distinct_rows
+from atoll.graphs.distinct_rows import DistinctRows, distinct_rows
 from atoll.graphs.pairs import RIVAL, pair_ptr, some_pairs, trained_pairs
 from atoll.graphs.sparse import SparseMatrix, stored
 

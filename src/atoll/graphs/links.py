@@ -81,7 +81,7 @@ class LinkEnds(Links):
         super().__init__(graph)
         self.nodes = graph.blocks
 
-    def spread(self, nodes: Tensor, uniform: Tensor) -> Tensor:
+    def first_centers(self, nodes: Tensor, uniform: Tensor) -> Tensor:
         """(P, K, 2·h): K links of each party by k-means++, chosen by uniform numbers (P, K); zeros for a party without links.
 
         The first is any link; each further one has a probability proportional to its squared distance from the nearest before.

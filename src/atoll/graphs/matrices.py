@@ -12,8 +12,8 @@ from torch import Tensor
 from atoll.graphs import edges
 from atoll.graphs.attention import Attention
 from atoll.graphs.cuts import operator
-from atoll.graphs.looped import Looped
 from atoll.graphs.sparse import SparseMatrix
+from atoll.graphs.symmetric_matrices import Looped
 
 
 class Matrices:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from atoll.graphs.distinct import DistinctRows
+from atoll.graphs.distinct_rows import DistinctRows
 from atoll.graphs.features import Kept, transform
 from atoll.graphs.gin import gin
 from atoll.graphs.graph import Graph
 from atoll.graphs.segments import segment_max
 from atoll.models.backbone import Backbone, Chain, ModelShape
-from atoll.models.framed import one_layer
+from atoll.models.gcfl_network import one_layer
 from atoll.models.layers import Dense, GINLayer
 from atoll.random import Draws
 from atoll.settings import setting
@@ -82,7 +82,7 @@ class GraphNetwork(Backbone):
         assert self.input.bias is not None
         weight, first = torch.cat([self.input.weight, self.input.bias[:, None]], 1), layer.first
         hidden = transform(distinct.features, weight @ first.weight, distinct.blocks, first.bias, relu=True)
-        return distinct.spread(layer.second(hidden, distinct.blocks, relu=True), self.mask(graph, draws))
+        return distinct.to_nodes(layer.second(hidden, distinct.blocks, relu=True), self.mask(graph, draws))
 
     def convolve(self, convolution: nn.Module, x: Tensor, graph: Graph, draws: Draws | None) -> Tensor:
         """relu(conv(H)), and dropout."""

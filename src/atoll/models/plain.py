@@ -35,7 +35,7 @@ from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.graph import Graph
 from atoll.graphs.minibatch import MiniBatch
 from atoll.models.backbone import Backbone, ModelShape
-from atoll.models.held import difference, held, places_of, replace_parameters
+from atoll.models.module_state import difference, module_state, places_of, replace_parameters
 from atoll.random import Draws
 from atoll.settings import setting
 
@@ -114,7 +114,7 @@ class PlainModule(Backbone):
         self.module.train(draws is not None)
         call = _Call(self.module, method)
         names = ["module." + name for name, _ in self.named_parameters()]
-        before = held(self.module)
+        before = module_state(self.module)
         by_party = zip(*(value.unbind() for value in self.parameters()), strict=True)
         outputs = []
         with own_randomness(x.device):
@@ -127,7 +127,7 @@ class PlainModule(Backbone):
                 outputs.append(self._call(call, parameters, rows.clone(), edge_index, weight))
                 if outputs[-1].requires_grad:
                     outputs[-1].register_hook(torch.clone)  # type: ignore[no-untyped-call]
-        if changed := difference(before, held(self.module)):
+        if changed := difference(before, module_state(self.module)):
             raise AtollError(
                 f"{self.label} changes its attribute {changed!r} when it is called, so that a party's result would depend on the "
                 "calls before; keep what a call computes in local variables."

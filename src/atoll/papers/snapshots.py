@@ -27,10 +27,10 @@ def beside(folder: Path, shown: Iterable[str]) -> dict[str, Any]:
     if not names and not counts:
         return {}
     result = read(folder, state=False)
-    found: dict[str, Any] = {LAST: {name: result.last[name] for name in names if name in result.last}}
+    values: dict[str, Any] = {LAST: {name: result.last[name] for name in names if name in result.last}}
     if counts:
-        found[SNAPSHOTS] = {str(count): highest(result.rows, count) for count in counts}
-    return {name: values for name, values in found.items() if values}
+        values[SNAPSHOTS] = {str(count): highest(result.rows, count) for count in counts}
+    return {name: numbers for name, numbers in values.items() if numbers}
 
 
 def highest(rows: Sequence[Mapping[str, Any]], count: int) -> float:

@@ -110,9 +110,9 @@ def lines(figure: Figure, axes: Any) -> None:
     for series in figure.series:
         color = _color(series.color)
         axes.plot(series.x, series.y, color=color, label=series.name, linewidth=1.2, marker="o" if len(series.x) == 1 else None)
-        if series.spread is not None:
-            middle, spread = np.array(series.y, dtype=float), np.array(series.spread)
-            axes.fill_between(series.x, middle - spread, middle + spread, color=color, alpha=0.18, linewidth=0)
+        if series.std is not None:
+            middle, std = np.array(series.y, dtype=float), np.array(series.std)
+            axes.fill_between(series.x, middle - std, middle + std, color=color, alpha=0.18, linewidth=0)
         if series.mark is not None:
             axes.plot(*series.mark, color=color, marker="o", markersize=4)
     if figure.log:
@@ -131,7 +131,7 @@ def dots(figure: Figure, axes: Any) -> None:
             axes.axhline(series.y[0], color=color, label=series.name, linewidth=1, linestyle="--")
             continue
         style = {"color": color, "label": series.name, "linewidth": 1.2, "marker": "o", "markersize": 3, "capsize": 2}
-        axes.errorbar(series.x, series.y, yerr=series.spread, elinewidth=0.8, **style)
+        axes.errorbar(series.x, series.y, yerr=series.std, elinewidth=0.8, **style)
     positive = [x for x in positions if x > 0]
     if len(positive) > 1 and positions[0] >= 0 and positive[-1] / positive[0] > WIDE:
         if positions[0] > 0:
@@ -167,7 +167,7 @@ def intervals(figure: Figure, axes: Any) -> None:
             "markersize": 3,
             "capsize": 2,
         }
-        axes.errorbar(series.y, at, xerr=series.spread, elinewidth=0.8, **style)
+        axes.errorbar(series.y, at, xerr=series.std, elinewidth=0.8, **style)
         names += [str(name).replace("\n", " ") for name in series.x]  # there is room for a line
     axes.axvline(0, color="#999999", linewidth=0.8)
     axes.set_yticks([-index for index in range(len(names))], names, fontsize=6)
@@ -207,7 +207,7 @@ def bars(figure: Figure, axes: Any) -> None:
         at = np.array([position[str(x)] for x in series.x])
         heights = np.array([np.nan if y is None else y for y in series.y], dtype=float)
         shift = 0.0 if stacked else (number - (len(figure.series) - 1) / 2) * width
-        whiskers = {"yerr": series.spread, "error_kw": {"linewidth": 0.8}} if series.spread is not None else {}
+        whiskers = {"yerr": series.std, "error_kw": {"linewidth": 0.8}} if series.std is not None else {}
         bottom = floor[at] if stacked else 0.0
         axes.bar(at + shift, heights, width, bottom=bottom, color=_color(series.color), label=series.name, **whiskers)
         if stacked:

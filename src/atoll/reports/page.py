@@ -16,7 +16,7 @@ from atoll.reports.figures import Figure
 from atoll.reports.page_table import PageTable, escape
 from atoll.reports.plotly import plot
 from atoll.reports.runs import Row
-from atoll.runs.folder import finite
+from atoll.runs.documents import finite
 from atoll.tasks import TASKS
 from atoll.version import __version__
 

@@ -127,8 +127,8 @@ def _lines(figure: Figure, series: Series, trace: dict[str, Any]) -> list[dict[s
     trace |= {"line": {"color": color, "width": 2, "dash": _dash(series)}, "marker": {"color": color, "size": 8}}
     around: list[dict[str, Any]] = []
     quiet = {"type": "scatter", "hoverinfo": "skip", "legendgroup": trace["legendgroup"], "name": trace["name"]}
-    if series.spread is not None:
-        pairs = [(value, std) for value, std in zip(series.y, series.spread, strict=True) if value is not None]
+    if series.std is not None:
+        pairs = [(value, std) for value, std in zip(series.y, series.std, strict=True) if value is not None]
         low = [max(value - std, value / 10) if figure.log_y else value - std for value, std in pairs]  # a logarithm needs > 0
         bounds = [short(low), short([value + std for value, std in pairs])]
         x = trace["x"]
@@ -148,10 +148,10 @@ def _bars(figure: Figure, series: Series) -> dict[str, Any]:
     if lying:
         trace |= {"orientation": "h", "x": values, "y": names}
     height = "x" if lying else "y"
-    if series.spread is not None:
+    if series.std is not None:
         trace[f"error_{height}"] = {
             "type": "data",
-            "array": short(series.spread),
+            "array": short(series.std),
             "thickness": 1.2,
             "width": 3,
         }

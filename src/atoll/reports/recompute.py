@@ -101,7 +101,7 @@ def _predictions(run: StoredRun) -> Predictions | str:
         document = run.checkpoint()
         if document is None:
             return "the checkpoint cannot be read"
-        state, memory, number = document.get("state", {}), document.get("memory", {}), int(document["book"]["round"])
+        state, memory, number = document.get("state", {}), document.get("memory", {}), int(document["progress"]["round"])
     if saved == model or is_hosted(config.engine):  # all parties' memory is that of one cohort
         config = replace(config, engine="inprocess", run=replace(config.run, placement="together"))
     experiment = prepare(replace(config, device="cpu"))

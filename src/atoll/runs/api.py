@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atoll.data.given import Given
+from atoll.data.script_data import ScriptData
 from atoll.errors import AtollError
 from atoll.runs import config, runner
 from atoll.runs.folder import Folder
@@ -146,17 +146,17 @@ def resume(
     return result
 
 
-def with_given_task(settings: Mapping[str, Any], given: Given | None) -> dict[str, Any]:
+def with_given_task(settings: Mapping[str, Any], given: ScriptData | None) -> dict[str, Any]:
     """The settings with the task of a list of small graphs, where it is not named."""
     if given is None or not given.task or {"task", "run.task", "target", "data.target"} & settings.keys():
         return dict(settings)
     return {**settings, "task": given.task}
 
 
-def given_objects(dataset: Any, partition: Any = None) -> Given | None:
+def given_objects(dataset: Any, partition: Any = None) -> ScriptData | None:
     """What was given as objects instead of names; None where nothing was."""
     objects = [None if isinstance(each, (str, Path)) else each for each in (dataset, partition)]
-    return None if all(each is None for each in objects) else Given(*objects)
+    return None if all(each is None for each in objects) else ScriptData(*objects)
 
 
 def dataset_name(dataset: Any) -> str | None:
@@ -166,7 +166,7 @@ def dataset_name(dataset: Any) -> str | None:
     return config.GIVEN
 
 
-def partition_name(given: Given | None, partition: Any) -> str | None:
+def partition_name(given: ScriptData | None, partition: Any) -> str | None:
     """The partition's name in the configuration; None for the default."""
     if given is not None and given.partition is not None:
         return PARTITION

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atoll.data.given import Given
+from atoll.data.script_data import ScriptData
 from atoll.errors import AtollError
 from atoll.models import user
 from atoll.runs import parallel
@@ -172,7 +172,7 @@ def _request(
     return TuningRequest(trials, chosen, asked_space(space), sampler, sampler_seed)
 
 
-def _check_jobs(comparison: Comparison, given: Given | None, jobs: int, loggers: Loggers) -> None:
+def _check_jobs(comparison: Comparison, given: ScriptData | None, jobs: int, loggers: Loggers) -> None:
     """Refuse objects that other processes could not have."""
     objects = [model for model in comparison.models if user.is_user_model(model) and user.file_of(model) is None]
     if jobs != 1 and (given is not None or objects or loggers):

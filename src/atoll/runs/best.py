@@ -48,7 +48,7 @@ class BestRound:
     @classmethod
     def restored(cls, experiment: Experiment, checkpoint: dict[str, Any]) -> BestRound:
         """From a checkpoint, after the parties' memory was restored; none where an earlier version wrote it without."""
-        progress, kept = checkpoint["book"], checkpoint.get("best", {})
+        progress, kept = checkpoint["progress"], checkpoint.get("best", {})
         best = cls()
         if progress["best_round"] == progress["round"] > 0:
             best.keep(experiment, checkpoint.get("state", {}), progress["round"])

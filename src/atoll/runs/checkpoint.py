@@ -6,16 +6,16 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.federation import agreements
-from atoll.runs import unchanged
+from atoll.runs import resumed_config
 from atoll.runs.best import BestRound
 from atoll.runs.experiment import Experiment, data_changes
 from atoll.runs.progress import Progress
 
 
 def capture(experiment: Experiment, progress: Progress, state: dict[str, Any], best: BestRound) -> dict[str, Any]:
-    """Everything a run needs to continue exactly; `book` is the progress's name in the file."""
+    """Everything a run needs to continue exactly."""
     return {
-        "book": vars(progress),
+        "progress": vars(progress),
         "state": state,
         "holds": sorted(state),
         "memory": experiment.engine.state(),
@@ -23,10 +23,10 @@ def capture(experiment: Experiment, progress: Progress, state: dict[str, Any], b
         "ledger": experiment.federation.ledger.state(),
         "data": experiment.extent,
         "spent": experiment.spent,
-        **agreements.known(experiment.federation),
+        **agreements.state(experiment.federation),
         **_start(experiment),
-        "config": unchanged.record(experiment.config),
-    } | unchanged.file_digests(experiment.config)
+        "config": resumed_config.record(experiment.config),
+    } | resumed_config.file_digests(experiment.config)
 
 
 def _start(experiment: Experiment) -> dict[str, Any]:
@@ -48,13 +48,13 @@ def restore(experiment: Experiment, checkpoint: dict[str, Any]) -> tuple[Progres
     try:
         if changes := data_changes(checkpoint.get("data", {}), experiment.extent):
             raise ValueError(changes)
-        unchanged.changes(checkpoint.get("config"), experiment.config)
+        resumed_config.changes(checkpoint.get("config"), experiment.config)
         if lost := set(checkpoint.get("holds", ())) - checkpoint.get("state", {}).keys():
             raise ValueError(f"its state has lost {', '.join(sorted(lost))}")
         experiment.federation.ledger.restore(checkpoint["ledger"])
         experiment.engine.restore(checkpoint.get("memory", {}))
         experiment.start = checkpoint.get("start", {})
-        return Progress(**checkpoint["book"]), BestRound.restored(experiment, checkpoint)
+        return Progress(**checkpoint["progress"]), BestRound.restored(experiment, checkpoint)
     except (AtollError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
         raise AtollError(
             f"The checkpoint does not fit the run's config.toml or data ({str(error).rstrip('.')}); "

@@ -11,7 +11,7 @@ from typing import Any
 
 from atoll import device as devices
 from atoll import storage
-from atoll.data.given import Given
+from atoll.data.script_data import ScriptData
 from atoll.errors import AtollError, suggest
 from atoll.models import user
 from atoll.runs.comparison_text import comparison_text, summarize
@@ -169,7 +169,7 @@ class Comparison:
         execute: Execute,
         out: Path | None = None,
         progress: Progress | None = None,
-        given: Given | None = None,
+        given: ScriptData | None = None,
     ) -> None:
         """Tune every row before it is run; with `out`, in folders of `out/tuning`."""
         self.check(request)
@@ -177,7 +177,7 @@ class Comparison:
             folder = None if out is None else out / TUNING / row.replace(" ", "-")
             self.tuned[row] = tuning.run(execute, folder, progress, given)
 
-    def folders(self, out: Path | None, given: Given | None = None) -> Iterator[tuple[Trial, Path | None]]:
+    def folders(self, out: Path | None, given: ScriptData | None = None) -> Iterator[tuple[Trial, Path | None]]:
         """The trials, each with its folder under `out`; where data has changed since it was tuned on, the notes say so."""
         trials = self.trials()
         if self.tuned_files:
@@ -185,7 +185,7 @@ class Comparison:
         for trial in trials:
             yield trial, out / f"{trial.row.replace(' ', '-')}-{trial.config.seed}" if out else None
 
-    def run(self, one: Callable[[Trial, Path | None], Result], out: Path | None = None, given: Given | None = None) -> None:
+    def run(self, one: Callable[[Trial, Path | None], Result], out: Path | None = None, given: ScriptData | None = None) -> None:
         """Run every trial with `one`; with `out`, each in a folder of its own, and those already there are not run again."""
         for trial, folder in self.folders(out, given):
             self.add(trial, one(trial, folder))

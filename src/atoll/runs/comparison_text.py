@@ -28,9 +28,9 @@ def summarize(row: str, results: Sequence[Result]) -> dict[str, Any]:
         summary["selected"] = selected
         names += [name for name in (selected, f"val_{selected}") if name not in names]
     for name in names:
-        spread = mean_std([value for result in results if isinstance(value := score_of(result, name), float)])
-        if spread is not None:
-            summary[name], std = spread
+        pair = mean_std([value for result in results if isinstance(value := score_of(result, name), float)])
+        if pair is not None:
+            summary[name], std = pair
             summary[f"{name}_std"] = math.nan if std is None else std
     summary["mb_up"] = mean(result.bytes["up"] for result in results) / 1e6
     summary["mb_down"] = mean(result.bytes["down"] for result in results) / 1e6

@@ -13,8 +13,8 @@ from atoll import device as devices
 from atoll.data.catalog import DataSettings
 from atoll.data.damage import DamageSettings
 from atoll.data.datasets import settings_of
-from atoll.data.named import named_partitions
-from atoll.data.natural import NATURAL
+from atoll.data.named_partitions import named_partitions
+from atoll.data.natural_parties import NATURAL
 from atoll.data.partition import present_kind
 from atoll.data.partition_settings import PartitionSettings
 from atoll.data.presets import PRESETS

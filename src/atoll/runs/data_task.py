@@ -55,10 +55,10 @@ def require_items(dataset: str, task: str, algorithm: str) -> None:
         graphs = f"many small graphs, for {OF_TARGETS[target].get('graph', GRAPH_TASK)}"
         holds = "one graph, whose items are nodes" if level == "graph" else graphs
         raise AtollError(f"The task is {task}, but the dataset {dataset} holds {holds}; leave the task out.")
-    found = algorithms.find(algorithm)
-    if level not in getattr(found, "LEVELS", LEVELS):
+    module = algorithms.find(algorithm)
+    if level not in getattr(module, "LEVELS", LEVELS):
         raise AtollError(f"{algorithm} is not made for {task}: its items are nodes, not {level}s; choose another algorithm.")
-    if target not in getattr(found, "TARGETS", TARGETS):
+    if target not in getattr(module, "TARGETS", TARGETS):
         what = WORDS[target]
         raise AtollError(f"{algorithm} is not made for {task}: it is about classes, not {what}; choose another algorithm.")
 

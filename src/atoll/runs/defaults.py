@@ -28,7 +28,7 @@ from typing import Any
 
 from atoll import algorithms
 from atoll.data.catalog import catalog
-from atoll.data.natural import NATURAL, has_parties
+from atoll.data.natural_parties import NATURAL, has_parties
 from atoll.tasks import GRAPH_TASK, LINK_TASK, OF_TARGETS
 
 DROPS_NODES = ("louvain_largest",)  # FedSpray's, right for its paper's graphs

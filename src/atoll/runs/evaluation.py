@@ -16,8 +16,9 @@ from atoll.graphs.graph import Graph
 from atoll.graphs.masks import Mask, resolve
 from atoll.runs.evaluation_text import table
 from atoll.tasks import confusion as matrices
-from atoll.tasks import details, ranking
+from atoll.tasks import details
 from atoll.tasks.decisions import confusion_at, decide
+from atoll.tasks.histograms import BINS, auc_of_bins, average_precision_of_bins, bin_edges, bins_of
 
 MAX_EXACT = 20_000_000  # probabilities that are sorted for AUC and average precision; of more, histograms are made
 MAX_LISTED = 100  # parties with metrics of their own
@@ -199,8 +200,8 @@ def _summed(sums: Mapping[str, Any], threshold: Mapping[str, Any] | None) -> tup
     """Metrics, confusion matrix, and AUC and average precision of each class, from sums."""
     matrix = (sums["confusion"] if threshold is None else _decided(sums, threshold)).clamp(min=0)
     items, _, loss = map(float, sums["test"][:3])
-    histograms = sums.get("histogram")
-    ranked = [] if histograms is None else [(ranking.auc(*one), ranking.average_precision(*one)) for one in histograms]
+    counted = sums.get("histogram")
+    ranked = [] if counted is None else [(auc_of_bins(*one), average_precision_of_bins(*one)) for one in counted]
     overall = {**_of_matrix(matrix), **_ranked(ranked), "log_loss": max(loss, 0.0) / items if items > 0 else None}
     return overall, matrix, ranked
 
@@ -260,9 +261,9 @@ def _ranked_exactly(scores: Tensor, positive: Tensor) -> Ranked:
 
 def _ranked_by_bins(scores: Tensor, positive: Tensor) -> Ranked:
     """The same of too many scores to sort, from histograms."""
-    bins = ranking.bins_of(scores.contiguous(), ranking.bin_edges())
-    negatives, positives = (torch.bincount(bins[positive == kind], minlength=ranking.BINS) for kind in (False, True))
-    return ranking.auc(negatives, positives), ranking.average_precision(negatives, positives)
+    bins = bins_of(scores.contiguous(), bin_edges())
+    negatives, positives = (torch.bincount(bins[positive == kind], minlength=BINS) for kind in (False, True))
+    return auc_of_bins(negatives, positives), average_precision_of_bins(negatives, positives)
 
 
 def _name(names: Sequence[str], index: int) -> str:

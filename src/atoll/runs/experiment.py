@@ -12,7 +12,7 @@ from atoll import algorithms, allocator
 from atoll import device as devices
 from atoll.data.damage import damaged
 from atoll.data.federated_data import FederatedData
-from atoll.data.given import Given
+from atoll.data.script_data import ScriptData
 from atoll.engines import close, connecting, is_hosted, server_device
 from atoll.errors import AtollError, AtollWarning
 from atoll.federation import robust
@@ -30,7 +30,7 @@ from atoll.privacy.noise_settings import EVALUATE
 from atoll.privacy.releases import Releases
 from atoll.privacy.secrets import Secrets
 from atoll.runs.config import GIVEN, Config
-from atoll.runs.described import Described
+from atoll.runs.described_config import Described
 from atoll.runs.preparation import load_parties, read_preprocessing
 from atoll.runs.run_settings import evaluated_share
 from atoll.tasks import TASKS, Task, TaskOptions, configured
@@ -62,7 +62,7 @@ class Experiment:
         """ρ of the party that has released most, by the parties' own accounts."""
         return max(self.releases.most(), getattr(self.engine, "spent", 0.0), self.spent_before)
 
-    def recall_spent(self, spent: float) -> None:
+    def restore_spent(self, spent: float) -> None:
         """Restore what a checkpoint says was released; the file of the parties in this process must hold at least as much."""
         if self.releases.path is not None and not hasattr(self.engine, "spent") and self.releases.most() < spent * (1 - 1e-9):
             raise AtollError(f"{self.releases.path} has lost releases, so the budget spent is not known; restore it.")
@@ -98,7 +98,7 @@ def extent_of(parts: Graph) -> dict[str, int]:
     }
 
 
-def data_extent(config: Config, given: Given | None = None) -> dict[str, int]:
+def data_extent(config: Config, given: ScriptData | None = None) -> dict[str, int]:
     """The extent of the data that a run would have, without running it.
 
     Empty where the data is an object that is not here, or the partition a function, which may draw another one every time.
@@ -121,7 +121,7 @@ def data_changes(before: Mapping[str, int], now: Mapping[str, int]) -> str:
 
 def prepare(
     config: Config,
-    given: Graph | Given | None = None,
+    given: Graph | ScriptData | None = None,
     *,
     engine: Callable[[Engine], Engine] | None = None,
     encoding: Mapping[str, Any] | None = None,

@@ -31,9 +31,9 @@ from atoll.models.standalone.convert import Standalone, standalone
 from atoll.models.user import short_name
 from atoll.runs.config import Config
 from atoll.runs.data_task import level_of, target_of
-from atoll.runs.described import described
+from atoll.runs.described_config import described
+from atoll.runs.documents import finite
 from atoll.runs.export_texts import PACKAGES, loader, readme
-from atoll.runs.folder import finite
 from atoll.runs.model_files import ModelFiles
 from atoll.runs.own_files import with_own_files
 from atoll.runs.party_model import party_backbone

@@ -17,11 +17,11 @@ import tomli_w
 from atoll import storage
 from atoll.errors import AtollError
 from atoll.runs.config import Config
-from atoll.runs.described import Described
+from atoll.runs.described_config import Described
 from atoll.runs.folder import Folder
 from atoll.runs.progress import Progress
+from atoll.runs.resumed_config import ENDINGS
 from atoll.runs.run_settings import RunSettings
-from atoll.runs.unchanged import ENDINGS
 from atoll.settings import build, known
 
 NAMES = tuple(sorted(name.removeprefix("run.") for name in ENDINGS))
@@ -75,7 +75,7 @@ def evaluated_otherwise(saved: Mapping[str, Any], run: RunSettings) -> bool:
 def _progress(saved: Mapping[str, Any]) -> Progress:
     """How far a checkpoint is; none where that cannot be read, which is refused when the run is restored."""
     try:
-        progress = Progress(**saved["book"])
+        progress = Progress(**saved["progress"])
         progress.finished(progress.round + progress.evaluated, 1, 1.0)
     except (TypeError, AttributeError):
         return Progress()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import tomllib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,11 @@ import tomli_w
 from atoll import storage
 from atoll.errors import AtollError, AtollWarning
 from atoll.runs.config import Config
-from atoll.runs.described import described
+from atoll.runs.described_config import described
+from atoll.runs.documents import RESULT_KEYS, ROUND_KEYS, checksum, finite, is_whole, parse, read_bytes, read_checkpoint
 from atoll.runs.own_partition import PARTITION, NodeLists, located, store
 
 MODEL = "model.safetensors"  # the shared model of a deployed run, written last, after the sites have written theirs
-
-NUMBER = (int, float)
-ROUND_KEYS = {"round": NUMBER, "up": NUMBER, "down": NUMBER}  # every line of a history has these
-RESULT_KEYS = {"metrics": dict, "best_round": NUMBER, "rounds": NUMBER, "bytes": dict, "seconds": dict}  # every result.json
 
 
 class Folder:
@@ -154,7 +150,7 @@ class Folder:
         document, path, failures = self._whole(there)
         if failures:
             self.warnings.append(
-                f"{failures[0]}; continuing from the checkpoint before it, of round {document['book'].get('round')}."
+                f"{failures[0]}; continuing from the checkpoint before it, of round {document['progress'].get('round')}."
             )
             warnings.warn(self.warnings[-1], AtollWarning, stacklevel=2)
         if path != self.checkpoint:  # the next save must not replace this one by a damaged one
@@ -168,7 +164,7 @@ class Folder:
         """The last undamaged checkpoint, for reading only: nothing is changed, and any failure gives None."""
         for path in (self.checkpoint, self.previous):
             with contextlib.suppress(AtollError, OSError):
-                return storage.read_document(path)
+                return read_checkpoint(path)
         return None
 
     def step_back(self) -> bool:
@@ -184,9 +180,7 @@ class Folder:
         failures: list[str] = []
         for path in paths:
             try:
-                document = storage.read_document(path)
-                if not isinstance(document.get("book"), dict) or not isinstance(document.get("ledger"), dict):
-                    raise storage.DamagedError(f"{path} is not a checkpoint of a run")
+                document = read_checkpoint(path)
                 self._check_history(document, path)
                 return document, path, failures
             except storage.DamagedError as error:
@@ -226,9 +220,9 @@ class Folder:
 
         `digest` is the history's SHA-256 in result.json: a changed number is valid JSON.
         """
-        data = _bytes(self.history) if self.history.exists() else b""
+        data = read_bytes(self.history) if self.history.exists() else b""
         lines = data[: data.rfind(b"\n") + 1].splitlines()
-        rows = [_document(self.history, line, ROUND_KEYS, "restore it or start the run again") for line in lines]
+        rows = [parse(self.history, line, ROUND_KEYS, "restore it or start the run again") for line in lines]
         if digest is not None and digest != hashlib.sha256(data).hexdigest():
             raise AtollError(f"{self.history} is damaged (its checksum does not match); restore it or leave this run out.")
         return rows
@@ -238,7 +232,7 @@ class Folder:
         if not self.result.exists():
             return None
         advice = f"delete it and finish the run with `atoll resume {self.path}`, or leave this run out"
-        result = _document(self.result, _bytes(self.result), RESULT_KEYS, advice)
+        result = parse(self.result, read_bytes(self.result), RESULT_KEYS, advice)
         if not is_whole(result):
             raise AtollError(f"{self.result} is damaged (its checksum does not match); {advice}.")
         return result
@@ -260,41 +254,3 @@ class Folder:
     def keep(self, name: str, payload: dict[str, Any]) -> None:
         """Write a payload as one safetensors file."""
         storage.write_document(self.path / name, payload)
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise AtollError(f"{path} cannot be read ({error.strerror}); check the path and the rights to it.") from error
-
-
-def _document(path: Path, data: bytes, keys: Mapping[str, Any], advice: str) -> dict[str, Any]:
-    """A JSON object that has these keys, with values of these types."""
-    try:
-        document = json.loads(data)
-    except ValueError as error:
-        raise AtollError(f"{path} is damaged ({error}); {advice}.") from error
-    if not isinstance(document, dict) or not all(isinstance(document.get(name), kind) for name, kind in keys.items()):
-        raise AtollError(f"{path} is damaged (it lacks one of {', '.join(keys)}); {advice}.")
-    return document
-
-
-def checksum(result: dict[str, Any]) -> str:
-    """SHA-256 of everything in a result.json but the checksum itself."""
-    content = {name: value for name, value in result.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def is_whole(result: dict[str, Any]) -> bool:
-    """Whether a result.json still matches its checksum; earlier versions wrote none."""
-    return "sha256" not in result or result["sha256"] == checksum(result)
-
-
-def finite(value: Any) -> Any:
-    """The value with None for every number that JSON cannot hold (NaN, infinity)."""
-    if isinstance(value, dict):
-        return {name: finite(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -13,7 +13,7 @@ from atoll.federation import agreements
 from atoll.federation.federation import Federation
 from atoll.federation.metrics import averages_of
 from atoll.privacy.releases import RELEASES_FILE, epsilon_of, require_accountant
-from atoll.runs import absence, checkpoint, detail, extension, model_files, unchanged, warm_start
+from atoll.runs import absence, checkpoint, detail, extension, model_files, resumed_config, warm_start
 from atoll.runs.best import BestRound
 from atoll.runs.experiment import Experiment
 from atoll.runs.folder import Folder
@@ -50,9 +50,9 @@ def rounds(
             folder.save(checkpoint.capture(experiment, progress, state, best))
     else:
         (progress, best), state = checkpoint.restore(experiment, saved), saved.get("state", {})
-        changes = unchanged.changes(saved.get("config"), config)
-        experiment.recall_spent(saved.get("spent", 0.0))
-        agreements.recall(federation, saved)
+        changes = resumed_config.changes(saved.get("config"), config)
+        experiment.restore_spent(saved.get("spent", 0.0))
+        agreements.restore(federation, saved)
         earlier_warnings += changes
     ended = progress.finished(run.rounds, run.patience, run.target_accuracy, selection)
     if not (folder and extension.record(folder, config, finished=ended)):  # otherwise it was just asked for
@@ -61,9 +61,9 @@ def rounds(
     schedule = _Schedule(run)
     while not progress.finished(run.rounds, run.patience, run.target_accuracy, selection):
         progress.round += 1
-        ignorant = agreements.ignorant(federation)
+        lost = agreements.lost(federation)
         federation.begin(progress.round)
-        agreements.tell(federation, ignorant)
+        agreements.tell(federation, lost)
         state = algorithm.step(federation, state, config.settings)
         metrics = {}
         if extension.is_evaluated(progress.round, run):

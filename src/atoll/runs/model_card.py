@@ -17,7 +17,7 @@ from atoll.runs.metrics import in_order, metric_format
 from atoll.runs.model_files import FORMAT
 from atoll.runs.preparation import preprocessing_document
 from atoll.runs.progress import Progress
-from atoll.runs.unchanged import file_digests
+from atoll.runs.resumed_config import file_digests
 from atoll.version import __version__
 
 MAX_LISTED = 50  # parties or columns that a card lists

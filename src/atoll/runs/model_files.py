@@ -21,7 +21,7 @@ from atoll import storage
 from atoll.errors import AtollError, short
 from atoll.federation.fields import concatenate
 from atoll.federation.messages import MAX_SCHEMA, MIN_SCHEMA
-from atoll.runs.folder import checksum, finite
+from atoll.runs.documents import checksum, finite
 from atoll.wire import leaves
 
 FOLDER = "model"

@@ -69,12 +69,12 @@ def holm(differences: Sequence[Difference]) -> list[Difference]:
 def _difference(row: str, against: str, values: Sequence[float]) -> Difference:
     wins = sum(value > 0 for value in values)
     middle = mean(values) if values else math.nan
-    spread = stdev(values) if len(values) > 1 else 0.0
-    if spread <= ROUNDING * max(map(abs, values), default=0.0):  # Student's t needs a spread
+    std = stdev(values) if len(values) > 1 else 0.0
+    if std <= ROUNDING * max(map(abs, values), default=0.0):  # Student's t needs differences
         return Difference(row, against, len(values), middle, -math.inf, math.inf, wins)
     from scipy.stats import t  # takes a while to import
 
-    error = spread / math.sqrt(len(values))
+    error = std / math.sqrt(len(values))
     half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error
     p = 2 * float(t.sf(abs(middle) / error, len(values) - 1))
     return Difference(row, against, len(values), middle, middle - half, middle + half, wins, p)

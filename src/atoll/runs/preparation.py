@@ -19,7 +19,7 @@ from atoll.data.encoding_counts import CELLS, EXPONENT_CELLS, FIXED_POINT, Party
 from atoll.data.encoding_fit import FittedEncoding, fit, named
 from atoll.data.federated import federate
 from atoll.data.federated_data import FederatedData
-from atoll.data.given import Given
+from atoll.data.script_data import ScriptData
 from atoll.engines import connecting
 from atoll.errors import AtollError
 from atoll.federation.bounds import Limits, Rules
@@ -133,7 +133,7 @@ def _pairs(case: Case, name: str, below: int) -> Forms:
 
 def load_parties(
     config: Config,
-    given: Graph | Given | None = None,
+    given: Graph | ScriptData | None = None,
     encoding: Encoding | None = None,
     *,
     held: Sequence[int] | None = None,

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.data.given import Given
+from atoll.data.script_data import ScriptData
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.runs import protocol, summary
 from atoll.runs.config import Config
 from atoll.runs.model_files import ModelFiles
-from atoll.runs.unchanged import file_digests
+from atoll.runs.resumed_config import file_digests
 from atoll.version import __version__
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Result:
     folder: Path | None = None  # where it is written
     start: dict[str, Any] = field(default_factory=dict)  # the model that the run began with, if any
     trained: ModelFiles | None = None  # the best round's model, where this process has it
-    given: Graph | Given | None = None  # the data, where it was given as an object
+    given: Graph | ScriptData | None = None  # the data, where it was given as an object
 
     def __repr__(self) -> str:
         return summary.short(self)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll import device as devices
-from atoll.data.given import Given
+from atoll.data.script_data import ScriptData
 from atoll.engines import ENGINES, is_hosted
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
@@ -24,7 +24,7 @@ from atoll.runs.result import Result
 
 
 def run(
-    config: Config, given: Graph | Given | None = None, *, out: str | Path | None = None, watch: Watch | None = None
+    config: Config, given: Graph | ScriptData | None = None, *, out: str | Path | None = None, watch: Watch | None = None
 ) -> Result:
     """Run a configuration from its first round to its last; `given` is what a script gave as an object instead of a name."""
     config = warm_start.with_digest(placed(config))
@@ -40,7 +40,7 @@ def run(
 
 def resume(
     path: str | Path,
-    given: Graph | Given | None = None,
+    given: Graph | ScriptData | None = None,
     *,
     algorithm: str | Path | None = None,
     model: Any = None,

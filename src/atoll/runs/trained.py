@@ -14,14 +14,14 @@ from torch import Tensor
 from atoll import device as devices
 from atoll.data.encoding import Encoding
 from atoll.data.federated_data import FederatedData
-from atoll.data.given import Given
 from atoll.data.new_nodes import InputForm
+from atoll.data.script_data import ScriptData
 from atoll.errors import AtollError, AtollWarning, suggest
 from atoll.federation.messages import Schema
 from atoll.graphs.graph import Graph
 from atoll.runs import inference, outputs, predicted_nodes, target_outputs
 from atoll.runs.config import GIVEN, Config
-from atoll.runs.described import described
+from atoll.runs.described_config import described
 from atoll.runs.evaluation import Evaluation, judge
 from atoll.runs.experiment import task_of
 from atoll.runs.export import export_files
@@ -59,7 +59,7 @@ class TrainedModel:
         50
     """
 
-    def __init__(self, files: ModelFiles, config: Config, *, given: Graph | Given | None = None) -> None:
+    def __init__(self, files: ModelFiles, config: Config, *, given: Graph | ScriptData | None = None) -> None:
         """`given`: the training data where it was given as an object."""
         self.files = files
         self.config = config
@@ -281,4 +281,4 @@ def load_model(
     config = replace(config, device=devices.name(devices.find(device)))
     given: dict[str, Any] = {"algorithm": algorithm, "model": model}
     config = with_own_files(config, path, lambda: files.description, **given, command="predict", function="load_model")
-    return TrainedModel(files, config, given=dataset if isinstance(dataset, Given) else given_objects(dataset))
+    return TrainedModel(files, config, given=dataset if isinstance(dataset, ScriptData) else given_objects(dataset))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from atoll.data.given import Given
+from atoll.data.script_data import ScriptData
 from atoll.errors import AtollError
 from atoll.runs import runner
 from atoll.runs.config import Config
@@ -27,7 +27,7 @@ class Trial:
         """The row and the seed."""
         return f"{self.row} seed {self.config.seed}"
 
-    def run(self, folder: Path | None, given: Given | None, watch: Watch | None) -> Result:
+    def run(self, folder: Path | None, given: ScriptData | None, watch: Watch | None) -> Result:
         """Run it, or continue it where the folder holds it already."""
         if folder is not None and (folder / "config.toml").exists():
             there = replace(unlocated(Folder.open(folder)[1], folder), device=self.config.device)

@@ -12,11 +12,11 @@ from typing import Any
 
 from atoll import storage
 from atoll.algorithms import find
-from atoll.data.given import Given
+from atoll.data.script_data import ScriptData
 from atoll.errors import AtollError, AtollWarning
 from atoll.runs.config import Config
+from atoll.runs.documents import checksum
 from atoll.runs.experiment import data_changes, data_extent
-from atoll.runs.folder import checksum
 from atoll.runs.metrics import metric_format
 from atoll.runs.setting_names import bare_names
 from atoll.runs.terms import flat
@@ -139,7 +139,7 @@ class Tuned:
         document = self.document() | {"trials": len(self.trials), "seeds": tuple(self.seeds)}
         return TunedBy(**{field.name: document[field.name] for field in fields(TunedBy)})
 
-    def changed_data(self, config: Config, given: Given | None = None) -> str:
+    def changed_data(self, config: Config, given: ScriptData | None = None) -> str:
         """A sentence where the data of the same name and settings has changed since; empty otherwise."""
         if not self.extent or self.data != tuned_data(config):  # other settings are said anyway
             return ""
@@ -227,7 +227,7 @@ def tuning_notes(configs: Mapping[str, Config]) -> list[str]:
     return notes
 
 
-def changed_notes(tuned: Mapping[str, Tuned], configs: Mapping[str, Config], given: Given | None = None) -> list[str]:
+def changed_notes(tuned: Mapping[str, Tuned], configs: Mapping[str, Config], given: ScriptData | None = None) -> list[str]:
     """Where data has changed since rows were tuned on it, in one sentence each."""
     notes = (one.changed_data(configs[row], given) for row, one in tuned.items())
     return list(dict.fromkeys(note for note in notes if note))
@@ -269,7 +269,7 @@ def with_tuned(values: Mapping[str, Any], tuned: Tuned | None, algorithm: str, s
     return {**values, **tuned.values}
 
 
-def marked(config: Config, tuned: Tuned | None, given: Given | None = None) -> Config:
+def marked(config: Config, tuned: Tuned | None, given: ScriptData | None = None) -> Config:
     """The configuration of one run with what it was tuned by; a warning where that was with other data."""
     if tuned is None:
         return config

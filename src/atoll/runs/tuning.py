@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll import storage
-from atoll.data.given import Given
+from atoll.data.script_data import ScriptData
 from atoll.errors import AtollError
 from atoll.runs import search
 from atoll.runs.config import Config
@@ -41,7 +41,7 @@ def tuning_seeds(count: int = SEEDS) -> list[int]:
     return [FIRST_SEED + number for number in range(count)]
 
 
-def execute_here(given: Given | None = None, watch: Callable[[Trial], Watch] | None = None) -> Execute:
+def execute_here(given: ScriptData | None = None, watch: Callable[[Trial], Watch] | None = None) -> Execute:
     """Trials in this process, one after the other; `watch` gives what is called with the rounds of one."""
 
     def execute(todo: Sequence[tuple[Trial, Path | None]]) -> Iterator[tuple[Trial, Result | AtollError]]:
@@ -90,7 +90,7 @@ class Tuning:
         return f"val_{self.selection.metric}"
 
     def run(
-        self, execute: Execute, out: Path | None = None, progress: Progress | None = None, given: Given | None = None
+        self, execute: Execute, out: Path | None = None, progress: Progress | None = None, given: ScriptData | None = None
     ) -> Tuned:
         """Run the trials that `out` does not hold already, batch by batch, and choose the best."""
         extent = data_extent(self.base, given)

@@ -30,8 +30,8 @@ from atoll.runs.config import Config
 from atoll.runs.experiment import Experiment
 from atoll.runs.model_card import architecture
 from atoll.runs.model_files import ModelFiles, read_digest
+from atoll.runs.resumed_config import describe, file_digests
 from atoll.runs.simulation import simulation_of
-from atoll.runs.unchanged import describe, file_digests
 
 MAX_LISTED = 5  # new parties that are named
 State = dict[str, Any]

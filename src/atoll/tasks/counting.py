@@ -89,3 +89,8 @@ def training_counts(out: Tensor, graph: Graph) -> Tensor:
 def evaluated_rows(graph: Graph) -> Tensor:
     """The rows that are counted: labeled validation nodes, then labeled test nodes."""
     return counting_plan(graph, training=False).rows
+
+
+def share(part: float, whole: float) -> float:
+    """part / whole; between 0 and 1 for noised counts too, which may be impossible, and 0 of nothing."""
+    return min(max(part, 0.0), whole) / whole if whole > 0 else 0.0

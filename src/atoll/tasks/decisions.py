@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from atoll.errors import AtollError, closest
+from atoll.tasks.histograms import BINS, bin_edges
 from atoll.tasks.options import class_index, split_class_metric
-from atoll.tasks.ranking import BINS, bin_edges
 
 NONE = "none"
 CRITERIA = {  # what a threshold may be chosen by

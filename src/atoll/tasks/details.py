@@ -11,9 +11,9 @@ from torch import Tensor
 from atoll.deferred import Deferred
 from atoll.device import precise
 from atoll.tasks import confusion as matrices
-from atoll.tasks import ranking
+from atoll.tasks.counting import share
 from atoll.tasks.decisions import decide
-from atoll.tasks.ranking import BINS
+from atoll.tasks.histograms import BINS, MEASURES, bin_edges, bins_of
 from atoll.tasks.tallies import tally
 from atoll.tasks.task import CountField
 
@@ -79,7 +79,7 @@ def count(
         table = sums([torch.ones_like(confidence), correct, confidence], cell, CALIBRATION_BINS)
         counts["calibration"] = table.view(parties, CALIBRATION_BINS, 3)
     if "histogram" in names:
-        bins = ranking.bins_of(shares, ranking.bin_edges().to(shares.dtype).to(shares.device))
+        bins = bins_of(shares, bin_edges().to(shares.dtype).to(shares.device))
         column = torch.arange(classes, device=shares.device)
         cells = (column * 2 + (y[:, None] == column)) * BINS + bins
         counts["histogram"] = tally(party, cells, parties, (classes, 2, BINS))
@@ -94,9 +94,9 @@ def metrics_of(fields: Mapping[str, Any], items: float, classes: int) -> dict[st
         metrics["weighted_f1"] = matrices.weighted_f1(fields["confusion"])
     if "minority" in fields:
         count, right = fields["minority"].tolist()
-        metrics["minority_accuracy"] = min(max(right, 0.0), count) / count if count > 0 else None
+        metrics["minority_accuracy"] = share(right, count) if count > 0 else None
     if "histogram" in fields:
-        for name, measure in (("auc", ranking.auc), ("average_precision", ranking.average_precision)):
+        for name, measure in MEASURES.items():
             values = [measure(*pair.unbind(0)) for pair in _judged_classes(fields["histogram"])]
             defined = [value for value in values if value is not None]
             metrics[name] = sum(defined) / len(defined) if defined else None
@@ -111,9 +111,8 @@ def metrics_of(fields: Mapping[str, Any], items: float, classes: int) -> dict[st
 
 def class_value(kind: str, index: int, sums: Mapping[str, Any]) -> float | None:
     """A metric of one class."""
-    if kind in ("auc", "average_precision"):
-        ranked: float | None = getattr(ranking, kind)(*sums["histogram"][index].unbind(0))
-        return ranked
+    if kind in MEASURES:
+        return MEASURES[kind](*sums["histogram"][index].unbind(0))
     value: float | None = matrices.by_class(sums["confusion"])[index][kind]
     return value
 

@@ -14,6 +14,8 @@ from torch import Tensor
 from atoll.device import holdable
 from atoll.graphs.graph import Graph
 from atoll.graphs.pairs import EDGE, NO_EDGE, RIVAL
+from atoll.tasks.counting import share
+from atoll.tasks.ranking import auc, average_precision, hits_at, reciprocal_rank
 from atoll.tasks.task import CountField, Metric
 
 HITS = (10, 20, 50)
@@ -54,12 +56,12 @@ def counts(scores: Tensor, graph: Graph) -> dict[str, Tensor]:
 
 def metrics(sums: Mapping[str, Any]) -> dict[str, float]:
     """Σ value / Σ 1, where there are any."""
-    found = {}
+    means = {}
     for field, names, prefix in (("val_ranking", VALIDATION, "val_"), ("ranking", TEST, "")):
         for name, (value, count) in zip(names, sums[field].tolist(), strict=True):
             if count > 0:
-                found[prefix + name] = min(max(value, 0.0), count) / count
-    return found
+                means[prefix + name] = share(value, count)
+    return means
 
 
 def by_party(counts: Mapping[str, Tensor]) -> dict[str, list[float | None]]:
@@ -73,40 +75,6 @@ def by_party(counts: Mapping[str, Tensor]) -> dict[str, list[float | None]]:
     return shown
 
 
-def auc(scores: Tensor, positive: Tensor) -> float | None:
-    """The share of pairs of a positive and a negative in which the positive's score is higher; ties count half."""
-    wins, ties = _compared(scores[positive], scores[~positive])
-    pairs = int(positive.sum()) * int((~positive).sum())
-    return float(wins.sum() + 0.5 * ties.sum()) / pairs if pairs else None
-
-
-def average_precision(scores: Tensor, positive: Tensor) -> float | None:
-    """Σ_t (R_t − R_{t−1})·P_t over the distinct scores, from the highest, as scikit-learn; None without either kind."""
-    total = int(positive.sum())
-    if not 0 < total < len(positive):
-        return None
-    _, level, sizes = (-scores).unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]  # ascending
-    hits = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, level, positive.double())
-    precision = hits.cumsum(0) / sizes.cumsum(0)
-    return float((hits * precision).sum()) / total
-
-
-def hits_at(k: int, scores: Tensor, positive: Tensor) -> float | None:
-    """The share of positives whose score is above the k-th highest of the negatives; None with fewer than k negatives."""
-    negatives = scores[~positive]
-    if len(negatives) < k or not bool(positive.any()):
-        return None
-    return float((scores[positive] > negatives.topk(k).values[-1]).double().mean())
-
-
-def reciprocal_rank(scores: Tensor, rivals: Tensor) -> float | None:
-    """Mean 1/rank of T scores, each among its own rivals (T, R); of tied ones the mean of the best and the worst rank."""
-    if not rivals.numel():
-        return None
-    above, tied = (rivals > scores[:, None]).sum(1), (rivals == scores[:, None]).sum(1)
-    return float((1 / (1 + above + tied / 2).double()).mean())
-
-
 def _validation(scores: Tensor, y: Tensor, val: Tensor) -> list[float | None]:
     judged, positive = scores[val], y[val] == EDGE
     return [auc(judged, positive), average_precision(judged, positive)]
@@ -117,13 +85,6 @@ def _test(scores: Tensor, y: Tensor, test: Tensor) -> list[float | None]:
     edges, rivals = judged[positive], scores[(y == RIVAL) & ~test]
     rank = reciprocal_rank(edges, rivals.view(len(edges), -1)) if len(edges) else None
     return [auc(judged, positive), average_precision(judged, positive), rank, *(hits_at(k, judged, positive) for k in HITS)]
-
-
-def _compared(positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each positive, the negatives below it and those that tie with it."""
-    ordered = negatives.contiguous().sort().values
-    below = torch.searchsorted(ordered, positives.contiguous())
-    return below, torch.searchsorted(ordered, positives.contiguous(), right=True) - below
 
 
 def _groups(start: int, end: int, groups: Tensor | None) -> list[Any]:

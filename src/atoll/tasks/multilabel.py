@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atoll.graphs.graph import Graph
-from atoll.tasks import link_ranking
+from atoll.tasks import ranking
+from atoll.tasks.counting import share
 from atoll.tasks.levels import GraphItems, NodeItems
 from atoll.tasks.targets import (
     LABELS,
@@ -26,7 +27,7 @@ from atoll.tasks.targets import (
 )
 from atoll.tasks.task import CountField, Metric
 
-RANKING = {"auc": link_ranking.auc, "average_precision": link_ranking.average_precision}
+RANKING = {"auc": ranking.auc, "average_precision": ranking.average_precision}
 KNOWN, RIGHT_YES, WRONG_YES, WRONG_NO, LOSS = range(5)  # columns: known entries, TP, FP, FN, summed loss
 
 
@@ -75,14 +76,14 @@ class Labels(Targets):
 
     def metrics(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """Of the entries of all parties; ranking metrics are means over the parties that have them."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for prefix in SPLITS.values():
             values = without_unknown(label_metrics(sums[f"{prefix}labels"]), prefix)
             for name, (value, count) in zip(RANKING, sums[f"{prefix}ranking"].tolist(), strict=True):
                 if count > 0:
-                    values[prefix + name] = min(max(value, 0.0), count) / count
-            found |= values
-        return found
+                    values[prefix + name] = share(value, count)
+            metrics |= values
+        return metrics
 
     def by_party(self, counts: Mapping[str, Tensor]) -> dict[str, list[float | None]]:
         """AUC and micro F1 of each party; None where it has none."""

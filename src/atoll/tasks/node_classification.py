@@ -18,7 +18,7 @@ from atoll.graphs.masks import Mask, cache_key, class_shares, party_shares, reso
 from atoll.graphs.softmax import softmax_loss
 from atoll.tasks import class_weights, decisions, details
 from atoll.tasks.confusion import macro_f1 as macro_f1
-from atoll.tasks.counting import counting_plan, split_sums, training_counts
+from atoll.tasks.counting import counting_plan, share, split_sums, training_counts
 from atoll.tasks.levels import NodeItems
 from atoll.tasks.options import CLASS_METRICS, TaskOptions, class_index, selecting_metric, split_class_metric
 from atoll.tasks.tallies import tally
@@ -192,12 +192,12 @@ class NodeClassification(NodeItems):
         nodes, correct, loss = sums["validation"].tolist()
         metrics: dict[str, float] = {}
         if nodes:
-            metrics |= {"val_loss": _mean(loss, nodes), "val_accuracy": _share(correct, nodes)}
+            metrics |= {"val_loss": _mean(loss, nodes), "val_accuracy": share(correct, nodes)}
         nodes, correct, loss, minority, minority_correct = sums["test"].tolist()
         if nodes:
-            metrics |= {"loss": _mean(loss, nodes), "accuracy": _share(correct, nodes), "macro_f1": macro_f1(sums["confusion"])}
+            metrics |= {"loss": _mean(loss, nodes), "accuracy": share(correct, nodes), "macro_f1": macro_f1(sums["confusion"])}
         if minority:
-            metrics["minority_accuracy"] = _share(minority_correct, minority)
+            metrics["minority_accuracy"] = share(minority_correct, minority)
         nodes, loss = sums["training"].tolist() if "training" in sums else (0, 0)
         if nodes:
             metrics["train_loss"] = _mean(loss, nodes)
@@ -253,10 +253,6 @@ def _targets(graph: Graph, mask: Mask, balance: bool, of_classes: tuple[float, .
     if name is not None:
         graph.derived[keys[0]], graph.derived[keys[1]] = targets, weights
     return targets, weights
-
-
-def _share(part: float, whole: float) -> float:
-    return min(max(part, 0.0), whole) / whole if whole > 0 else 0.0
 
 
 def _mean(total: float, count: float) -> float:

@@ -1,46 +1,47 @@
-"""Ranking metrics from histograms of a class's probability: what parties count is summed, so `total` and secure totals work.
-
-The 256 bins are equal in σ(logit(p) / 4): fine near 0 and 1, where the probabilities of a rare class and of a confident model
-are, and with an edge at ½. AUC and average precision are exact but for the order within a bin: the exact area differs by at most
-½·Σ_b p_b·n_b / (p·n), half the pairs in one bin; the exact average precision lies between the values for which every bin's
-negatives come first or last.
-"""
+"""Ranking metrics from the scores themselves, as each party computes them of its own items."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-BINS = 256
-SPREAD = 4.0  # log-odds are divided by it
+
+def auc(scores: Tensor, positive: Tensor) -> float | None:
+    """The share of pairs of a positive and a negative in which the positive's score is higher; ties count half."""
+    wins, ties = _compared(scores[positive], scores[~positive])
+    pairs = int(positive.sum()) * int((~positive).sum())
+    return float(wins.sum() + 0.5 * ties.sum()) / pairs if pairs else None
 
 
-def bin_edges() -> Tensor:
-    """(BINS − 1,) ascending probabilities between the bins."""
-    return torch.sigmoid(SPREAD * torch.logit(torch.arange(1, BINS, dtype=torch.float64) / BINS))
-
-
-def bins_of(probabilities: Tensor, edges: Tensor) -> Tensor:
-    """The bin of each probability (float64): bin b is at or above edge b − 1 and below edge b."""
-    return torch.bucketize(probabilities, edges, right=True)
-
-
-def auc(negatives: Tensor, positives: Tensor) -> float | None:
-    """Area under the ROC curve from two histograms (BINS,), ties in a bin counted half; None where a class is missing."""
-    n, p = negatives.double().clamp(min=0), positives.double().clamp(min=0)
-    pairs = float(n.sum() * p.sum())
-    if not pairs > 0:
+def average_precision(scores: Tensor, positive: Tensor) -> float | None:
+    """Σ_t (R_t − R_{t−1})·P_t over the distinct scores, from the highest, as scikit-learn; None without either kind."""
+    total = int(positive.sum())
+    if not 0 < total < len(positive):
         return None
-    above = p.sum() - p.cumsum(0)
-    tied = float((n * p).sum()) / pairs / 2
-    return float((n * above).sum()) / pairs + tied
+    _, level, sizes = (-scores).unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]  # ascending
+    hits = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, level, positive.double())
+    precision = hits.cumsum(0) / sizes.cumsum(0)
+    return float((hits * precision).sum()) / total
 
 
-def average_precision(negatives: Tensor, positives: Tensor) -> float | None:
-    """Σ_b (share of positives in bin b)·(precision at or above b); None where there is no positive or no negative."""
-    n, p = (counts.double().clamp(min=0).flip(0) for counts in (negatives, positives))
-    total = float(p.sum())
-    if not (total > 0 and float(n.sum()) > 0):
+def hits_at(k: int, scores: Tensor, positive: Tensor) -> float | None:
+    """The share of positives whose score is above the k-th highest of the negatives; None with fewer than k negatives."""
+    negatives = scores[~positive]
+    if len(negatives) < k or not bool(positive.any()):
         return None
-    hits, misses = p.cumsum(0), n.cumsum(0)
-    return float((p * hits / (hits + misses).clamp(min=1e-300)).sum()) / total
+    return float((scores[positive] > negatives.topk(k).values[-1]).double().mean())
+
+
+def reciprocal_rank(scores: Tensor, rivals: Tensor) -> float | None:
+    """Mean 1/rank of T scores, each among its own rivals (T, R); of tied ones the mean of the best and the worst rank."""
+    if not rivals.numel():
+        return None
+    above, tied = (rivals > scores[:, None]).sum(1), (rivals == scores[:, None]).sum(1)
+    return float((1 / (1 + above + tied / 2).double()).mean())
+
+
+def _compared(positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each positive, the negatives below it and those that tie with it."""
+    ordered = negatives.contiguous().sort().values
+    below = torch.searchsorted(ordered, positives.contiguous())
+    return below, torch.searchsorted(ordered, positives.contiguous(), right=True) - below

@@ -107,10 +107,10 @@ class Values(Targets):
 
     def metrics(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """RMSE, MAE and R², means over the values, in the units of the data; the loss is in the units of the model."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for prefix in SPLITS.values():
-            found |= without_unknown(self._metrics(sums[f"{prefix}values"]), prefix)
-        return found
+            metrics |= without_unknown(self._metrics(sums[f"{prefix}values"]), prefix)
+        return metrics
 
     def by_party(self, counts: Mapping[str, Tensor]) -> dict[str, list[float | None]]:
         """RMSE and R² of each party; None where it has none."""

@@ -29,7 +29,7 @@ from atoll.federation import metrics
 from atoll.federation.cohort import PARTY, Fields, verb
 from atoll.federation.declarations import ROWS, nodes, ragged, real
 from atoll.federation.federation import Federation
-from atoll.graphs.bordered import exchanged, needed_rows, shares
+from atoll.graphs.border_sums import exchanged, needed_rows, shares
 from atoll.graphs.graph import Graph
 from atoll.random import SERVER, Draws
 

@@ -36,7 +36,7 @@ from atoll.models import optim
 from atoll.models.backbone import Backbone, ModelShape
 from atoll.models.batching import fan_outs
 from atoll.models.losses import kl
-from atoll.models.mixed import MixedBackbone, check_kinds, draw_uniform
+from atoll.models.mixed_backbones import MixedBackbone, check_kinds, draw_uniform
 from atoll.models.parameters import get_parameters, scale, set_parameters, weighted
 from atoll.random import SERVER, Draws
 

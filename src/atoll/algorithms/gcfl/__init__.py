@@ -33,7 +33,7 @@ from atoll.federation.memory import SHARED as SAME_FOR_ALL
 from atoll.graphs.graph import Graph
 from atoll.models import optim
 from atoll.models.backbone import Backbone, ModelShape
-from atoll.models.framed import Framed, FramedSettings
+from atoll.models.gcfl_network import GCFLNetwork, GCFLNetworkSettings
 from atoll.models.graph_level import GraphNetwork
 from atoll.models.parameters import Parameters, get_parameters, scale, set_parameters, weighted
 from atoll.random import SERVER, Draws
@@ -114,13 +114,13 @@ def network(settings: Settings, schema: Schema, parties: int, draws: Draws | Non
         )
     sizes = (parties, schema.features, schema.outputs or schema.classes, settings.hidden, settings.layers)
     shape = ModelShape(*sizes, settings.dropout, settings.input_dropout, settings.bias)
-    return Framed(shape, draws, FramedSettings(settings.model))
+    return GCFLNetwork(shape, draws, GCFLNetworkSettings(settings.model))
 
 
 def shared_of(model: Backbone, settings: Settings) -> Parameters:
     """The parameters that the server averages."""
     parameters = get_parameters(model)
-    if not isinstance(model, Framed):
+    if not isinstance(model, GCFLNetwork):
         return shared_part(model, settings)
     return {name: value for name, value in parameters.items() if name.startswith("convolutions.")}
 
@@ -146,7 +146,7 @@ class Cohort(LocalTraining):
         require_alike(self.schema, s.share)
         self.model = network(s, self.schema, self.graph.parties, self.first_draws("model"), self.graph).to(self.device)
         self.optimizer = optim.of_settings(s, self.model)
-        children = dict(self.model.named_children()) if isinstance(self.model, Framed | GraphNetwork) else {}
+        children = dict(self.model.named_children()) if isinstance(self.model, GCFLNetwork | GraphNetwork) else {}
         shared = {name.partition(".")[0] for name in self.shared()}
         self.personal = nn.ModuleDict({name: child for name, child in children.items() if name not in shared})
         unknown = torch.zeros(self.graph.parties, device=self.device)

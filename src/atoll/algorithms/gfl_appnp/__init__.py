@@ -26,13 +26,13 @@ from atoll.algorithms.gfl_appnp import deep
 from atoll.algorithms.gfl_appnp.compensation import Mixture, Sources, Upload, mix, single, to_means, to_rows
 from atoll.algorithms.gfl_appnp.convergence import theory as theory
 from atoll.algorithms.gfl_appnp.forms import MODEL, PLACE, SUMS, VOTES, perceptron, place, representation, shape_of, trained_model
-from atoll.algorithms.gfl_appnp.learned import Learned, slopes
+from atoll.algorithms.gfl_appnp.learned_propagation import Learned, slopes
 from atoll.algorithms.gfl_appnp.local_steps import Explicit, Implicit, LocalModels, Trained
 from atoll.algorithms.gfl_appnp.propagation import MAX_DENSE, Propagation, Toward, appnp, coefficients
 from atoll.algorithms.gfl_appnp.settings import Settings
 from atoll.algorithms.gfl_appnp.vectors import roles, training_vectors, votes
 from atoll.errors import AtollError
-from atoll.federation import door, metrics
+from atoll.federation import metrics, transfer
 from atoll.federation.cohort import PARTY, Fields, verb
 from atoll.federation.declarations import COUNTS, Scalar
 from atoll.federation.federation import Federation
@@ -115,8 +115,8 @@ class Cohort(atoll.federation.cohort.Cohort):
         if s.compensation != "noisy" or (s.joint_noise and not self.deep and len(self.parties) == self.schema.parties):
             return reply
         assert self.message is not None
-        noised: Fields = V1(self.message, door.outward(reply, self.device), self.draws())
-        return door.inward(noised, self.device)  # type: ignore[no-any-return]
+        noised: Fields = V1(self.message, transfer.to_cpu(reply, self.device), self.draws())
+        return transfer.to_device(noised, self.device)  # type: ignore[no-any-return]
 
     @verb(takes=place, gives=trained_model, averaged={"model": "n", "slopes": "n"})
     def fit(
@@ -234,10 +234,10 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
         each |= {"loops": graph.loops(trainers), "arrived": graph.arrived(values, trainers)}
     if compensated:
         noise = seed_of(federation.seed, SERVER, "noise", federation.round) if settings.compensation == "noisy" else None
-        sent = door.inward(replies.stack("gradient"), device)
+        sent = transfer.to_device(replies.stack("gradient"), device)
         described = isinstance(sent, deep.DeepUpload)
         each["gradient"] = deep.DeepMixture(sent, toward) if described else mix(sent, present.to(device), toward, noise)  # ∇C_k
-    each = door.outward(each, device)
+    each = transfer.to_cpu(each, device)
     total = federation.total("fit", to=Parties(training.numpy()), each=each, model=model)
     after = {"model": scale(total["model"], 1 / total["n"]), "hidden": hidden}
     if "gamma" in state:
@@ -263,12 +263,12 @@ def evaluate(federation: Federation, state: State, settings: Settings) -> dict[s
     if len(hidden) != federation.schema.parties:  # other users than those of training: nothing is known of them yet
         hidden = hidden.new_zeros(federation.schema.parties, hidden.shape[1])
     hidden = hidden.index_copy(0, present, replies.stack("hidden"))
-    judged = present[replies.stack("labelled")]
+    judged = present[replies.stack("labeled")]
     graph = propagation_of(federation, state, settings)
     one_vector = graph.large and settings.experiment == "dnc"  # then Ã_kk·h_k + C_k is (Ã·ĥ)_k, whatever Ã_kk is
     weight = torch.zeros(len(judged)) if one_vector else graph.diagonal(judged.to(federation.device)).cpu()
-    spread = (graph @ hidden.to(federation.device)).cpu()
-    each = {"weight": weight, "context": spread[judged] - weight[:, None] * hidden[judged]}
+    propagated = (graph @ hidden.to(federation.device)).cpu()
+    each = {"weight": weight, "context": propagated[judged] - weight[:, None] * hidden[judged]}
     judges = Parties(judged.numpy())
     if not federation.evaluate_at_server:
         sums = federation.total("evaluate", to=judges, each=each, model=state["model"])

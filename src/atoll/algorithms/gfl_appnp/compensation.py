@@ -85,11 +85,11 @@ class Sources:
         if entries < here.num_nodes * len(trained.rows):
             return torch.bmm(trained.x, mixed(self.outer(), self.parties, toward))
         if here.num_nodes * len(trained.rows) > MAX_COUPLING:
-            return trained.pad(self.spread(toward, graph, trained.rows))
+            return trained.pad(self.by_feature(toward, graph, trained.rows))
         known = coupling(here, self.parties, self.kept, toward, graph, trained.rows)
         return trained.pad(known.t() @ self.active)
 
-    def spread(self, toward: Toward, graph: Graph, rows: Tensor) -> Tensor:
+    def by_feature(self, toward: Toward, graph: Graph, rows: Tensor) -> Tensor:
         """(T, h) x_ks·M_k as Σ_f x_ks,f·(A_o·mean_s x_s,f m_s)_k, feature by feature: memory grows with N, time with N·d·h."""
         hidden, nodes = self.active.shape[1], toward.propagation.nodes
         result = self.active.new_zeros(len(rows), hidden)

@@ -55,5 +55,5 @@ def gradients(case: Case) -> Forms:
 
 def representation(case: Case) -> Forms:
     """What `represent` replies: with the gradient if that was asked for."""
-    forms: Forms = {"hidden": real("classes"), "trains": flag(), "labelled": flag()}
+    forms: Forms = {"hidden": real("classes"), "trains": flag(), "labeled": flag()}
     return {**forms, **gradients(case)} if case.arguments["gradient"] else forms

@@ -16,8 +16,8 @@ def roles(graph: Graph) -> dict[str, Tensor]:
     if "trains" not in graph.derived:
         known = graph.y >= 0
         graph.derived["trains"] = graph.blocks.sum((known & graph.train).long()) > 0
-        graph.derived["labelled"] = graph.blocks.sum((known & (graph.train | graph.val | graph.test)).long()) > 0
-    return {name: graph.derived[name] for name in ("trains", "labelled")}
+        graph.derived["labeled"] = graph.blocks.sum((known & (graph.train | graph.val | graph.test)).long()) > 0
+    return {name: graph.derived[name] for name in ("trains", "labeled")}
 
 
 def training_vectors(graph: Graph) -> Graph:

@@ -23,7 +23,7 @@ from atoll.algorithms.nfedgnn.joining import FIXED_POINT, absent, admit, draw_la
 from atoll.algorithms.nfedgnn.server import Server
 from atoll.algorithms.nfedgnn.settings import Settings, Split
 from atoll.errors import AtollError
-from atoll.federation import door, metrics
+from atoll.federation import metrics, transfer
 from atoll.federation.cohort import STORED_FEATURE, Fields, verb
 from atoll.federation.declarations import COUNTS, MAX_PARAMETER, flag, real, whole
 from atoll.federation.federation import Federation, Replies
@@ -233,7 +233,7 @@ def descend(federation: Federation, state: State, settings: Split, penalty: Pena
     graph.forget_adjacency()
     optimizer.step([part.contiguous() for part in gradients])
     after = {"model": get_parameters(server), "optimizer": optimizer.state(), "loss": loss.detach(), "gradient": gradient}
-    after = door.outward(after, federation.device)
+    after = transfer.to_cpu(after, federation.device)
     everybody: Tensor = after.pop("gradient")
     if isinstance(users, Tensor):
         everybody = torch.zeros_like(state["latent"]).index_copy(0, users, everybody)

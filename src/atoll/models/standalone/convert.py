@@ -24,7 +24,7 @@ from atoll.models.gcn import GCN
 from atoll.models.gcn_head import GCNHead
 from atoll.models.gcnii import GCNII
 from atoll.models.gin import GIN
-from atoll.models.mixed import MixedBackbone
+from atoll.models.mixed_backbones import MixedBackbone
 from atoll.models.mlp import MLP
 from atoll.models.normalization import BatchNorm
 from atoll.models.parameters import Parameters, get_parameters, set_parameters

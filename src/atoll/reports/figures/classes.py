@@ -68,8 +68,8 @@ def _seed_words(known: Known) -> str:
 def _bar(name: str, names: Sequence[str], detail: RowDetail, metric: str, color: int) -> Series:
     pairs = [mean_of(values, metric) for values in detail.by_class]
     heights = [None if pair is None else pair[0] for pair in pairs]
-    spread = [0.0 if pair is None else pair[1] or 0.0 for pair in pairs] if len(detail.seeds) > 1 else None
-    return Series(name, list(names), heights, color, spread)
+    std = [0.0 if pair is None else pair[1] or 0.0 for pair in pairs] if len(detail.seeds) > 1 else None
+    return Series(name, list(names), heights, color, std)
 
 
 def _reliability(known: Known) -> list[Figure]:

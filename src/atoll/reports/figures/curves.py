@@ -96,9 +96,9 @@ def curve(row: Row, metric: str, axis: str, name: str, color: int) -> Series | N
     whole = row.curve(metric, axis)
     if not whole or (axis == "megabytes" and whole[-1][0] <= 0):  # a row that sends nothing has no curve there
         return None
-    x, y, spread = zip(*thin(whole), strict=True)
+    x, y, std = zip(*thin(whole), strict=True)
     mark = None
     if axis == "round" and not row.several and len(whole) > 1:
         best = row.runs[0].result.best_round
         mark = next(((x, y) for x, y, _ in whole if x == best), None)
-    return Series(name, x, y, color, spread if row.several else None, mark)
+    return Series(name, x, y, color, std if row.several else None, mark)

@@ -37,7 +37,7 @@ class Series:
     x: Sequence[float | str]
     y: Sequence[float | None]
     color: int  # an index into the palette, which is repeated
-    spread: Sequence[float] | None = None  # a band around a line, whiskers on bars: one standard deviation
+    std: Sequence[float] | None = None  # a band around a line, whiskers on bars: one standard deviation
     mark: tuple[float, float] | None = None  # a point of a line that stands out: the best round
     size: Sequence[float] | None = None  # areas of the points of a reliability curve, at most 1
     texts: Sequence[str] | None = None  # what each point or bar is, for the reader who points at it

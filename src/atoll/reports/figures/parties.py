@@ -20,9 +20,9 @@ def parties(rows: Sequence[Row]) -> list[Figure]:
     for number, row in enumerate(rows):
         pairs = row.party_means(ACCURACY)
         if 1 < len(pairs) <= MAX_PARTIES and any(pair is not None for pair in pairs):
-            spread = [0.0 if pair is None else pair[1] or 0.0 for pair in pairs] if row.several else None
+            std = [0.0 if pair is None else pair[1] or 0.0 for pair in pairs] if row.several else None
             means = [None if pair is None else pair[0] for pair in pairs]
-            bars.append(Series(row.label, _tick_names(row, len(pairs)), means, number, spread))
+            bars.append(Series(row.label, _tick_names(row, len(pairs)), means, number, std))
     figures = []
     if bars:
         caption = "Test nodes of each party."
@@ -76,8 +76,8 @@ def groups(rows: Sequence[Row], majority: Sequence[tuple[float, float | None] | 
         pairs = [(row.label, pair) for row, pair in zip(rows, means, strict=True) if pair is not None]
         if pairs:
             labels, values = [label for label, _ in pairs], [pair[0] for _, pair in pairs]
-            spread = [pair[1] or 0.0 for _, pair in pairs]
-            series.append(Series(name, labels, values, KINDS + 1 + number, spread if any(spread) else None))
+            std = [pair[1] or 0.0 for _, pair in pairs]
+            series.append(Series(name, labels, values, KINDS + 1 + number, std if any(std) else None))
     caption = "Majority nodes have the most frequent class among their party's training nodes; minority nodes are the others."
     title = "Majority and minority nodes" if len(series) > 1 else "Minority nodes"
     figure = Figure("minority", SECTION, title, "bars", "", "accuracy", series, None, caption, True)

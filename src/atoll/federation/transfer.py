@@ -1,6 +1,6 @@
-"""The door between what is sent and the device that a cohort computes on: messages, replies and memory are tensors of the CPU.
+"""Tensors between the CPU, where messages, replies and memory are, and the device that a cohort computes on.
 
-Whatever a party receives passes `inward` before a verb sees it, whatever it replies or keeps passes `outward`. So messages and
+Whatever a party receives passes `to_device` before a verb sees it, whatever it replies or keeps passes `to_cpu`. So messages and
 checkpoints do not depend on a device, and engines, ledgers, checks, noise and masks see tensors of the CPU only.
 """
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from atoll.federation.declarations import Leaf
 
 
-def outward(value: Any, device: torch.device) -> Any:
+def to_cpu(value: Any, device: torch.device) -> Any:
     """What leaves a device: tensors of the CPU. A description stays where it was made, and its numbers come from there."""
     return value if device == CPU else _moved(value, CPU, device)
 
 
-def inward(value: Any, device: torch.device) -> Any:
+def to_device(value: Any, device: torch.device) -> Any:
     """What a device is given: its own tensors, and the descriptions that were made there."""
     return value if device == CPU else _moved(value, device, device)
 

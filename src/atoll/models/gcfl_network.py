@@ -21,21 +21,21 @@ from atoll.settings import setting
 
 
 @dataclass(frozen=True)
-class FramedSettings:
+class GCFLNetworkSettings:
     """Which convolutions."""
 
     model: str = setting("gcn", "The backbone whose layers are the convolutions.")
 
 
-class Framed(Backbone):
+class GCFLNetwork(Backbone):
     """H⁰ = X·W + b; `layers` convolutions H⁺ = relu(conv(H)), each a layer of a backbone; logits = relu(H·V + c)·U + d.
 
     With SGC there is one convolution, Â²·H·W + b, without activation.
     """
 
-    settings_type = FramedSettings
+    settings_type = GCFLNetworkSettings
 
-    def __init__(self, shape: ModelShape, draws: Draws | None = None, settings: FramedSettings | None = None) -> None:
+    def __init__(self, shape: ModelShape, draws: Draws | None = None, settings: GCFLNetworkSettings | None = None) -> None:
         super().__init__(shape, draws, settings)
         parties, hidden, name = shape.parties, shape.hidden, self.settings.model
         self.linear = name == "sgc"

@@ -66,13 +66,13 @@ class DistinctRows:
         position = present.cumsum(0).sub_(1)
         return DistinctRows(self.table.index_select(0, rows), self.party[rows], self.parties, position[kind])
 
-    def spread(self, rows: Tensor, kept: Kept | None = None) -> Tensor:
+    def to_nodes(self, rows: Tensor, kept: Kept | None = None) -> Tensor:
         """(K, h) → (N, h): every node's row, after dropout."""
-        result: Tensor = _Spread.apply(rows, self, kept)  # type: ignore[no-untyped-call]
+        result: Tensor = _ToNodes.apply(rows, self, kept)  # type: ignore[no-untyped-call]
         return result
 
 
-class _Spread(torch.autograd.Function):
+class _ToNodes(torch.autograd.Function):
     """Rows, none below zero, to the nodes that have them, and sums over these nodes on the way back.
 
     What is positive afterwards was so before and was kept, so that the gradient needs nothing else.

@@ -9,7 +9,7 @@ import torch
 
 from atoll.data.builder import build_graph
 from atoll.graphs import edges as matrices
-from atoll.graphs import looped
+from atoll.graphs import symmetric_matrices
 from atoll.graphs.graph import Graph, stack
 from atoll.graphs.sparse import SparseMatrix
 
@@ -32,7 +32,7 @@ def same(one: SparseMatrix, other: SparseMatrix) -> bool:
 @pytest.mark.parametrize("piece", [1, 7, 1 << 20])
 def test_the_matrices_are_those_of_sparse_sums(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one graph and of several, whatever is computed at once."""
-    monkeypatch.setattr(looped, "MAX_TOGETHER", piece)
+    monkeypatch.setattr(symmetric_matrices, "MAX_TOGETHER", piece)
     one = some_graph()
     for graph in (one, stack([one, some_graph(9, 3, seed=1), some_graph(2, 0)])):
         adjacency = matrices.adjacency_matrix(graph.edge_index, None, graph.num_nodes)

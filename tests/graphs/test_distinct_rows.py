@@ -10,7 +10,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from atoll.graphs import distinct
+from atoll.graphs import distinct_rows
 from atoll.graphs.graph import Graph
 from atoll.models.backbone import ModelShape
 from atoll.models.graph_level import GraphNetwork
@@ -41,7 +41,7 @@ def test_the_first_layer_of_distinct_rows_is_that_of_all(dropout: float, batch: 
     """Outputs and gradients, of all graphs and of a batch in which one party has none."""
     found = []
     for share in (1.0, 0.0):
-        monkeypatch.setattr(distinct, "MAX_SHARE", share)
+        monkeypatch.setattr(distinct_rows, "MAX_SHARE", share)
         graph = parts()
         if batch:
             graph = graph.take((graph.owner != 2).nonzero()[::3, 0])
@@ -53,7 +53,7 @@ def test_the_first_layer_of_distinct_rows_is_that_of_all(dropout: float, batch: 
 
 def test_rows_are_distinct_and_those_of_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each node has its own row of [(A + I)·X ‖ row sums], no row twice at a party."""
-    monkeypatch.setattr(distinct, "MAX_SHARE", 1.0)
+    monkeypatch.setattr(distinct_rows, "MAX_SHARE", 1.0)
     graph = parts().take(torch.arange(0, 200, 3))
     rows = graph.distinct
     assert rows is not None
@@ -68,7 +68,7 @@ def test_rows_are_distinct_and_those_of_the_nodes(monkeypatch: pytest.MonkeyPatc
 
 def test_many_values_or_rows_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where hardly any two nodes are alike the usual layer is used."""
-    monkeypatch.setattr(distinct, "MAX_VALUES", 1)
+    monkeypatch.setattr(distinct_rows, "MAX_VALUES", 1)
     assert parts().distinct is None
 
 

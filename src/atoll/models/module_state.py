@@ -1,4 +1,4 @@
-"""What a module holds: where its parameters are, and whether a call changed anything besides their values and the buffers'."""
+"""The state of a module: where its parameters are, and whether a call changed anything besides their values and the buffers'."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-Held = dict[tuple[str, str], list[Any]]  # by part and attribute: the value, and what it holds in turn
+ModuleState = dict[tuple[str, str], list[Any]]  # by part and attribute: the value, and what it contains
 
 FILLED = {"_parameters", "_buffers", "_modules"}  # their names count; their values are replaced while a module is called
 LIBRARIES = ("torch.", "torch_geometric.")  # their layers keep nothing of a call that a later one reads, unless `cached`
 TORCH = frozenset(nn.Module().__dict__) - FILLED  # attributes that every module has
 
 
-def held(module: nn.Module) -> Held:
+def module_state(module: nn.Module) -> ModuleState:
     """The attributes of a module and its parts, other than layers of torch and PyG, to be compared by `difference`."""
     return {
         (part, name): _contents(name, value)
@@ -27,16 +27,16 @@ def held(module: nn.Module) -> Held:
     }
 
 
-def difference(before: Held, after: Held) -> str | None:
+def difference(before: ModuleState, after: ModuleState) -> str | None:
     """The first attribute that is new, gone or different; None without one.
 
     >>> module = type("Counter", (nn.Module,), {})()
     >>> module.calls, module.names = 0, ["a"]
-    >>> before = held(module)
+    >>> before = module_state(module)
     >>> module.calls += 0
-    >>> difference(before, held(module))
+    >>> difference(before, module_state(module))
     >>> module.names.append("b")
-    >>> difference(before, held(module))
+    >>> difference(before, module_state(module))
     'names'
     """
     if before.keys() == after.keys() and all(map(is_, _flat(before), _flat(after))) and _size(before) == _size(after):
@@ -59,11 +59,11 @@ def _contents(name: str, value: Any) -> list[Any]:
     return [value, value._version] if isinstance(value, Tensor) else [value]
 
 
-def _flat(values: Held) -> chain[Any]:
+def _flat(values: ModuleState) -> chain[Any]:
     return chain.from_iterable(values.values())
 
 
-def _size(values: Held) -> int:
+def _size(values: ModuleState) -> int:
     return sum(map(len, values.values()))
 
 

@@ -9,7 +9,7 @@ import torch
 from test_gfl_appnp import Naive, first_model, flat, prepared, run
 from torch import Tensor
 
-from atoll.algorithms.gfl_appnp.learned import Learned
+from atoll.algorithms.gfl_appnp.learned_propagation import Learned
 from atoll.algorithms.gfl_appnp.propagation import Propagation, coefficients
 from atoll.errors import AtollError
 from atoll.federation.cohort import Message

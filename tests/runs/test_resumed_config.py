@@ -16,7 +16,7 @@ from atoll.errors import AtollError, AtollWarning
 from atoll.reports import runs
 from atoll.runs import runner
 from atoll.runs.folder import Folder
-from atoll.runs.unchanged import ENDINGS, HARMLESS, record
+from atoll.runs.resumed_config import ENDINGS, HARMLESS, record
 from small import small
 
 

@@ -13,7 +13,7 @@ import atoll
 from atoll.data import DATASETS, PartitionSettings, partition
 from atoll.data.catalog import DataSettings
 from atoll.data.federated import SCENARIOS, federate
-from atoll.data.natural import as_one_graph
+from atoll.data.natural_parties import as_one_graph
 from atoll.data.partition import first_kind, present_kind
 from atoll.data.statistics import partition_statistics
 from atoll.errors import AtollError, AtollWarning

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 
 from atoll.data.catalog import DataSettings
+from atoll.data.graph_objects import ACCEPTED, kind_of, read_object
 from atoll.data.graph_tables import are_graphs, target_of_graphs
-from atoll.data.objects import ACCEPTED, kind_of, read_object
 from atoll.data.party_graphs import PartyGraph
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.tasks import OF_TARGETS
 
 
-class Given:
+class ScriptData:
     """A dataset and a partition as a script has them; they are read once the run's settings are known.
 
     Parameters:
@@ -59,11 +59,11 @@ class Given:
         return OF_TARGETS[target_of_graphs(self.dataset)]["graph"] if self.small_graphs else ""
 
     @property
-    def without_partition(self) -> Given | None:
+    def without_partition(self) -> ScriptData | None:
         """The dataset alone; None where it has a name."""
         if self.dataset is None:
             return None
-        alone = Given(self.dataset)
+        alone = ScriptData(self.dataset)
         alone._read = self._read
         return alone
 

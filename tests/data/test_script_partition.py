@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.data.given_partition import node_lists
+from atoll.data.script_partition import node_lists
 from atoll.errors import AtollError, AtollWarning
 from graphs import make_graph
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import atoll
-from atoll.data.named import digest, named_partitions
+from atoll.data.named_partitions import digest, named_partitions
 from atoll.data.partition import partition
 from atoll.data.partition_settings import PartitionSettings
 from atoll.data.statistics import partition_statistics

@@ -15,7 +15,7 @@ import torch
 import atoll
 from atoll.data import files
 from atoll.data.federated import federate
-from atoll.data.given import Given
+from atoll.data.script_data import ScriptData
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.graph import Graph
 from atoll.runs.config import resolve
@@ -44,7 +44,7 @@ def parts_of(dataset: Any, algorithm: str = "fedavg", **values: Any) -> Any:
     """The federated data of a list of graphs."""
     scenarios = {"fedavg": ("horizontal", "overlapping"), "fedgl": ("overlapping", "horizontal"), "glasu": ("vertical",)}
     config = resolve(algorithm, dataset="given", partition="files", values=values)
-    return federate(config, Given(dataset), scenarios[algorithm])
+    return federate(config, ScriptData(dataset), scenarios[algorithm])
 
 
 class Listed(InMemoryDataset):
@@ -74,7 +74,7 @@ def test_settings_of_data_hold_for_objects(recwarn: pytest.WarningsRecorder) -> 
     assert graph.class_names == ("a", "b", "c")
     assert torch.allclose(dense(graph).abs().sum(1).clamp(max=1).round(), (data.x.abs().sum(1) > 0).float())
     config = resolve("fedavg", dataset="given", partition="whole", values={"directed": True})
-    assert federate(config, Given(data), ("horizontal",)).parts.edge_index.shape[1] == 2
+    assert federate(config, ScriptData(data), ("horizontal",)).parts.edge_index.shape[1] == 2
     assert not recwarn.list
 
 
@@ -215,7 +215,7 @@ def test_frames_are_read_as_the_same_tables_in_a_folder(tmp_path: Path) -> None:
     indexed = nodes.set_index("id")
     for given in (FRAMES, [edges, nodes], {"nodes": nodes, "edges": edges}, (indexed, edges), net):
         config = resolve("fedavg", dataset="given", partition="whole")
-        found = federate(config, Given(given), ("horizontal",)).parts
+        found = federate(config, ScriptData(given), ("horizontal",)).parts
         assert same(found, wanted)
         assert found.table is not None
         assert wanted.table is not None
