@@ -46,9 +46,10 @@ def test_with_all_neighbors_it_is_full_batch_training(algorithm: str) -> None:
     """One batch of all training nodes with all their neighbors: the numbers of training on the whole graph."""
     if algorithm == "fedbn":
         pytest.skip("batch norm is over the nodes that a step computes, which are not all nodes")
-    whole = usual(small(algorithm, **{**values_of(algorithm), "dropout": 0.0}))
+    still = {"dropout": 0.0, "input_dropout": 0.0}
+    whole = usual(small(algorithm, **{**values_of(algorithm), **still}))
     for sampler in ("neighbors", "layers"):
-        values = {"dropout": 0.0, "batch_size": 1000, "fan_out": "0"}
+        values = {**still, "batch_size": 1000, "fan_out": "0"}
         assert_same(whole, run(batched(algorithm, sampler, **values)), 1e-4 if algorithm == "gcfl" else 1e-5)
 
 

@@ -395,3 +395,20 @@ def test_the_paper_s_overlap_on_cora() -> None:
         assert int((counts == 6).sum()) / 2708 == pytest.approx(expected, abs=0.006 if overlap < 0 else 3e-4)
         shares = [0.3, 0.4, 0.5, 0.5, 0.6, 0.7]
         assert [round(size / 2708, 2) for size in parts.sizes] == shares
+
+
+@pytest.mark.parametrize(
+    "values", [{"pseudo_graph": "literal"}, {"loss": "sum"}, {"upload": "rows"}, {"outputs": "before"}], ids=str
+)
+def test_one_batch_with_all_neighbors_is_the_whole_graph(values: dict[str, Any]) -> None:
+    """Pseudo labels and pseudo neighbors of a batch's nodes, however they are weighted, summed and sent."""
+    whole, batched = run(**PLAIN, **values), run(**PLAIN, batch_size=1000, fan_out="0", **values)
+    for name, value in whole.state["model"].items():
+        torch.testing.assert_close(batched.state["model"][name], value, atol=1e-5, rtol=1e-5)
+
+
+def test_attention_over_a_pseudo_graph_is_in_clusters_or_whole() -> None:
+    """Its weights cannot be sampled; clusters are trained on with their own part of the pseudo graph."""
+    with pytest.raises(AtollError, match="attends over a pseudo graph, which cannot be sampled; set sampler=clusters"):
+        run(model="gat", batch_size=4)
+    assert run(model="gat", batch_size=4, sampler="clusters").rounds == 3

@@ -152,3 +152,14 @@ def test_bytes() -> None:
     parameters = plain.size(result.state["model"])
     assert result.bytes["down"] == 2 * 3 * 4 * parameters
     assert result.bytes["up"] == 2 * 3 * (4 * parameters + 8)
+
+
+@pytest.mark.parametrize("contrast", ["self", "none"])
+@pytest.mark.parametrize("structure", ["neighbors", "edges", "none"])
+def test_one_batch_with_all_neighbors_is_the_whole_graph(contrast: str, structure: str) -> None:
+    """Every loss, on views that leave edges and columns out."""
+    values = {"contrast": contrast, "structure": structure, "dropout": 0.0, "rounds": 2}
+    whole = runner.run(small("fgssl", **values))
+    batched = runner.run(small("fgssl", batch_size=1000, fan_out="0", **values))
+    for name, value in whole.state["model"].items():
+        torch.testing.assert_close(batched.state["model"][name], value, atol=1e-5, rtol=1e-5)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 
 from atoll.graphs.graph import Graph, stack
@@ -14,6 +15,7 @@ from atoll.graphs.hops import SampledHop
 from atoll.graphs.inference import block, party_groups, row_ranges
 from atoll.graphs.minibatch import CLUSTERS_PER_BATCH, MiniBatch, Sampled, epoch
 from atoll.graphs.neighbors import subsets
+from atoll.graphs.sparse import SparseMatrix
 from atoll.random import Draws
 
 SIZES = (30, 17, 41)
@@ -95,9 +97,12 @@ def test_a_batch_reaches_sampled_neighbors_only(graph: Graph, sampler: str) -> N
             assert own.count(1) <= 3 * own.count(0), party
 
 
-@pytest.mark.parametrize("kind", ["normalized_adjacency", "mean_adjacency", "summed_adjacency"])
+@pytest.mark.parametrize("kind", ["normalized_adjacency", "mean_adjacency", "summed_adjacency", "given"])
 def test_weights_are_those_of_the_whole_graph_times_what_a_neighbor_stands_for(graph: Graph, kind: str) -> None:
     """M_ij·d_i / s_i for a sampled neighbor, M_ii for the node itself, by a loop; and M itself with all neighbors."""
+    if kind == "given":  # another matrix over the same edges, which is no function of degrees
+        full = graph.normalized_adjacency.forward.to_dense() * torch.rand(88, 88, generator=torch.Generator().manual_seed(0))
+        graph, kind = graph.with_adjacency(SparseMatrix(sp.csr_array(full.numpy()))), "normalized_adjacency"
     full = getattr(graph, kind).forward.to_dense()
     for fan_out in (2, 0):
         sampled = Sampled(graph, np.array([1, 2, 32, 70]), [fan_out, fan_out], "neighbors", draws(0, 1, 2))

@@ -189,7 +189,7 @@ class Graph(Items, Matrices, Slices, AllNodes):
 
     def with_adjacency(self, adjacency: SparseMatrix) -> Graph:
         """The same graph with another matrix instead of D^(-1/2)·(A + I)·D^(-1/2)."""
-        return self._with(normalized_adjacency=adjacency)
+        return self._with(normalized_adjacency=adjacency, _adjacency=adjacency)
 
     def with_attention(self, weights: sp.csr_array | None = None, beside: SparseMatrix | None = None) -> Graph:
         """The same graph with `attention_weights` and `beside_attention`, for models that attend."""

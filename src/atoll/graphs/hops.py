@@ -96,6 +96,8 @@ class AllNodes:
     @cached_property
     def neighbors(self) -> NeighborLists:
         """Each node's neighbors, in less memory than a matrix takes."""
+        if given := self.__dict__.get("_adjacency"):
+            return NeighborLists.of_matrix(sp.csr_array(given.arrays, shape=given.shape))
         if "_parties" in self.__dict__:
             cut: Any = self.__dict__["_cut"]
             return cut.graph.neighbors.cut(cut.starts.numpy(), cut.ends.numpy())  # type: ignore[no-any-return]
@@ -173,7 +175,9 @@ class SampledHop:
 
     @cached_property
     def normalized_adjacency(self) -> SparseMatrix:
-        """D^(-1/2)·(A + I)·D^(-1/2) with the degrees of the whole graph."""
+        """D^(-1/2)·(A + I)·D^(-1/2) with the degrees of the whole graph; or of another matrix that stands for it."""
+        if self.lists.diagonal is not None:
+            return self._looped(self._weights, self.lists.diagonal[self.rows[self.out]])
         scale = (self.lists.in_weight[self.rows] + 1) ** -0.5
         return self._looped(self._weights * np.repeat(scale[self.out], self.counts) * scale[self.columns], scale[self.out] ** 2)
 
@@ -215,7 +219,7 @@ class SampledHop:
         factor = np.repeat(degree / np.maximum(self.counts, 1), self.counts)
         return factor if self.lists.weight is None else factor * self.lists.weight[self.positions]
 
-    def _looped(self, values: Floats, diagonal: Floats) -> SparseMatrix:
+    def _looped(self, values: Floats, diagonal: NDArray[Any]) -> SparseMatrix:
         """The matrix of these values with the node itself in front of its neighbors."""
         first = self.counts.cumsum() - self.counts
         columns: Ints = np.insert(self.columns, first, self.out).astype(np.int64, copy=False)

@@ -190,15 +190,21 @@ def epoch(
     for step in range(max(map(len, groups), default=0)):
         active = torch.tensor([step < len(batches) for batches in groups])
         rows = np.concatenate([np.sort(batches[step]) for batches in groups if step < len(batches)])
-        if sampler == "clusters":
-            batch, edges, weight = None, *_inside(graph, rows)
-        else:
-            batch = Sampled(graph, rows, fan_outs, sampler, draws)
-            edges, weight = torch.empty(2, 0, dtype=torch.int64), None
-        part = _part(graph, rows, edges, weight)
-        fields = {name: getattr(part, name) for name in Graph.__dataclass_fields__}
-        index = torch.from_numpy(rows).to(graph.device)
-        yield MiniBatch(**fields, index=index, active=None if bool(active.all()) else active.to(graph.device), sampled=batch)
+        yield batch_of(graph, rows, fan_outs, sampler, draws, None if bool(active.all()) else active.to(graph.device))
+
+
+def batch_of(
+    graph: Graph, rows: Ints, fan_outs: Sequence[int], sampler: str, draws: Draws, active: Tensor | None = None
+) -> MiniBatch:
+    """The batch of these rows, ascending; the rest as for `epoch`."""
+    if sampler == "clusters":
+        batch, edges, weight = None, *_inside(graph, rows)
+    else:
+        batch = Sampled(graph, rows, fan_outs, sampler, draws)
+        edges, weight = torch.empty(2, 0, dtype=torch.int64), None
+    part = _part(graph, rows, edges, weight)
+    fields = {name: getattr(part, name) for name in Graph.__dataclass_fields__}
+    return MiniBatch(**fields, index=torch.from_numpy(rows).to(graph.device), active=active, sampled=batch)
 
 
 def _shuffled(graph: Graph, size: int, train: Tensor, draws: Draws) -> list[list[Ints]]:

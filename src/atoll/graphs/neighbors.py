@@ -27,6 +27,8 @@ class NeighborLists:
         weight: (E,) float32, the weights of the edges; None where all are 1.
     """
 
+    diagonal: NDArray[np.float32] | None = None  # (N,) of a matrix whose other entries the weights are; None: normalized later
+
     def __init__(self, edge_index: Tensor, edge_weight: Tensor | None, nodes: int) -> None:
         source, target = (side.numpy().astype(np.int32) for side in edge_index.cpu())
         values = np.ones(len(source), np.int8) if edge_weight is None else edge_weight.cpu().numpy()
@@ -34,6 +36,18 @@ class NeighborLists:
         self.indptr: Ints = matrix.indptr.astype(np.int64)
         self.indices: NDArray[np.int32] = matrix.indices
         self.weight: NDArray[np.float32] | None = None if edge_weight is None else matrix.data
+
+    @staticmethod
+    def of_matrix(matrix: sp.csr_array) -> NeighborLists:
+        """The entries of a square matrix as weighted edges: what is sampled of it is made of them as they are."""
+        lists = object.__new__(NeighborLists)
+        rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
+        own = matrix.indices == rows
+        lists.indptr = np.concatenate([[0], np.bincount(rows[~own], minlength=matrix.shape[0]).cumsum()])
+        lists.indices = matrix.indices[~own].astype(np.int32, copy=False)
+        lists.weight = matrix.data[~own].astype(np.float32, copy=False)
+        lists.diagonal = matrix.diagonal().astype(np.float32, copy=False)
+        return lists
 
     def cut(self, starts: Ints, ends: Ints) -> NeighborLists:
         """Those of some spans of rows, each of which has its neighbors in the span itself."""

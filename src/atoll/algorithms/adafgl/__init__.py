@@ -1,5 +1,7 @@
 """AdaFGL: Li et al., ICDE 2024. FedAvg first; then every party trains networks of its own on what the shared model predicts.
 
+With a `batch_size` the shared stage is in mini-batches; the personal one is not, as it compares all pairs of a party's nodes.
+
 Payload bytes per round and party, w parameters: down 4·w, up 4·w + 8 (the number of training nodes; of all nodes with
 `weighting=nodes`; 1 with `weighting=parties`), and 16 more with `shared_model=best` (nodes, and nodes times validation accuracy).
 When the personal stage begins, once: down 8·w (4·w with `shared_model=last`), up 16 (0). In the personal stage nothing.
@@ -24,6 +26,7 @@ from atoll.federation.federation import Federation
 from atoll.federation.local_training import LocalTraining
 from atoll.federation.memory import FRESH, SHARED
 from atoll.graphs.graph import Graph
+from atoll.graphs.inference import in_blocks
 from atoll.graphs.masks import node_weights
 from atoll.graphs.relations import smoothing_matrix
 from atoll.graphs.sparse import SparseMatrix
@@ -58,7 +61,6 @@ class Cohort(LocalTraining):
         "optimizer": PARTY, "kept": PARTY, "adopted": PARTY, "homophily": PARTY, "personal": PARTY, "personal_optimizer": PARTY,
     }  # fmt: skip
     no_backbone = "a party predicts with networks over all pairs of its nodes"
-    whole_graph = "its personal stage compares all pairs of a party's nodes"
     settings: Settings
 
     def setup(self) -> None:
@@ -153,7 +155,8 @@ class Cohort(LocalTraining):
         """R of each party, Ã, and Q (N, C): what follows from the shared model; kept while neither it nor the graph changes."""
         version = tuple(parameter._version for parameter in self.kept.parameters())
         if self._relations is None or self._relations[0] is not graph or self._relations[1] != version:
-            q = torch.softmax(self.kept(graph), 1)
+            stages = self.kept.stages() if self.batched else None
+            q = torch.softmax(self.kept(graph) if stages is None else in_blocks(stages, graph), 1)
             related = [related_pairs(rows, self.settings.relation_threshold) for rows in torch.split(q, graph.sizes)]
             self._relations = graph, version, related, smoothing_matrix(graph, related, self.settings.edge_share), q
         return self._relations[2:]

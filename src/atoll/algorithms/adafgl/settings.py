@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.algorithms import fedavg
-from atoll.settings import setting
+from atoll.settings import BatchedTraining, setting
 
 
 @dataclass(frozen=True)
-class Settings(fedavg.Averaging):
-    """FedAvg's settings, where the personal stage begins, and its relations, branches and combination."""
+class Settings(fedavg.Averaging, BatchedTraining):
+    """FedAvg's settings, mini-batches of the shared stage, where the personal one begins, its relations and branches."""
 
     variant: str = setting(
         "authors", "The authors' code, or the paper, which sets combine=mixture.", choices=("authors", "paper")

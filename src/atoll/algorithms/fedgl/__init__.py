@@ -13,6 +13,7 @@ pseudo neighbors.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from atoll.algorithms import State
-from atoll.algorithms.fedgl.settings import Settings
+from atoll.algorithms.fedgl.settings import Settings, check
 from atoll.errors import AtollError, PartyFailure
 from atoll.federation import metrics
 from atoll.federation.cohort import MODEL, Fields, first_model, verb
@@ -28,12 +29,14 @@ from atoll.federation.declarations import COUNTS, ROWS, WEIGHT, Case, Forms, Sca
 from atoll.federation.federation import Federation
 from atoll.federation.local_training import LocalTraining
 from atoll.federation.memory import FRESH, NODE
-from atoll.graphs import knn
+from atoll.graphs import knn, minibatch
 from atoll.graphs.graph import Graph
+from atoll.graphs.inference import in_blocks
+from atoll.graphs.minibatch import MiniBatch
 from atoll.models.backbone import Backbone
+from atoll.models.batching import fan_outs
 from atoll.models.parameters import get_parameters, scale, weighted
 from atoll.models.registry import find_model
-from atoll.models.user import short_name
 from atoll.random import Draws
 from atoll.tasks.node_classification import TASK, NodeClassification
 
@@ -86,7 +89,6 @@ def reply(case: Case) -> Forms:
 class Cohort(LocalTraining):
     """Parties that train the server's model with its pseudo labels over its pseudo graph."""
 
-    whole_graph = "pseudo labels and the pseudo graph join all nodes of a party in every step"
     settings: Settings
     about_nodes = ("nodes", "graph")
 
@@ -101,12 +103,14 @@ class Cohort(LocalTraining):
         local = self.complemented(nodes, graph)  # Eq. 9
         self.load(model)
         self.previous = model
-        self.train(local=local, pseudo=None if labels is None else self.project(labels))  # Ȳ⁽ᵏ⁾
+        pseudo = None if labels is None else self.project(labels)  # Ȳ⁽ᵏ⁾
+        self.sampled_from = local, pseudo
+        self.train(local=local, pseudo=pseudo, added=graph)
         reply = {"model": weighted(self.model, self.weights), "n": self.weights}
         if self.settings.outputs == "before":
             self.load(self.previous)
         with torch.no_grad():
-            return reply | self.upload(self.model(local), nodes)  # H_k, without dropout
+            return reply | self.upload(self.over(local), nodes)  # H_k, without dropout
 
     @verb(takes=judged, gives=COUNTS)
     def evaluate(self, model: Fields, nodes: int = 0, graph: dict[str, Tensor] | None = None) -> Fields:  # type: ignore[override]
@@ -119,8 +123,22 @@ class Cohort(LocalTraining):
             raise PartyFailure(f"holds nodes beyond the {nodes} that the server knows of")
         return self.graph if graph is None else complement(self.graph, graph, self.settings)
 
-    def objective(self, batch: Graph, draws: Draws, local: Graph, pseudo: Graph | None) -> Tensor:
-        """L_GCN + α·L_SSL."""
+    def epoch(self, draws: Draws) -> Iterator[Graph]:
+        """The whole graph, or mini-batches of the nodes with a label, real or pseudo, sampled over the pseudo graph, too."""
+        s, (local, pseudo) = self.settings, self.sampled_from
+        if not self.batched:
+            return super().epoch(draws)
+        items = None if pseudo is None else self.graph.train | pseudo.train
+        graph = self.graph if s.sampler == "clusters" else local
+        return minibatch.epoch(graph, s.batch_size, fan_outs(s, self.hops), s.sampler, draws, items)
+
+    def objective(
+        self, batch: Graph, draws: Draws, local: Graph, pseudo: Graph | None, added: dict[str, Tensor] | None = None
+    ) -> Tensor:
+        """L_GCN + α·L_SSL; in a mini-batch of its nodes, clusters with their part of the pseudo graph."""
+        if isinstance(batch, MiniBatch):
+            local = batch if batch.sampled or added is None else complement(batch, added, self.settings)
+            pseudo = pseudo and replace(batch, y=pseudo.y[batch.index], train=pseudo.train[batch.index])
         if self.settings.outputs == "before":
             self.previous = get_parameters(self.model, copy=True)
         logits = self.model(local, draws)
@@ -162,6 +180,11 @@ class Cohort(LocalTraining):
         on_rows = {name: self.scatter(rows, nodes) for name, rows in reported.items()} | {"held": held}
         return weighted(on_rows, sizes)
 
+    def over(self, graph: Graph, draws: Draws | None = None) -> Tensor:
+        """(N, C) the output of the model as it stands; with mini-batches, in blocks of rows where there is no other attention."""
+        stages = self.model.stages() if self.batched and (graph is self.graph or not self.model.attends) else None
+        return self.output(graph, draws) if stages is None else in_blocks(stages, graph)
+
     def scatter(self, rows: Tensor, nodes: int) -> Tensor:
         """(n, …) → (P, N, …): each party's rows where its nodes stand among all, 0 elsewhere."""
         result = rows.new_zeros(self.graph.parties, nodes, *rows.shape[1:])
@@ -171,7 +194,7 @@ class Cohort(LocalTraining):
     def predict(self, model: Fields, nodes: int = 0, graph: dict[str, Tensor] | None = None) -> Tensor:
         """(N, C) the output of the server's model, over the pseudo graph if there is one."""
         self.load(model)
-        return self.output(self.complemented(nodes, graph), self.evaluation_draws())
+        return self.over(self.complemented(nodes, graph), self.evaluation_draws())
 
     def embeddings(self, model: Fields, nodes: int = 0, graph: dict[str, Tensor] | None = None) -> Tensor | None:
         """(N, h) its last hidden representation."""
@@ -186,18 +209,6 @@ class Cohort(LocalTraining):
             )
         self.load(model)
         return self.model
-
-
-def check(settings: Settings) -> None:
-    """Refuse settings that contradict each other."""
-    kind = find_model(settings.model)
-    if settings.pseudo_graph_weight and not (kind.weighted_edges or kind.attends):
-        name = short_name(settings.model)
-        raise AtollError(
-            f"A pseudo graph has weights that {name} does not use; choose another model, or --set pseudo_graph_weight=0."
-        )
-    if settings.loss == "sum" and settings.balance_classes:
-        raise AtollError("fedgl: balance_classes weights the classes of a mean; set loss=mean, or leave it out.")
 
 
 def start(federation: Federation, settings: Settings) -> State:

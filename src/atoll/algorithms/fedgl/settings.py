@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.algorithms import fedavg
+from atoll.errors import AtollError
 from atoll.graphs import knn
-from atoll.settings import setting
+from atoll.models.registry import find_model
+from atoll.models.user import short_name
+from atoll.settings import BatchedTraining, setting
 
 
 @dataclass(frozen=True)
-class Settings(fedavg.Averaging):
-    """FedAvg's settings and those of the global self-supervision.
+class Settings(fedavg.Averaging, BatchedTraining):
+    """FedAvg's settings, mini-batches and those of the global self-supervision.
 
     `variant=paper` follows all of the text at once. It sets, each of them still to be set alone: `pseudo_graph=literal` (Eqs. 9
     and 14), `neighbors=100` (Section 5.3.2), `fusion=literal` (Eqs. 11 and 13), `loss=sum` (Eqs. 4, 7 and 8), `outputs=before`
@@ -72,3 +75,20 @@ class Settings(fedavg.Averaging):
     evaluate_pseudo_graph: bool = setting(
         False, "Evaluate the model over the pseudo graph, too, as the parties train it.", since="0.2"
     )
+
+
+def check(settings: Settings) -> None:
+    """Refuse settings that contradict each other."""
+    kind = find_model(settings.model)
+    if settings.pseudo_graph_weight and not (kind.weighted_edges or kind.attends):
+        name = short_name(settings.model)
+        raise AtollError(
+            f"A pseudo graph has weights that {name} does not use; choose another model, or --set pseudo_graph_weight=0."
+        )
+    if settings.pseudo_graph_weight and kind.attends and settings.batch_size and settings.sampler != "clusters":
+        raise AtollError(
+            f"fedgl: {short_name(settings.model)} attends over a pseudo graph, which cannot be sampled; set sampler=clusters, "
+            "batch_size=0, or --set pseudo_graph_weight=0."
+        )
+    if settings.loss == "sum" and settings.balance_classes:
+        raise AtollError("fedgl: balance_classes weights the classes of a mean; set loss=mean, or leave it out.")
