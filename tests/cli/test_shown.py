@@ -30,6 +30,7 @@ from atoll.errors import AtollError, AtollWarning, shown
 from atoll.reports import figures, matplotlib, page, plotly, table
 from atoll.runs import runner
 from atoll.runs.folder import Folder
+from atoll.runs.paired import Difference
 from atoll.runs.result import Result
 from atoll.version import __version__
 from small import small
@@ -84,6 +85,30 @@ def test_results_and_comparisons_print_text() -> None:
     assert_text(repr(replace(result, config=replace(result.config, dataset=NASTY))))
     row = {"row": NASTY, "mb_up": 1.0, "mb_down": 1.0, "seconds": 1.0}
     assert_text(printed(console.comparison_table([row], NASTY)))
+
+
+LONG_ROW = "fedavg model=gat lr=0.0001 hidden=1024 dropout=0.25"
+
+
+def test_numbers_are_never_cut_for_a_long_name() -> None:
+    """In a terminal of 80 columns the name of a row is broken, not a mean, its spread or an interval."""
+    row = {"row": LONG_ROW, "accuracy": 0.797312, "accuracy_std": 0.178888, "mb_up": 1.0, "mb_down": 1.0, "seconds": 1.0}
+    difference = Difference(LONG_ROW, "local", 5, 0.1892, -1.0272, 1.3297, 5, 0.25)
+    for built, values in (
+        (console.comparison_table([row], "title"), ["79.73 ± 17.89"]),
+        (console.difference_table([difference]), ["+18.92", "-102.72 … +132.97", "5/5", "0.250"]),
+    ):
+        stream = io.StringIO()
+        console.Terminal(file=stream, width=80).print(built)
+        assert all(value in stream.getvalue() for value in values)
+        assert "…" not in stream.getvalue().replace(" … ", "")
+        assert all(part in stream.getvalue() for part in LONG_ROW.split())
+
+
+def test_elsewhere_a_table_is_as_wide_as_it_wants_to_be(capsys: Any) -> None:
+    """Written to a file, a row of a comparison is one line."""
+    console.show(console.comparison_table([{"row": LONG_ROW, "mb_up": 1.0, "mb_down": 1.0, "seconds": 1.0}], "title"))
+    assert LONG_ROW in capsys.readouterr().out
 
 
 def test_progress_is_text(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -68,3 +70,11 @@ def test_a_comparison_has_differences() -> None:
     assert found.mean == pytest.approx(float(np.mean(np.subtract(accuracies["fedavg"], accuracies["local"]))))
     compared.against = "fedavg"
     assert compared.differences()[0].mean == pytest.approx(-found.mean)
+
+
+def test_a_comparison_does_not_wait_for_scipy_stats() -> None:
+    """Intervals and tests are there without a module that takes half a second to import."""
+    rows = "{'a': {0: 0.5, 1: 0.6, 2: 0.7}, 'b': {0: 0.61, 1: 0.70, 2: 0.82}}"
+    compare = f"from atoll.runs import paired; print(paired.compare_rows({rows}, 'a')[0].significant)"
+    code = f"import sys; sys.modules['scipy.stats'] = None; {compare}"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"

@@ -124,6 +124,9 @@ def test_other_defaults_are_said() -> None:
         ({"sweep": {"rounds": [1, 2]}}, "--sweep rounds: rounds is the same for all"),
         ({"sweep": {"parties": [1, 2]}}, "--sweep parties: parties is the same for all"),
         ({"sweep": {"nothing": [1, 2]}}, "none of local, fedprox has such a setting"),
+        ({"values": {"lr": 0.1}, "sweep": {"lr": [0.1, 0.2]}}, "lr is given and lr is swept; leave one of them out"),
+        ({"values": {"settings.lr": 0.1}, "sweep": {"lr": [0.1]}}, "settings.lr is given and lr is swept"),
+        ({"values": {"fedprox.lr": 0.1}, "sweep": {"lr": [0.1]}}, "fedprox.lr is given and lr is swept"),
         ({"against": "fedavg"}, "against is 'fedavg', which is not a row of the comparison; there is"),
     ],
 )
@@ -131,6 +134,21 @@ def test_no_contestant_has_terms_of_its_own(arguments: dict[str, Any], sentence:
     """Neither by a value for one of them, nor by a sweep."""
     with pytest.raises(AtollError, match=sentence):
         Comparison(["local", "fedprox"], dataset="csbm", seeds=[0], **arguments).trials()
+
+
+def test_a_sweep_of_one_contestant_stands_beside_a_value_for_all() -> None:
+    """`lr` for all and `fedprox.lr` swept: the one keeps the value, the other has a row for each of its own."""
+    values, sweep = {"lr": 0.5}, {"fedprox.lr": ["0.1", "0.2"]}
+    trials = Comparison(["local", "fedprox"], dataset="csbm", seeds=[0], values=values, sweep=sweep).trials()
+    assert [trial.config.settings.lr for trial in trials] == [0.5, 0.1, 0.2]
+
+
+def test_where_defaults_are_for_other_parties_a_partition_is_asked_for() -> None:
+    """FedMLP's default is a node per party, but both know disjoint subgraphs; nFedGNN and FedAvg have nothing in common."""
+    with pytest.raises(AtollError, match="by default on node; give a --partition for both, such as metis"):
+        Comparison(["fedavg", "fedmlp"], dataset="csbm", seeds=[0]).trials()
+    with pytest.raises(AtollError, match="nfedgnn for node ones, so they cannot be compared"):
+        Comparison(["fedavg", "nfedgnn"], dataset="csbm", seeds=[0]).trials()
 
 
 def test_a_sweep_is_a_grid() -> None:

@@ -181,31 +181,31 @@ def _run(
 
 
 def _show(comparison: Comparison) -> None:
-    from atoll.cli.console import comparison_table, difference_table, tuned_table
+    from atoll.cli.console import comparison_table, difference_table, show, tuned_table
     from atoll.cli.console import out as console
     from atoll.runs.comparison_text import comparison_title
 
     for note in comparison.notes:
         console.print(note)
-    console.print(comparison_table(comparison.summary(), comparison_title(comparison)))
+    show(comparison_table(comparison.summary(), comparison_title(comparison)))
     if comparison.tuned:
-        console.print(tuned_table(comparison.tuned))
+        show(tuned_table(comparison.tuned))
     differences = comparison.differences()
     if differences and len(comparison.seeds) > 1:
-        console.print(difference_table(differences, comparison.metric))
+        show(difference_table(differences, comparison.metric))
 
 
 def _show_ranks(comparisons: dict[str, Comparison], out: Path | None) -> None:
     """The ranks over the datasets, and ranks.json."""
     from atoll import storage
     from atoll.cli.console import out as console
-    from atoll.cli.console import ranks_table
+    from atoll.cli.console import ranks_table, show
     from atoll.runs.ranks import MIN_ROWS, mean_ranks
 
     if any(len(comparison.results) < MIN_ROWS for comparison in comparisons.values()):
         return  # one algorithm alone has no rank
     ranks = mean_ranks(comparisons.values(), list(comparisons))
-    console.print(ranks_table(ranks))
+    show(ranks_table(ranks))
     console.print(ranks.caption, soft_wrap=True)
     if out is not None:
         storage.write_whole(out / "ranks.json", (json.dumps(ranks.to_dict(), indent=1) + "\n").encode())

@@ -164,7 +164,7 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     head, *cells = comparison_cells(rows)
     for index, name in enumerate(head):
-        table.add_column(name, justify="right" if index else "left", no_wrap=True)
+        table.add_column(name, justify="right" if index else "left", no_wrap=bool(index), overflow="fold")
     for row in cells:
         table.add_row(*row)
     return table
@@ -176,7 +176,7 @@ def difference_table(differences: Sequence[Difference], metric: str = "accuracy"
     title = f"{form.words} minus that of {differences[0].against}, paired by seed; * significant at 5 % ({TEST})"
     scale, digits = (100, 2) if form.percent else (1, 4)
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("", no_wrap=True)
+    table.add_column("", overflow="fold")
     for name in ("difference", "95 % interval", "higher in", "p"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in differences:
@@ -194,7 +194,7 @@ def tuned_table(tuned: Mapping[str, Tuned]) -> Table:
     title = f"Tuned on validation nodes, mean {first.words} over the seeds {seeds}; reported seeds are others"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     for name in ("", "trials", "failed", "as they are", "tuned", "values"):
-        table.add_column(name, justify="left" if name in ("", "values") else "right", no_wrap=name != "values")
+        table.add_column(name, justify="left" if name in ("", "values") else "right", no_wrap=name not in ("", "values"))
     for row, one in tuned.items():
         scores = (one.text(one.default_score), one.text(one.score))
         table.add_row(row, str(len(one.trials)), str(len(one.failed)), *scores, listed(one.values))
@@ -205,7 +205,7 @@ def ranks_table(ranks: Ranks) -> Table:
     """Each row's mean rank over the datasets and its rank on each."""
     table = Table(title="Ranks over the datasets", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     for index, name in enumerate(("", "mean rank", *ranks.datasets)):
-        table.add_column(name, justify="right" if index else "left", no_wrap=True)
+        table.add_column(name, justify="right" if index else "left", no_wrap=bool(index), overflow="fold")
     for row, mean, each in zip(ranks.rows, ranks.mean, ranks.by_dataset, strict=True):
         table.add_row(row, f"{mean:.2f}", *(f"{one:g}" for one in each))
     return table

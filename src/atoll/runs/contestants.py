@@ -17,6 +17,13 @@ from atoll.runs.config import Config
 from atoll.runs.setting_names import bare_names
 from atoll.runs.terms import Terms, check_shared, sweeps
 
+EXAMPLES = {
+    "horizontal": "metis",
+    "overlapping": "overlap",
+    "vertical": "vertical",
+    "node": "node",
+}  # a partition for each scenario
+APART = "ones, so they cannot be compared."
 Contestant: TypeAlias = tuple[str, str, dict[str, Any]]  # an algorithm, a model (empty: the default), a point of the sweep
 
 
@@ -120,9 +127,15 @@ class Contestants:
             except AtollError:
                 if self.partition is not None:
                     raise
+                others = find(reference.algorithm).SCENARIOS
+                shared = [EXAMPLES[name] for name in scenarios if name in others and name in EXAMPLES]
                 raise AtollError(
-                    f"{algorithm} is for {' or '.join(scenarios)} parties and {reference.algorithm} for "
-                    f"{' or '.join(find(reference.algorithm).SCENARIOS)} ones, so they cannot be compared."
+                    f"{algorithm} is for {' or '.join(scenarios)} parties and {reference.algorithm} for {' or '.join(others)} "
+                    + (
+                        f"ones, by default on {reference.partition}; give a --partition for both, such as {shared[0]}."
+                        if shared
+                        else APART
+                    )
                 ) from None
 
 

@@ -183,7 +183,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 def _friedman(columns: Sequence[Sequence[float]]) -> tuple[float, float]:
     """χ² and p from the ranks within each dataset, corrected for equal values; all equal proves nothing."""
-    from scipy.stats import chi2
+    from scipy.special import chdtrc
 
     blocks, count = len(columns), len(columns[0])
     means = [math.fsum(column[index] for column in columns) / blocks for index in range(count)]
@@ -192,4 +192,4 @@ def _friedman(columns: Sequence[Sequence[float]]) -> tuple[float, float]:
     correction = 1 - ties / (blocks * count * (count**2 - 1))
     if correction <= 0:
         return 0.0, 1.0
-    return plain / correction, float(chi2.sf(plain / correction, count - 1))
+    return plain / correction, float(chdtrc(count - 1, plain / correction))

@@ -116,6 +116,8 @@ def unknown_setting(algorithm: str, name: str, groups: Mapping[str, type]) -> st
     if group == "model" and rest and group in groups:
         near = suggest(rest, known(groups[group])) if known(groups[group]) else "; it has none."
         return f"The model has no setting {rest!r}{near}"
+    if group in ("dp", "noise") and rest and group in groups:
+        return f"{algorithm} has no setting {name!r}{suggest(rest, known(groups[group]))}"
     if name in known(BatchedTraining).keys() - known(Training).keys() and (why := algorithms.find(algorithm).Cohort.whole_graph):
         return f"{algorithm} cannot train in mini-batches: {why}; leave {name} out."
     options = [f"{group}.{key}" if group in PREFIXED else key for group in groups for key in known(groups[group])]

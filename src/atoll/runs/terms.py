@@ -101,6 +101,14 @@ def check_shared(reference: Config, values: Mapping[str, Any], sweep: Mapping[st
                 else f"none of {', '.join(contestants)} has such a setting."
             )
             raise AtollError(f"--sweep {name}: {why}")
+        if given := next((given for given in values if _overrides(name, given, contestants)), None):
+            raise AtollError(f"{given} is given and {name} is swept; leave one of them out.")
+
+
+def _overrides(swept: str, given: str, contestants: Mapping[str, type]) -> bool:
+    """Whether a sweep would replace a value that was given; a sweep of one contestant's setting does not, where it is for all."""
+    (owner, _, name), (other, _, rest) = swept.rpartition("."), given.rpartition(".")
+    return name == rest and (owner == other or (owner in ("", "settings") and other in ("", "settings", *contestants)))
 
 
 def check_values(values: Mapping[str, Any], configs: Iterable[Config], algorithms: Iterable[str]) -> None:
