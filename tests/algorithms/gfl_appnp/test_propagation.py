@@ -28,10 +28,13 @@ def written_out(edge_index: Tensor, nodes: int, teleport: float, steps: int) -> 
 
 @pytest.mark.parametrize("directed", [False, True])
 @pytest.mark.parametrize(("teleport", "steps"), [(0.1, 10), (0.3, 3), (1.0, 4), (0.2, 0)])
-@pytest.mark.parametrize("worth", [0, 1e9])
-def test_the_matrix(directed: bool, teleport: float, steps: int, worth: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products, diagonal and the rows toward some nodes, stored or by sparse steps."""
+@pytest.mark.parametrize(("worth", "large"), [(0, False), (0, True), (1e9, False)])
+def test_the_matrix(
+    directed: bool, teleport: float, steps: int, worth: float, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products, diagonal and the rows toward some nodes, stored, by sparse steps or, in large graphs, by fewer of them."""
     monkeypatch.setattr(propagation, "DENSE_ADVANTAGE", worth)
+    monkeypatch.setattr(propagation, "MAX_DENSE", 1 if large else 100)
     monkeypatch.setattr(propagation, "BLOCK", 7)
     graph = csbm(30, 4, 1, 1, 2, seed=1)
     edges = graph.edge_index[:, graph.edge_index[0] < graph.edge_index[1]] if directed else graph.edge_index

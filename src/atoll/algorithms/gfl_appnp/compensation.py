@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from atoll.algorithms.gfl_appnp.propagation import Toward
+from atoll.algorithms.gfl_appnp.propagation import BLOCK, Toward
 from atoll.deferred import Deferred
 from atoll.graphs.blocks import spans
 from atoll.graphs.graph import Graph
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from atoll.algorithms.gfl_appnp.local_steps import Trained
 
 MAX_COUPLING = 1 << 29  # Gram entries that are kept from round to round, 2 GB
-SPREAD_COLUMNS = 512  # spread over the graph at once where they are not kept
+SPREAD_COLUMNS = 128  # spread over the graph at once where they are not kept: more fall out of the caches
 
 
 def width(encoding: str, features: int, hidden: int, classes: int) -> tuple[int, int]:
@@ -109,16 +109,32 @@ def coupling(
 ) -> Tensor:
     """(rows here, T): Ã_kj/n_j·(x_js'·x_ks) for T rows ks of the graph of the `toward` parties; kept for the next round."""
     if kept.get("toward") is not toward or not torch.equal(kept["parties"], parties):  # type: ignore[arg-type]
-        result = torch.empty(here.num_nodes, len(rows), device=here.device)
-        party, means = parties[here.party], to_rows(1 / here.ptr.diff()[:, None], here)
-        starts = torch.searchsorted(graph.party[rows].cpu(), torch.arange(graph.parties + 1)).tolist()
-        for targets, block in toward.blocks():
-            span = slice(starts[targets.start], starts[targets.stop])
-            some = rows[span]
-            gram = here.merged.features.product(graph.dense_features(some).t()[None].contiguous())
-            result[:, span] = gram.mul_(block.t()[:, graph.party[some] - targets.start][party]).mul_(means)
-        kept.update(toward=toward, parties=parties, coupling=result)
+        single = len(parties) == here.num_nodes == toward.propagation.nodes and len(rows) == len(toward.nodes)
+        made = _of_all(here, toward, graph, rows) if single else _of_some(here, parties, toward, graph, rows)
+        kept.update(toward=toward, parties=parties, coupling=made)
     return kept["coupling"]  # type: ignore[return-value]
+
+
+def _of_some(here: Graph, parties: Tensor, toward: Toward, graph: Graph, rows: Tensor) -> Tensor:
+    result = torch.empty(here.num_nodes, len(rows), device=here.device)
+    party, means = parties[here.party], to_rows(1 / here.ptr.diff()[:, None], here)
+    starts = torch.searchsorted(graph.party[rows].cpu(), torch.arange(graph.parties + 1)).tolist()
+    for targets, block in toward.blocks():
+        span = slice(starts[targets.start], starts[targets.stop])
+        some = rows[span]
+        gram = here.merged.features.product(graph.dense_features(some).t()[None].contiguous())
+        result[:, span] = gram.mul_(block.t()[:, graph.party[some] - targets.start][party]).mul_(means)
+    return result
+
+
+def _of_all(here: Graph, toward: Toward, graph: Graph, rows: Tensor) -> Tensor:
+    """The same for one vector per party, and all parties here: nothing has to be looked up or transposed."""
+    result = torch.empty(here.num_nodes, len(rows), device=here.device)
+    blocks = -(-len(rows) // BLOCK)
+    for targets, columns in tracked(toward.columns(), "Couplings of the parties", blocks):
+        gram = here.merged.features.product(graph.dense_features(rows[targets]).t()[None].contiguous())
+        torch.mul(gram, columns, out=result[:, targets])
+    return result
 
 
 @dataclass(frozen=True)

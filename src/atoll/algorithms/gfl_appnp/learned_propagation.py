@@ -12,6 +12,8 @@ I = 1 a round is one step of gradient descent on W and γ together. Payload byte
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -34,6 +36,10 @@ class Learned(Propagation):
             power = self.normalized @ power
             result = result + weight * power
         return result
+
+    def at(self, nodes: Tensor) -> Callable[[Tensor], Tensor]:
+        """A function of values (N, c): Ã·values at some nodes, (K, c)."""
+        return lambda values: (self @ values)[nodes]
 
     @property
     def coefficients(self) -> Tensor:

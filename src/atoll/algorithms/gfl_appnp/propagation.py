@@ -6,13 +6,14 @@ products with it are sparse ones, and only the rows somebody needs are ever writ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from atoll.device import CPU
+from atoll.graphs.funnel import Funnel
 from atoll.graphs.graph import Graph
 from atoll.graphs.sparse import diffuse
 from atoll.graphs.walks import closed_walks
@@ -45,6 +46,10 @@ class Propagation:
 
     def __matmul__(self, values: Tensor) -> Tensor:
         return diffuse(self.normalized, values, self.steps, self.teleport)
+
+    def at(self, nodes: Tensor) -> Callable[[Tensor], Tensor]:
+        """A function of values (N, c): Ã·values at some nodes, (K, c)."""
+        return Funnel(self.normalized, nodes, self.steps, self.teleport).__matmul__
 
     def transposed(self, values: Tensor) -> Tensor:
         """Ãᵀ·values."""
@@ -125,13 +130,24 @@ class Toward:
         few = 0 < len(self.nodes) * nodes <= DENSE_ADVANTAGE * (nodes + edges)
         return torch.cat([block for _, block in self.blocks()]) if few else None
 
-    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """(k, N) dense rows, a block after the other."""
+    @cached_property
+    def spread(self) -> Callable[[Tensor], Tensor]:
+        """Ã·values at these nodes; in large graphs without most of the last steps."""
+        propagation, nodes = self.propagation, self.nodes
+        return propagation.at(nodes) if propagation.large else lambda values: (propagation @ values)[nodes]
+
+    def columns(self) -> Iterator[tuple[slice, Tensor]]:
+        """(N, k) the rows, written as columns, a block after the other."""
         for start in range(0, len(self.nodes), BLOCK):
             some = self.nodes[start : start + BLOCK]
-            block = self.propagation.columns(some).t().contiguous()
-            block[torch.arange(len(some), device=some.device), some] = 0
+            block = self.propagation.columns(some)
+            block[some, torch.arange(len(some), device=some.device)] = 0
             yield slice(start, start + len(some)), block
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """(k, N) dense rows, a block after the other."""
+        for targets, columns in self.columns():
+            yield targets, columns.t().contiguous()
 
     def root(self, sources: Tensor) -> Tensor:
         """L (K, K) with L·Lᵀ = A_o·A_oᵀ over some source nodes: L·z is what arrives of independent normal noise at them."""
@@ -144,7 +160,7 @@ class Toward:
         """A_o·values: (N, c) → (K, c)."""
         if self.rows is not None:
             return self.rows @ values
-        return (self.propagation @ values)[self.nodes] - self.diagonal[:, None] * values[self.nodes]
+        return self.spread(values) - self.diagonal[:, None] * values[self.nodes]
 
     def scatter(self, values: Tensor) -> Tensor:
         """A_oᵀ·values: (K, c) → (N, c)."""
