@@ -13,7 +13,7 @@ import torch
 
 from atoll import reports
 from atoll.errors import AtollError
-from atoll.runs import runner
+from atoll.runs import config, runner
 from atoll.runs.folder import Folder
 from earlier import agree, tolerance
 
@@ -123,3 +123,12 @@ def untimed(row: dict[str, Any]) -> dict[str, Any]:
 def common(row: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
     """What a row says that an earlier version's said too."""
     return untimed({name: value for name, value in row.items() if name in old or name != "train_loss"})
+
+
+def test_an_algorithm_that_was_renamed_is_found_by_its_settings() -> None:
+    """`fedlit` of 0.1.0 is `fedlit_deep`; a configuration of today's `fedlit` stays what it is."""
+    before = {"algorithm": "fedlit", "dataset": "csbm", "settings": {"types": 3, "iterations": 2}}
+    read = config.from_dict(before, "config.toml", warn=False)
+    assert (read.algorithm, read.settings.link_types, read.settings.em_steps) == ("fedlit_deep", 3, 2)
+    today = config.resolve("fedlit", dataset="csbm").to_dict()
+    assert config.from_dict(today, "config.toml").algorithm == "fedlit"

@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import atoll
-from atoll.errors import AtollError
+from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.graph import Graph
 from atoll.graphs.masks import Mask, party_shares, party_sums, resolve
-from atoll.random import Draws
+from atoll.runs import runner
 from atoll.tasks import CountField, Metric
+from small import ALGORITHMS, small
 
 SMALL: dict[str, Any] = {
     "dataset": "csbm",
@@ -30,7 +31,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-class FirstClass:
+class FirstClass(atoll.Task):
     """Whether a node is of class 0: one logit per node, judged by the error rate."""
 
     name = "first-class"
@@ -41,10 +42,6 @@ class FirstClass:
     def outputs(self, classes: int) -> int:
         """One logit."""
         return 1
-
-    def batches(self, graph: Graph, size: int, draws: Draws) -> Iterator[Graph]:
-        """The whole graph."""
-        yield graph
 
     def losses(self, out: Tensor, graph: Graph) -> Tensor:
         """(N,) of each node."""
@@ -94,10 +91,43 @@ def test_a_task_from_outside_is_run(registered: str, algorithm: str, tmp_path: P
     assert atoll.resume(tmp_path / "run").metrics == result.metrics
 
 
-def test_an_algorithm_may_be_for_some_tasks_only(registered: str) -> None:
-    """FedSpray has a proxy for each class: it says which task it is for."""
-    with pytest.raises(AtollError, match="fedspray is for the task node-classification, not for first-class"):
-        atoll.run("fedspray", **SMALL, task=registered)
+OF_CLASSES = (  # these have something for each class, or compute losses of their own
+    "adafgl", "cnfgnn", "feddep", "fedgcn", "fedgl", "fedgta", "fedsage", "fedspray", "fedtad", "fggp", "fgssl", "gfl_appnp",
+    "glasu", "nfedgnn", "simulated", "standalone", "centralized_vertical",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_runs_it_or_says_what_it_is_for(registered: str, algorithm: str) -> None:
+    """None fails halfway for want of something that the task does not have."""
+    if algorithm in OF_CLASSES:
+        with pytest.raises(AtollError, match=f"{algorithm} is for the task node-classification, not for first-class"):
+            small(algorithm, task=registered)
+    else:
+        result = runner.run(small(algorithm, rounds=1, task=registered))
+        assert 0 <= result.metrics["error"] <= 1
+
+
+def test_a_variant_that_needs_more_says_so(registered: str) -> None:
+    """What counts the parties do not make, nothing can be chosen by."""
+    with pytest.raises(AtollError, match="choose_proximal needs the loss of validation items, which first-class does not count"):
+        runner.run(small("ditto", rounds=1, task=registered, choose_proximal=True))
+
+
+def test_a_task_without_a_member_is_refused() -> None:
+    """By name, where it is registered."""
+    bare = type("Bare", (), {"name": "bare", "score": "error", "headings": {}, "fields": {}, "outputs": len})()
+    with pytest.raises(AtollError, match=r"The task 'bare' has no loss, counts, metrics, level, .*; inherit from atoll.Task"):
+        atoll.TASKS.register("bare", bare)
+
+
+def test_a_metric_without_validation_values_is_said_to_choose_nothing(registered: str) -> None:
+    """The toy task judges test nodes alone by its error; the last round counts as the best, in so many words."""
+    with pytest.warns(AtollWarning, match="select_by is error, but no round has a validation value of error"):
+        result = atoll.run("local", **SMALL, task=registered, select_by="error")
+    assert result.best_round == 2
+    assert any("select by another metric" in text for text in result.warnings)
+    assert not atoll.run("local", **SMALL, task=registered).warnings
 
 
 def test_an_unknown_task_is_named() -> None:

@@ -32,6 +32,7 @@ from atoll.models.parameters import get_parameters, set_parameters, squared_dist
 from atoll.models.party_tensors import clipped
 from atoll.random import Draws
 from atoll.settings import setting
+from atoll.tasks.task import Task
 
 __all__ = ["LEVELS", "SCENARIOS", "TARGETS", "Cohort", "Settings", "evaluate", "start", "step"]
 
@@ -71,6 +72,9 @@ class Cohort(LocalTraining):
         """A model for θ_k, v_k, and an optimizer for each."""
         super().setup()
         s = self.settings
+        if s.choose_proximal and _loss_column(self.task) is None:
+            name = self.task.name
+            raise AtollError(f"choose_proximal needs the loss of validation items, which {name} does not count; leave it out.")
         draws = self.first_draws("model") if s.start == "own" or self.share in LAYERS else None
         self.personal = backbone(s, self.schema, self.graph.parties, draws, self.graph, device=self.device)  # v_k
         if s.start == "shared" and not self.blank:
@@ -106,7 +110,7 @@ class Cohort(LocalTraining):
         away = {name: value.detach() - model.get(name, value.detach()) for name, value in one.params.items()}
         judged = backbone(self.settings, self.schema, self.graph.parties, None, self.graph)
         trials: list[Any] = []
-        losses, column = [], self.task.fields["validation"].most.index("sum")
+        losses, column = [], _loss_column(self.task)
         for proximal in PROXIMALS:
             trial: Any = one.select(every)
             trial.step(clipped([plain[name] + proximal * away[name] for name in plain], one.clip))
@@ -148,6 +152,12 @@ class Cohort(LocalTraining):
     def party_models(self) -> Backbone:
         """v_k."""
         return self.personal
+
+
+def _loss_column(task: Task) -> int | None:
+    """The column of `validation` that has the summed loss; None where a task does not count it."""
+    columns = task.fields["validation"].most if "validation" in task.fields else ()
+    return columns.index("sum") if isinstance(columns, tuple) and "sum" in columns else None
 
 
 def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, object]:

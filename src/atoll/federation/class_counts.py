@@ -10,7 +10,7 @@ each party, unless totals are secure).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from atoll.federation.messages import Message, verb
 from atoll.privacy.masking import SECURE_STEPS
 from atoll.tasks.class_weights import balanced
 from atoll.tasks.tallies import tally
+from atoll.tasks.task import ClassTask
 
 if TYPE_CHECKING:
     from atoll.federation.cohort import Cohort
@@ -66,7 +67,7 @@ def _require_balanced(cohort: Cohort) -> None:
 
 def declare(cohort: Cohort) -> None:
     """Add the weights to a cohort's memory, unknown yet, where its task needs them."""
-    if getattr(cohort.task, "balanced", False):
+    if cohort.task.balanced:
         cohort.memory = {**cohort.memory, MEMORY: PARTY}  # type: ignore[misc]
         unknown = torch.full((cohort.graph.parties, cohort.schema.classes), torch.nan, device=cohort.device)
         cohort.class_weights = precise(unknown)
@@ -78,7 +79,7 @@ def apply(cohort: Cohort, message: Message) -> None:
         return
     if bool(cohort.class_weights.isnan().any()):
         raise PartyFailure(UNKNOWN)
-    task: Any = cohort.task
+    task = cast("ClassTask", cohort.task)
     cohort.task = task.weighted(tuple(cohort.class_weights[0].tolist()))
 
 
@@ -100,7 +101,7 @@ def agree(federation: Federation) -> None:
 
 def needed(federation: Federation) -> bool:
     """Whether the run's weights follow from class counts."""
-    return bool(getattr(federation.task, "balanced", False))
+    return federation.task.balanced
 
 
 def restore(federation: Federation, weights: Sequence[float]) -> None:
@@ -109,13 +110,13 @@ def restore(federation: Federation, weights: Sequence[float]) -> None:
         return
     if len(weights) != federation.schema.classes:
         raise AtollError("The checkpoint has lost the class weights of class_weight=balanced; start a new run.")
-    task: Any = federation.task
+    task = cast("ClassTask", federation.task)
     federation.task = task.weighted(tuple(map(float, weights)))
 
 
 def state(federation: Federation) -> list[float]:
     """For a checkpoint: the weights that were agreed; empty where none were."""
-    return list(getattr(federation.task, "class_weights", ())) if needed(federation) else []
+    return list(cast("ClassTask", federation.task).class_weights) if needed(federation) else []
 
 
 def lost(federation: Federation) -> list[int]:

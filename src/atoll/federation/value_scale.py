@@ -11,7 +11,7 @@ party's, unless totals are secure), how many known values there are, their sum a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from atoll.federation.messages import Message, verb
 from atoll.privacy.masking import SECURE_STEPS
 from atoll.tasks.regression import fitted_scale
 from atoll.tasks.targets import per_target, targets_of
+from atoll.tasks.task import ScaledTask
 
 if TYPE_CHECKING:
     from atoll.federation.cohort import Cohort
@@ -68,7 +69,7 @@ def _require_scaled(cohort: Cohort) -> None:
 
 def declare(cohort: Cohort) -> None:
     """Add the scale to a cohort's memory, unknown yet, where its task needs it."""
-    if getattr(cohort.task, "by_federation", False):
+    if cohort.task.by_federation:
         cohort.memory = {**cohort.memory, MEMORY: PARTY}  # type: ignore[misc]
         shape = (cohort.graph.parties, cohort.schema.classes, 2)
         cohort.scale_of_values = torch.full(shape, torch.nan, dtype=torch.float64, device=cohort.device)
@@ -82,7 +83,7 @@ def apply(cohort: Cohort, message: Message) -> None:
         if not message.training:
             return  # a model without its scale, to predict with: whoever asks knows it
         raise PartyFailure(UNKNOWN)
-    task: Any = cohort.task
+    task = cast("ScaledTask", cohort.task)
     cohort.task = task.scaled(cohort.scale_of_values[0].tolist())
 
 
@@ -102,7 +103,7 @@ def agree(federation: Federation) -> None:
 
 def needed(federation: Federation) -> bool:
     """Whether the scale of the values follows from the parties' sums."""
-    return bool(getattr(federation.task, "by_federation", False))
+    return federation.task.by_federation
 
 
 def restore(federation: Federation, scale: Sequence[float]) -> None:
@@ -111,13 +112,13 @@ def restore(federation: Federation, scale: Sequence[float]) -> None:
         return
     if len(scale) != 2 * federation.schema.classes:
         raise AtollError("The checkpoint has lost the scale of value_scale=federation; start a new run.")
-    task: Any = federation.task
+    task = cast("ScaledTask", federation.task)
     federation.task = task.scaled(list(zip(scale[::2], scale[1::2], strict=True)))
 
 
 def state(federation: Federation) -> list[float]:
     """For a checkpoint: the scale that was agreed; empty where none was."""
-    scale = getattr(federation.task, "scale", ()) if needed(federation) else ()
+    scale = cast("ScaledTask", federation.task).scale if needed(federation) else ()
     return [number for pair in scale for number in pair]
 
 

@@ -32,7 +32,7 @@ from atoll.runs.data_task import GIVEN as GIVEN
 from atoll.runs.data_task import require_items, require_target, target_of, task_of_data
 from atoll.runs.defaults import default_partition, defaults
 from atoll.runs.run_settings import RunSettings
-from atoll.runs.setting_names import ARGUMENTS, GROUPS, bare_names, by_group, with_present_names
+from atoll.runs.setting_names import ARGUMENTS, GROUPS, bare_names, by_group, present_algorithm, with_present_names
 from atoll.runs.stored_shards import check_fixed, shards_of
 from atoll.runs.tuned_by import TABLE, TunedBy, read_tuned_by
 from atoll.settings import Training, build, known
@@ -221,6 +221,7 @@ def from_dict(document: Mapping[str, Any], where: str, over: Mapping[str, Any] |
         raise AtollError(f'{where} names no algorithm; add a line such as algorithm = "fedavg".')
     tables = {name: value for name, value in document.items() if isinstance(value, dict) and name != TABLE}
     arguments = {name: value for name, value in document.items() if not isinstance(value, dict)}
+    arguments["algorithm"] = present_algorithm(document)
     for name in arguments:
         if name not in ("algorithm", *ARGUMENTS):
             raise AtollError(f"{where} has an unknown key {name!r}{suggest(name, ('algorithm', *ARGUMENTS))}")

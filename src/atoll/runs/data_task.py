@@ -32,12 +32,12 @@ def task_of_data(dataset: str, asked: Mapping[str, Any] | None = None) -> str:
 
 def level_of(task: str) -> str:
     """What the items of a task are."""
-    return getattr(TASKS.find(task), "level", "node") if task in TASKS else "node"
+    return TASKS.find(task).level if task in TASKS else "node"
 
 
 def target_of(task: str) -> str:
     """What a task predicts of an item: its class, labels or values."""
-    return getattr(TASKS.find(task), "target", CLASS) if task in TASKS else CLASS
+    return TASKS.find(task).target if task in TASKS else CLASS
 
 
 def require_whole_graphs(algorithm: str, task: str, settings: Any) -> None:

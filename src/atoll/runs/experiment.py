@@ -33,7 +33,7 @@ from atoll.runs.config import GIVEN, Config
 from atoll.runs.described_config import Described
 from atoll.runs.preparation import load_parties, read_preprocessing
 from atoll.runs.run_settings import evaluated_share
-from atoll.tasks import TASKS, Task, TaskOptions, configured
+from atoll.tasks import TASKS, Task, TaskOptions
 
 MAX_KEPT_NODES = 4_000_000  # with more, memory is short, and kept blocks that nothing else fits into cost too much of it
 
@@ -224,7 +224,7 @@ def task_of(config: Config, schema: Schema, class_names: Sequence[str] | None = 
     options = TaskOptions(run.select_by, class_names=tuple(class_names or ()), classes=schema.classes, parties=schema.parties)
     options = replace(options, noised=noised, training=training, class_weight=run.class_weight, threshold=run.threshold)
     options = replace(options, track=run.track, value_loss=run.value_loss, value_scale=run.value_scale)
-    return configured(TASKS.find(run.task), options)
+    return TASKS.find(run.task).configured(options)
 
 
 def _evaluated(config: Config, scenario: str) -> float:
@@ -237,7 +237,7 @@ def _evaluated(config: Config, scenario: str) -> float:
 
 def _for_task(schema: Schema, task: Task) -> Schema:
     """The schema with the width of the task's outputs."""
-    return replace(schema, outputs=task.outputs(schema.classes), level=getattr(task, "level", "node"))
+    return replace(schema, outputs=task.outputs(schema.classes), level=task.level)
 
 
 def limits_of(config: Config, schema: Schema, class_names: Sequence[str] | None = None) -> Limits:

@@ -106,7 +106,8 @@ def _finish(
     result.averages = averages_of(experiment.federation, best.counts)
     threshold = detail.threshold_of(experiment, best)
     result.detail = detail.of_best(experiment, best, next((row for row in rows if row["round"] == best.round), {}), threshold)
-    unchosen = detail.missing_threshold(experiment, threshold)
+    run = experiment.config.run
+    unchosen = [*detail.missing_threshold(experiment, threshold), *progress.unselected(Selection.of(run), run.select_by)]
     _warn(unchosen)
     result.warnings = _warnings([*earlier_warnings, *unchosen], folder, experiment)
     result.trained = _trained(experiment, progress, best, folder, threshold, result.detail)

@@ -96,6 +96,16 @@ class Progress:
         elif not self.comparable and not self.partial:
             self.skipped += passed
 
+    def unselected(self, selection: Selection, select_by: str) -> list[str]:
+        """A sentence where validation items are counted, but never gave the metric that was to select the best round."""
+        judged = any(name.startswith("val_") for name in self.best)
+        if selection.last or not judged or f"val_{selection.metric}" in self.best:
+            return []
+        return [
+            f"select_by is {select_by}, but no round has a validation value of {selection.metric}: the last round counts as the "
+            "best; select by another metric."
+        ]
+
     def finished(self, rounds: int, patience: int, target: float = 0.0, selection: Selection | None = None) -> bool:
         """Whether the last round is done. A round that cannot be compared neither reaches the target nor uses up patience."""
         reached = target > 0 and self.comparable and bool(self.last) and (selection or Selection()).reached(self.last, target)

@@ -17,6 +17,7 @@ EARLIER_VALUES = {
     "evaluation": ("full", "sampled"),
     "average": ("before", "after"),
 }  # of GLASU's and CNFGNN's settings of that name
+EARLIER_ALGORITHMS = {"fedlit": ("types", "fedlit_deep")}  # before 0.2, by a setting that only that one had
 PREFIXED = ("dp", "noise", "model")  # groups whose settings must be named with the group
 
 
@@ -37,6 +38,13 @@ def with_present_names(values: Mapping[str, Any], algorithm: str, groups: Mappin
     if warn:
         warn_renamed(changed)
     return result
+
+
+def present_algorithm(document: Mapping[str, Any]) -> Any:
+    """The present name of a configuration's algorithm."""
+    name, settings = document["algorithm"], document.get("settings")
+    mark, present = EARLIER_ALGORITHMS.get(name, ("", "")) if isinstance(name, str) else ("", "")
+    return present if mark and isinstance(settings, Mapping) and mark in settings else name
 
 
 def _means_earlier(name: str, value: Any, groups: Mapping[str, type], owner: str) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from atoll.registry import Registry
-from atoll.tasks.options import LAST, TaskOptions, configured, selecting_metric
-from atoll.tasks.task import CountField, Metric, Task
+from atoll.tasks.options import LAST, selecting_metric
+from atoll.tasks.task import ClassTask, CountField, Metric, ScaledTask, Task, TaskOptions, check_task
 
 __all__ = [
     "DEFAULT_TASK",
@@ -13,11 +13,12 @@ __all__ = [
     "LINK_TASK",
     "OF_TARGETS",
     "TASKS",
+    "ClassTask",
     "CountField",
     "Metric",
+    "ScaledTask",
     "Task",
     "TaskOptions",
-    "configured",
     "selecting_metric",
 ]
 
@@ -40,4 +41,5 @@ TASKS: Registry[Task] = Registry(
         "graph-multilabel": "atoll.tasks.multilabel:GRAPHS",
         "graph-regression": "atoll.tasks.regression:GRAPHS",
     },
+    check_task,
 )

@@ -11,7 +11,7 @@ from atoll.graphs.graph import Graph
 from atoll.graphs.masks import Mask, only_own
 from atoll.tasks.levels import GraphItems
 from atoll.tasks.node_classification import NodeClassification
-from atoll.tasks.options import TaskOptions
+from atoll.tasks.task import TaskOptions
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from atoll.graphs.pairs import stepping, with_pairs
 from atoll.random import Draws
 from atoll.tasks import class_weights, link_ranking
 from atoll.tasks.node_classification import NodeClassification
-from atoll.tasks.options import TaskOptions
-from atoll.tasks.task import CountField
+from atoll.tasks.task import CountField, TaskOptions
 
 
 @dataclass(frozen=True)

@@ -20,16 +20,16 @@ from atoll.tasks import class_weights, decisions, details
 from atoll.tasks.confusion import macro_f1 as macro_f1
 from atoll.tasks.counting import counting_plan, share, split_sums, training_counts
 from atoll.tasks.levels import NodeItems
-from atoll.tasks.options import CLASS_METRICS, TaskOptions, class_index, selecting_metric, split_class_metric
+from atoll.tasks.options import CLASS_METRICS, class_index, selecting_metric, split_class_metric
 from atoll.tasks.tallies import tally
-from atoll.tasks.task import CountField, Metric
+from atoll.tasks.task import CountField, Metric, Task, TaskOptions
 
 MAX_NOISED_PARTIES = 1000  # with noise on counts all numbers of a histogram are written out: no histograms of more parties
 VALIDATION = "val_"
 
 
 @dataclass(frozen=True)
-class NodeClassification(NodeItems):
+class NodeClassification(NodeItems, Task):
     """Every node has at most one class; the model's output (N, C) are logits.
 
     The fields are what a run asks for (`configured`); at their defaults only the usual counts are sent.

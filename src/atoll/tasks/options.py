@@ -1,10 +1,9 @@
-"""What a run asks of its task: which metric selects the best round, what a class weighs, how a class is decided."""
+"""Which metric selects the best round, and metrics and names of single classes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from atoll.errors import AtollError, closest, suggest
 from atoll.tasks.task import Metric, Task
@@ -18,36 +17,6 @@ CLASS_METRICS = {  # metrics of one class, as in recall[CLASS]
 }
 LAST = "last"  # select_by: the last round, whatever its scores
 LOSS_NAMES = ("loss", "log_loss")  # the same for classes
-
-
-@dataclass(frozen=True)
-class TaskOptions:
-    """What a task may need to know of a run; the same at the server and at every site."""
-
-    select_by: str = "loss"
-    track: tuple[str, ...] = ()  # further metrics of validation items
-    class_names: tuple[str, ...] = ()
-    classes: int = 0
-    parties: int = 0
-    noised: bool = False  # whether counts are noised, and so written out
-    class_weight: str = "none"
-    threshold: str = "none"
-    value_loss: str = "squared"
-    value_scale: str = "federation"
-    training: bool = True  # whether training items may be counted too: not where noise protects them
-
-
-def configured(task: Task, options: TaskOptions) -> Task:
-    """The task as a run wants it."""
-    if configure := getattr(task, "configured", None):
-        result: Task = configure(options)
-        return result
-    if options.track:
-        raise AtollError(f"track is {','.join(options.track)}, but {task.name} counts nothing further; leave it out.")
-    for name in ("class_weight", "threshold"):
-        if getattr(options, name) != "none":
-            raise AtollError(f"{name} is {getattr(options, name)!r}, but {task.name} does not use it; leave it out.")
-    return task
 
 
 def selecting_metric(task: Task, select_by: str, setting: str = "select_by") -> tuple[str, Metric]:
@@ -64,7 +33,7 @@ def selecting_metric(task: Task, select_by: str, setting: str = "select_by") -> 
     if name == task.score:
         return name, Metric(name.replace("_", " "))
     kind, label = split_class_metric(name)
-    per_class = getattr(task, "class_metrics", {})
+    per_class = task.class_metrics
     if label and kind in per_class:
         return name, per_class[kind]
     options = ["loss", "score", LAST, *task.headings, *(f"{kind}[CLASS]" for kind in per_class)]

@@ -16,7 +16,6 @@ from torch import Tensor
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.tasks.levels import GraphItems, NodeItems
-from atoll.tasks.options import TaskOptions
 from atoll.tasks.targets import (
     SPLITS,
     VALUES,
@@ -28,7 +27,7 @@ from atoll.tasks.targets import (
     targets_of,
     without_unknown,
 )
-from atoll.tasks.task import CountField, Metric
+from atoll.tasks.task import CountField, Metric, TaskOptions
 
 SQUARED, HUBER = "squared", "huber"
 FEDERATION, NONE = "federation", "none"  # values of `value_scale` beside given numbers

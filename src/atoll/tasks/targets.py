@@ -17,7 +17,8 @@ from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.graphs.masks import Mask, cache_key, resolve
 from atoll.tasks import class_weights
-from atoll.tasks.options import TaskOptions, selecting_metric
+from atoll.tasks.options import selecting_metric
+from atoll.tasks.task import Task, TaskOptions
 
 CLASS, LABELS, VALUES = "class", "labels", "values"  # what may be predicted of an item
 TARGETS = (CLASS, LABELS, VALUES)
@@ -26,7 +27,7 @@ Self = TypeVar("Self", bound="Targets")
 
 
 @dataclass(frozen=True)
-class Targets:
+class Targets(Task):
     """What labels and values have in common."""
 
     names: tuple[str, ...] = ()  # of the targets, where they are known

@@ -90,6 +90,7 @@ class Cohort(LocalTraining):
     """Parties that train the server's model with its pseudo labels over its pseudo graph."""
 
     settings: Settings
+    task: NodeClassification
     about_nodes = ("nodes", "graph")
 
     @verb(public=True, takes={}, gives={"nodes": whole(low=1, high="max_nodes")})
@@ -154,7 +155,6 @@ class Cohort(LocalTraining):
         real ones.
         """
         task = TASK if pseudo else self.task
-        assert isinstance(task, NodeClassification)  # TASKS
         if self.settings.loss == "sum":
             return task.item_losses(logits, graph.y.masked_fill(~graph.train, -1)).sum()
         return task.loss(logits, graph, balance=pseudo and self.settings.balance_classes)

@@ -45,7 +45,7 @@ from atoll.privacy.noise import Noise
 from atoll.privacy.noise_settings import NoiseSettings
 from atoll.random import SERVER, Draws, seed_of
 from atoll.tasks.counting import training_counts
-from atoll.tasks.node_classification import NodeClassification
+from atoll.tasks.task import ClassTask
 
 SCENARIOS = ("node",)
 TASKS = ("node-classification",)
@@ -61,7 +61,7 @@ class Cohort(atoll.federation.cohort.Cohort):
 
     same_backbone = True
     settings: Settings
-    task: NodeClassification
+    task: ClassTask
 
     def setup(self) -> None:
         """The vectors that enter ĥ, and caches: an evaluation computes what the next round begins with."""

@@ -52,6 +52,7 @@ from atoll.graphs.graph import Graph
 from atoll.models import optim
 from atoll.models.split import SPLITS, SplitShape
 from atoll.random import SERVER, Draws
+from atoll.tasks.task import ClassTask
 
 SCENARIOS = ("vertical",)
 TASKS = ("node-classification",)
@@ -78,6 +79,7 @@ class Cohort(atoll.federation.cohort.Cohort):
     memory = {"model": PARTY, "optimizer": PARTY}
     round_memory = {"inbox": PARTY}
     settings: Settings
+    task: ClassTask
 
     def setup(self) -> None:
         """One network per party; the classifiers are the same everywhere."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -14,12 +12,15 @@ from atoll.graphs.blocks import broadcast_to_rows
 from atoll.graphs.sampling import Batch, Level
 from atoll.models.split import SplitModel
 from atoll.random import Draws
+from atoll.tasks.task import ClassTask
 
 
 class ForwardPass:
     """How far a cohort has computed on this round's batch; follows from its memory and can be computed again."""
 
-    def __init__(self, model: SplitModel, inbox: Inbox, sampler: Sampler, settings: Settings, parties: int, task: Any) -> None:
+    def __init__(
+        self, model: SplitModel, inbox: Inbox, sampler: Sampler, settings: Settings, parties: int, task: ClassTask
+    ) -> None:
         """`parties`: M, those of all cohorts."""
         self.task = task
         self.model, self.inbox, self.sampler, self.settings, self.parties = model, inbox, sampler, settings, parties
@@ -94,7 +95,7 @@ class ForwardPass:
         """(P·n,) the summands: ℓ / |S[L]| of every node at every party."""
         batch, layers = self.batch(), self.settings.layers
         y = self.sampler.targets[batch.level(layers).index]
-        losses: Tensor = self.task.item_losses(self.model.classify(top, batch, self._dropout(layers)), y)
+        losses = self.task.item_losses(self.model.classify(top, batch, self._dropout(layers)), y)
         counts = batch.blocks(layers).sum((y >= 0).float()).clamp(min=1)
         return losses / broadcast_to_rows(counts, batch.blocks(layers))
 
