@@ -16,11 +16,12 @@ import torch
 import atoll
 from atoll import algorithms
 from atoll.data import build_graph, files
-from atoll.data.federated import federate, union
+from atoll.data.federated import federate
 from atoll.data.partition import partition
 from atoll.data.partition_settings import PartitionSettings
 from atoll.data.party_graphs import pooled
 from atoll.data.script_data import ScriptData
+from atoll.data.unions import union
 from atoll.data.vertical_files import joined
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.graph import Graph, stack

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from atoll.data import load
-from atoll.data.federated import federate, union
+from atoll.data.federated import federate
 from atoll.data.partition import partition
 from atoll.data.partition_settings import PartitionSettings
+from atoll.data.unions import union
 from atoll.errors import AtollError, AtollWarning
 from atoll.runs.config import resolve
 from small import small

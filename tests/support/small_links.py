@@ -20,6 +20,7 @@ PARTITIONS: dict[str, dict[str, Any]] = {
     "horizontal": {"partition": "metis", "parties": 3},
     "overlapping": {"partition": "overlap", "parties": None, "proportions": "0.5,0.6,0.7"},
     "whole": {"partition": "metis", "parties": 3},
+    "vertical": {"partition": "vertical", "parties": 3, "label_holder": 1, "optimizer": "sgd", "batch_size": 6},
 }
 Weights = Mapping[str, Tensor]
 

@@ -349,6 +349,8 @@ LEAK = {
     "horizontal": ("fedavg", {"partition": "random", "parties": 2}),
     "overlapping": ("fedavg", {"partition": "overlap", "proportions": "0.7,0.8"}),
     "whole": ("centralized", {"partition": "random", "parties": 2}),
+    "vertical": ("glasu", {"partition": "vertical", "parties": 2, "edge_fraction": 1, "optimizer": "sgd"}),
+    "vertical whole": ("centralized_vertical", {"partition": "vertical", "parties": 2, "edge_fraction": 1}),
 }
 
 
@@ -362,6 +364,8 @@ def test_a_changed_test_edge_changes_nothing_that_trains(scenario: str, model: s
     changed = [free[3 * i] if roles[i] == "test" else edge for i, edge in enumerate(edges)]
     algorithm, how = LEAK[scenario]
     values = {"rounds": 2, "patience": 0, "hidden": 8, "model": model, "task": "link-prediction", **how}
+    if scenario.startswith("vertical"):
+        values |= {"model": "gcn" if model == "gcn" else "gcnii"}
     partition, parties = values.pop("partition"), values.pop("parties", None)
     experiments, results = [], []
     for name, listed in (("before", edges), ("after", changed)):
@@ -550,7 +554,7 @@ def test_given_pairs_are_scored_as_in_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "values", "words"),
     [
-        ("glasu", {}, "not made for link-prediction"),
+        ("fedgl", {}, "not made for link-prediction"),
         ("fedspray", {}, "not made for link-prediction"),
         ("fedavg", {"split": "per_class"}, "Edges are split by"),
         ("fedavg", {"class_weight": "balanced"}, "class_weight"),

@@ -6,9 +6,9 @@ In a comparison with GLASU this is what `centralized` means.
 
 from __future__ import annotations
 
-from atoll.algorithms.glasu import TASKS, Cohort, evaluate, start, step
+from atoll.algorithms.glasu import LEVELS, TASKS, Cohort, evaluate, start, step
 from atoll.algorithms.standalone import Settings  # a single party has no other to share with either
 
 SCENARIOS = ("whole",)
 
-__all__ = ["SCENARIOS", "TASKS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["LEVELS", "SCENARIOS", "TASKS", "Cohort", "Settings", "evaluate", "start", "step"]

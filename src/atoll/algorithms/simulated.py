@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from atoll.algorithms.glasu import SCENARIOS, TASKS, YARDSTICKS, Cohort, evaluate, start, step
+from atoll.algorithms.glasu import LEVELS, SCENARIOS, TASKS, YARDSTICKS, Cohort, evaluate, start, step
 from atoll.algorithms.glasu.settings import SplitTraining
 from atoll.settings import setting
 
@@ -24,7 +24,6 @@ class Settings(SplitTraining):
     )
     local_steps: ClassVar[int] = 1
     aggregation: ClassVar[str] = "mean"
-    label_holder: ClassVar[int] = -1
     lr_parties: ClassVar[int] = 0
     theory: ClassVar[int] = 0
 
@@ -34,4 +33,4 @@ class Settings(SplitTraining):
         return self.layers
 
 
-__all__ = ["SCENARIOS", "TASKS", "YARDSTICKS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["LEVELS", "SCENARIOS", "TASKS", "YARDSTICKS", "Cohort", "Settings", "evaluate", "start", "step"]

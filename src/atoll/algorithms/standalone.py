@@ -1,6 +1,7 @@
 """Standalone: every party of a vertical federation trains on its own columns and edges; GLASU without a shared layer (K = 0).
 
-Payload bytes per round and party: 0 up, 0 down. The server sees nothing of training. Accuracy is the mean over the parties.
+Payload bytes per round and party: 0 up, 0 down. The server sees nothing of training. Accuracy is the mean over the parties;
+in link prediction `label_holder` alone trains and is judged.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from atoll.algorithms.glasu import SCENARIOS, TASKS, YARDSTICKS, Cohort, evaluate, start, step
+from atoll.algorithms.glasu import LEVELS, SCENARIOS, TASKS, YARDSTICKS, Cohort, evaluate, start, step
 from atoll.algorithms.glasu.settings import SplitTraining
 
 
@@ -20,10 +21,9 @@ class Settings(SplitTraining):
     local_steps: ClassVar[int] = 1
     aggregation: ClassVar[str] = "mean"
     backward: ClassVar[str] = "local"
-    label_holder: ClassVar[int] = -1
     lr_parties: ClassVar[int] = 0
     theory: ClassVar[int] = 0
 
 
 EVALUATIONS = ("personal",)
-__all__ = ["EVALUATIONS", "SCENARIOS", "TASKS", "YARDSTICKS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "TASKS", "YARDSTICKS", "Cohort", "Settings", "evaluate", "start", "step"]

@@ -20,7 +20,8 @@ from atoll.data.datasets import read_dataset
 from atoll.data.encoding_fit import fit_locally
 from atoll.data.federated_data import FederatedData, always, check_scenario, public_edges
 from atoll.data.graph_parties import federate_graphs, holds_graphs
-from atoll.data.links import predicts_links, require_edges, require_graphs, split_links, whole_links, without_edge_split
+from atoll.data.linked import linked
+from atoll.data.links import predicts_links, require_graphs, with_edge_splits, without_edge_split
 from atoll.data.natural_parties import NATURAL, natural_parties
 from atoll.data.partition import SCENARIO_OF, from_lists, partition, scenario_of
 from atoll.data.party_graphs import PartyGraph, parts_of, pooled, read_folders, scenario_of_parties, unsplit, with_tables
@@ -31,11 +32,10 @@ from atoll.data.sharded import SHARDS, sharded
 from atoll.data.splits import replaces_split, require_party_scope, split, split_before_cut
 from atoll.data.target_columns import CLASS
 from atoll.data.training_nodes import check_training
+from atoll.data.unions import union
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.borders import borders_between
-from atoll.graphs.edges import distinct_edges
 from atoll.graphs.graph import Graph, majority_class
-from atoll.graphs.pairs import without_pairs
 
 SCENARIOS = ("horizontal", "overlapping", "vertical", "node")
 
@@ -87,10 +87,10 @@ def _federate(config: DataConfig, given: ScriptData, scenarios: Sequence[str], *
     parts, lists = _partitioned(config, given, graph)
     if predicts_links(config):
         scenario = require_graphs(scenario_of(config.partition, parts), config.noise)
-        linked = replace(_linked(config, parts, graph, scenario, scenarios), node_lists=lists)
+        data = replace(linked(config, parts, graph, scenario, scenarios), node_lists=lists)
         if given.partition is None:
-            _warn_lost(config, linked.whole, source)
-        return linked
+            _warn_lost(config, data.whole, source)
+        return data
     if config.split.split_scope == "graph":
         parts = split_before_cut(parts, graph, config.split, config.seed)
     else:
@@ -118,20 +118,6 @@ def _federate(config: DataConfig, given: ScriptData, scenarios: Sequence[str], *
         between = borders_between(parts.ids, parts.party, graph.edge_index, graph.edge_weight, graph.ids)
         parts = replace(parts, borders=between)
     return FederatedData(scenario, parts, always(whole), always(source), public, encoding=encoding, node_lists=lists)
-
-
-def _linked(config: DataConfig, parts: Graph, graph: Graph | None, scenario: str, scenarios: Sequence[str]) -> FederatedData:
-    """The data of link prediction: the parties' edges split, of the whole `graph` or of all parties' graphs."""
-    check_scenario(config, scenarios, config.algorithm, scenario)
-    linked = require_edges(split_links(parts, config.split, config.seed))
-    merged = graph is None or scenario == "overlapping"
-    bare = without_pairs(linked)
-    joined = union(bare, pooled(bare) if graph is None else graph, merged=merged)
-    own = None if merged or config.split.split == "random" else joined.edge_split  # the data's own split of these edges
-    whole = whole_links(linked, replace(joined, edge_split=own), config.seed, disjoint=config.split.disjoint > 0)
-    if scenarios == ("whole",):
-        return FederatedData("whole", whole, always(whole), always(whole))
-    return FederatedData(scenario, linked, always(whole), always(whole))
 
 
 def _check_by_node(config: DataConfig, given: ScriptData) -> None:
@@ -184,7 +170,7 @@ def _own_parties(config: DataConfig, given: ScriptData, scenarios: Sequence[str]
 
     require_party_scope(config.split)
     _refuse_borders(config, "The parties' graphs are given one by one")
-    parties = [replace(party, graph=without_edge_split(party.graph, config)) for party in _party_graphs(config, given)]
+    parties = with_edge_splits(_party_graphs(config, given), config)
     scenario = scenario_of_parties(parties, config.algorithm, scenarios, config.partition_settings.scenario)
     require_divided_nodes(config.noise, scenario)
     if config.parties not in (None, len(parties)):
@@ -194,8 +180,6 @@ def _own_parties(config: DataConfig, given: ScriptData, scenarios: Sequence[str]
         _warn_replaced_split(party.graph, config, party.where)
     normalize = config.partition != NATURAL and config.data.normalize_features  # a dataset scales its own
     extra: dict[str, Any] = {}
-    if scenario == "vertical" and predicts_links(config):
-        require_graphs(scenario, config.noise)
     if scenario == "vertical":
         encodings = tuple(None if party.graph.table is None else fit_locally(party.graph.table) for party in parties)
         parties = [
@@ -203,8 +187,12 @@ def _own_parties(config: DataConfig, given: ScriptData, scenarios: Sequence[str]
             for party, encoding in zip(parties, encodings, strict=True)
         ]
         extra = {"party_encodings": encodings, "party_columns": tuple(party.graph.feature_names for party in parties)}
-        parts = vertical_files.match(parties)
-        parts = split(row_normalize(parts) if normalize else parts, config.split, config.seed)
+        parts = vertical_files.match(parties, _classes(parties) if predicts_links(config) else None)
+        parts = row_normalize(parts) if normalize else parts
+        if predicts_links(config):
+            require_graphs(scenario, config.noise)
+            return replace(linked(config, parts, None, scenario, scenarios), names=names, **extra)
+        parts = split(parts, config.split, config.seed)
         whole = source = vertical_files.joined(parts)
     else:
         parties = with_tables(
@@ -212,7 +200,7 @@ def _own_parties(config: DataConfig, given: ScriptData, scenarios: Sequence[str]
         )
         if predicts_links(config):
             parts = unsplit(parties, require_graphs(scenario, config.noise), normalize=normalize)
-            return replace(_linked(config, parts, None, scenario, scenarios), names=names)
+            return replace(linked(config, parts, None, scenario, scenarios), names=names)
         parts = parts_of(parties, scenario, config.split, config.seed, normalize=normalize)
         source = pooled(parts)
         whole = union(parts, source, merged=True)
@@ -220,6 +208,11 @@ def _own_parties(config: DataConfig, given: ScriptData, scenarios: Sequence[str]
     if scenarios == ("whole",):
         return FederatedData("whole", whole, always(whole), always(source), **extra)
     return FederatedData(scenario, parts, always(whole), always(source), names=names, **extra)
+
+
+def _classes(parties: Sequence[PartyGraph]) -> int:
+    """The most classes of a party, where labels are not needed."""
+    return max(party.graph.num_classes for party in parties)
 
 
 def _party_graphs(config: DataConfig, given: ScriptData) -> list[PartyGraph]:
@@ -275,25 +268,3 @@ def _warn_lost(config: DataConfig, whole: Graph, source: Graph) -> None:
             "metis and louvain_balanced lose none."
         )
         warnings.warn(sentence, AtollWarning, stacklevel=3)
-
-
-def union(parts: Graph, graph: Graph, *, merged: bool = False) -> Graph:
-    """All nodes that some party holds and the edges among them, with the parties' splits and each node's majority class there.
-
-    `merged` keeps only the edges that some party holds: the union of overlapping parties' graphs.
-    """
-    ids, row = torch.unique(parts.ids, return_inverse=True)
-    order = graph.ids.argsort(stable=True)
-    rows = order[torch.searchsorted(graph.ids[order], ids)]
-    whole = graph if torch.equal(rows, torch.arange(graph.num_nodes)) else graph.rows(rows)
-    if merged:
-        edges, weights = distinct_edges(row[parts.edge_index], parts.edge_weight)
-        whole = replace(whole, edge_index=edges, edge_weight=weights)
-    masks: dict[str, Any] = {}
-    for name in ("train", "val", "test"):
-        mask = torch.zeros(len(ids), dtype=torch.bool)
-        mask[row[getattr(parts, name)]] = True
-        masks[name] = mask
-    majority = torch.zeros(len(ids), dtype=torch.int64)
-    majority[row.flip(0)] = majority_class(parts).flip(0)  # of several parties that hold a node, the first
-    return replace(whole, **masks, majority=majority)

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from atoll.data.damage import DamageSettings
+from atoll.data.data_config import DataConfig
+from atoll.data.party_graphs import PartyGraph
 from atoll.data.splits import SplitSettings, shuffled_roles
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.graph import Graph
@@ -47,11 +49,46 @@ def without_edge_split(graph: Graph, config: object) -> Graph:
     return replace(graph, edge_split=None)
 
 
-def split_links(parts: Graph, settings: SplitSettings, seed: int, parties: Sequence[int] | None = None) -> Graph:
+def with_edge_splits(parties: Sequence[PartyGraph], config: object) -> list[PartyGraph]:
+    """The parties, each with a split of its edges (−1: none) where one of them has one; for other tasks without."""
+    parties = [replace(party, graph=without_edge_split(party.graph, config)) for party in parties]
+    if all(party.graph.edge_split is None for party in parties):
+        return parties
+    return [
+        replace(
+            party, graph=replace(party.graph, edge_split=torch.full((party.graph.edge_index.shape[1],), -1, dtype=torch.int8))
+        )
+        if party.graph.edge_split is None
+        else party
+        for party in parties
+    ]
+
+
+def label_holder(config: DataConfig, parties: int, scenario: str) -> int | None:
+    """The party of a vertical federation whose edges are predicted; None in other federations, where all parties' are."""
+    if scenario != "vertical":
+        return None
+    holder = getattr(getattr(config, "settings", None), "label_holder", -1)
+    if not 0 <= holder < parties:
+        raise AtollError(
+            "Link prediction between nodes that all parties hold is about the edges of one of them; set label_holder to a party, "
+            f"0 to {parties - 1}."
+        )
+    if config.split.disjoint:
+        raise AtollError(
+            "Where all parties hold the same nodes, an edge that only supervises would pass messages; set disjoint=0."
+        )
+    return int(holder)
+
+
+def split_links(
+    parts: Graph, settings: SplitSettings, seed: int, parties: Sequence[int] | None = None, holder: int | None = None
+) -> Graph:
     """The parties' graphs without validation and test edges, and the pairs that are judged.
 
     Each party draws by (seed, party). Where parties share nodes, the union of their edges is split once, so that an edge has the
-    same role at every party that holds both ends. `parties` are the blocks' numbers in the federation.
+    same role at every party that holds both ends. `parties` are the blocks' numbers in the federation; pairs are the `holder`'s
+    alone where there is one.
     """
     check_split(settings)
     seed = seed if settings.split_seed < 0 else settings.split_seed
@@ -63,21 +100,24 @@ def split_links(parts: Graph, settings: SplitSettings, seed: int, parties: Seque
         mine = (owner == block).nonzero()[:, 0]
         codes = pair_codes(parts.edge_index[:, mine] - parts.ptr[block], nodes)
         edges, of_edge = codes.unique(return_inverse=True)  # type: ignore[no-untyped-call]
-        own = parts.edge_split is not None and settings.split != "random"
-        given = None if parts.edge_split is None or not own else _first(parts.edge_split[mine].long(), of_edge, len(edges))
+        given = None
         if shared is not None:
             given = _first(shared[mine], of_edge, len(edges))
+        elif parts.edge_split is not None and settings.split != "random" and bool((parts.edge_split[mine] >= 0).any()):
+            given = _first(parts.edge_split[mine].long(), of_edge, len(edges))
         roles = _roles(edges, given, settings, seed, number)
         kept[mine] = ((roles == APART) | ((roles == TRAIN) & (not settings.disjoint)))[of_edge]
+        if holder not in (None, number):
+            edges, roles = edges[:0], roles[:0]
         judged.append(judged_pairs(nodes, edges, roles, settings.ranking, (seed, number)))
     return _judging(parts, kept, judged)
 
 
 def require_graphs(scenario: str, noise: DamageSettings) -> str:
     """The scenario, if its parties hold graphs whose edges can be split; damage is refused, too."""
-    if scenario not in ("horizontal", "overlapping"):
+    if scenario not in ("horizontal", "overlapping", "vertical"):
         raise AtollError(
-            f"Link prediction is for parties that hold graphs of their own, horizontal or overlapping, but these are {scenario}; "
+            "Link prediction is for parties that hold graphs, horizontal, overlapping or vertical; here every node is a party: "
             "choose another --partition."
         )
     if noise.active:
@@ -85,8 +125,12 @@ def require_graphs(scenario: str, noise: DamageSettings) -> str:
     return scenario
 
 
-def require_edges(parts: Graph) -> Graph:
-    """The parties' graphs, if some party has a training edge."""
+def require_edges(parts: Graph, holder: int | None = None) -> Graph:
+    """The parties' graphs, if some party has a training edge; the `holder`, where there is one."""
+    if holder is not None:
+        if not bool(parts.train.any()):
+            raise AtollError(f"The label holder, party {holder}, has no training edge; choose another label_holder or split.")
+        return parts
     if not bool(parts.train.any()):
         raise AtollError("No party has a training edge; use fewer parties, or another partition or split.")
     if bool((parts.num_train == 0).any()):
@@ -210,7 +254,7 @@ def _shared_roles(parts: Graph, settings: SplitSettings, seed: int) -> Tensor:
     codes = pair_codes(row[parts.edge_index], len(ids))
     distinct, of_edge = codes.unique(return_inverse=True)  # type: ignore[no-untyped-call]
     if parts.edge_split is not None and settings.split != "random":
-        return torch.full((len(distinct),), -1).scatter_reduce_(0, of_edge, parts.edge_split.long(), "amax")[of_edge]
+        return torch.full((len(distinct),), TRAIN).scatter_reduce_(0, of_edge, parts.edge_split.long(), "amax")[of_edge]
     return shuffled_roles(torch.zeros_like(distinct), settings, generator(seed, "links", "split"))[of_edge]
 
 

@@ -19,7 +19,7 @@ from atoll.data.encoding_fit import FittedEncoding, fit_locally
 from atoll.data.federated import federate
 from atoll.data.graph_parties import split_graphs
 from atoll.data.graph_tables import read_graph_tables
-from atoll.data.links import predicts_links, require_graphs, split_links
+from atoll.data.links import label_holder, predicts_links, require_graphs, split_links
 from atoll.data.party_graphs import read_party
 from atoll.data.splits import replaces_split, require_party_scope, split
 from atoll.deploy import description, requests
@@ -96,7 +96,7 @@ def load_run(
     if (folder is not None or encoding is not None) and config.data.normalize_features:
         graph = row_normalize(graph)
     if folder is not None and predicts_links(config):
-        graph = as_link_party(graph, config, parties)
+        graph = as_link_party(graph, config, schema, parties)
         requests.check_schema(schema, graph, config, parties)
         return graph, scenario, encoding
     requests.check_schema(schema, graph, config, parties)
@@ -142,13 +142,17 @@ def require_one_party(parties: Parties) -> None:
         raise AtollError("a site with its own data is exactly one party.")
 
 
-def as_link_party(graph: Graph, config: Config, parties: Parties) -> Graph:
+def as_link_party(graph: Graph, config: Config, schema: Schema, parties: Parties) -> Graph:
     """The site's graph as its one party of link prediction: its edges split as in a simulation."""
     require_one_party(parties)
-    require_graphs("vertical" if config.partition == "vertical" else "horizontal", config.noise)
-    if config.partition == "overlapping" and graph.edge_split is None:
+    vertical = config.partition == "vertical"
+    require_graphs("vertical" if vertical else "horizontal", config.noise)
+    if (vertical or config.partition == "overlapping") and graph.edge_split is None and graph.edge_index.shape[1]:
         raise AtollError("parties that share nodes must agree on their edges' roles: give edges a column `split`.")
-    return split_links(graph, config.split, config.seed, parties)
+    if vertical:
+        graph = replace(graph, x=_pad_features(graph.x, schema.features), widths=(graph.num_features,))
+    holder = label_holder(config, schema.parties, config.partition)
+    return split_links(graph, config.split, config.seed, parties, holder=holder)
 
 
 def as_party(graph: Graph, config: Config, schema: Schema, parties: Parties, notify: Notify) -> Graph:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from atoll.graphs.blocks import Blocks
 from atoll.graphs.features import transform
 from atoll.graphs.graph import Graph
 from atoll.models.backbone import Backbone, ModelShape
@@ -24,6 +25,33 @@ class LinkNetworkSettings:
     decoder: str = setting("dot", "How two representations become a score.", choices=DECODERS)
 
 
+def make_decoder(kind: str, parties: int, width: int, draws: Draws | None) -> nn.Module | None:
+    """The parameters of a decoder of representations with that many columns; None for `dot`, which has none."""
+    if kind == "bilinear":
+        return Dense(parties, width, width, draws, bias=False)
+    if kind == "mlp":
+        return nn.ModuleList([Dense(parties, width, width, draws), Dense(parties, width, 1, draws)])
+    return None
+
+
+def represent_pairs(decoder: nn.Module | None, z: Tensor, pairs: Tensor, nodes: Blocks, items: Blocks) -> Tensor:
+    """(M, h) what a pair's score is a linear function of; `pairs` are rows of z, in the parties' blocks `items`."""
+    one, other = (z.index_select(0, end) for end in pairs)
+    if isinstance(decoder, Dense):
+        mapped = transform(z, 0.5 * (decoder.weight + decoder.weight.transpose(1, 2)), nodes)
+        return 0.5 * (one * mapped.index_select(0, pairs[1]) + other * mapped.index_select(0, pairs[0]))
+    if isinstance(decoder, nn.ModuleList):
+        hidden: Tensor = decoder[0](one * other, items, relu=True)
+        return hidden
+    return one * other
+
+
+def pair_logits(decoder: nn.Module | None, embedded: Tensor, items: Blocks) -> Tensor:
+    """(M, 2) 0 for no edge, and the score for an edge."""
+    score = decoder[1](embedded, items) if isinstance(decoder, nn.ModuleList) else embedded.sum(1, keepdim=True)
+    return torch.cat([torch.zeros_like(score), score], 1)
+
+
 class LinkNetwork(Backbone):
     """Z = encoder(X, A), (N, h); the score of a pair is s(z_u, z_v), its logits are 0 (no edge) and s (an edge).
 
@@ -37,14 +65,8 @@ class LinkNetwork(Backbone):
         self, shape: ModelShape, encoder: Backbone, draws: Draws | None = None, settings: LinkNetworkSettings | None = None
     ) -> None:
         super().__init__(shape, draws, settings)
-        self.encoder, width = encoder, shape.hidden
-        self.decoder: nn.Module | None = None
-        if self.settings.decoder == "bilinear":
-            self.decoder = Dense(shape.parties, width, width, draws, bias=False)
-        elif self.settings.decoder == "mlp":
-            self.decoder = nn.ModuleList(
-                [Dense(shape.parties, width, width, draws), Dense(shape.parties, width, 1, draws)],
-            )
+        self.encoder = encoder
+        self.decoder = make_decoder(self.settings.decoder, shape.parties, shape.hidden, draws)
 
     def forward(self, graph: Graph, draws: Draws | None = None) -> Tensor:
         """Logits (M, 2)."""
@@ -54,23 +76,12 @@ class LinkNetwork(Backbone):
         """(M, h) what a pair's score is a linear function of."""
         z: Tensor = self.encoder(graph, draws)
         assert graph.pairs is not None
-        one, other = (z.index_select(0, end) for end in graph.pairs)
-        if isinstance(self.decoder, Dense):
-            mapped = transform(z, 0.5 * (self.decoder.weight + self.decoder.weight.transpose(1, 2)), graph.blocks)
-            return 0.5 * (one * mapped.index_select(0, graph.pairs[1]) + other * mapped.index_select(0, graph.pairs[0]))
-        if isinstance(self.decoder, nn.ModuleList):
-            hidden: Tensor = self.decoder[0](one * other, graph.items, relu=True)
-            return hidden
-        return one * other
+        return represent_pairs(self.decoder, z, graph.pairs, graph.blocks, graph.items)
 
     def embed_and_output(self, graph: Graph, draws: Draws | None = None) -> tuple[Tensor, Tensor]:
         """What the score is a linear function of, and the logits."""
         embedded = self.embed(graph, draws)
-        if isinstance(self.decoder, nn.ModuleList):
-            score = self.decoder[1](embedded, graph.items)
-        else:
-            score = embedded.sum(1, keepdim=True)
-        return embedded, torch.cat([torch.zeros_like(score), score], 1)
+        return embedded, pair_logits(self.decoder, embedded, graph.items)
 
     def layer_of(self, name: str) -> str:
         """A layer of the encoder, or the decoder."""

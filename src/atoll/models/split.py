@@ -20,6 +20,7 @@ from atoll.graphs.attention import elu
 from atoll.graphs.blocks import Blocks, broadcast_to_rows
 from atoll.graphs.sampling import Batch
 from atoll.models.layers import AttentionLayer, Dense, GCNIILayer
+from atoll.models.link_level import make_decoder, pair_logits, represent_pairs
 from atoll.random import Draws
 
 
@@ -38,6 +39,7 @@ class SplitShape:
     theta: float = 0.5  # GCNII: β_l = log(θ/l + 1)
     joined: tuple[int, ...] = ()  # the levels whose representation is a concatenation
     everyone: int = 1  # M: all parties, in this cohort or not
+    decoder: str = ""  # link prediction: what scores two rows of the classifier's output
 
     def width(self, level: int) -> int:
         """Columns of H[level]."""
@@ -60,6 +62,7 @@ class SplitModel(nn.Module):
             {str(level): Dense(shape.parties, shape.width(level), shape.hidden, draws, bias=False) for level in inner}
         )
         self.classifier = Dense(shape.parties, shape.width(shape.layers), shape.classes, common)
+        self.decoder = make_decoder(shape.decoder, shape.parties, shape.classes, common)
 
     def make(self, index: int, draws: Draws | None) -> nn.Module:
         """The parameters of one layer, counted from 0."""
@@ -84,6 +87,11 @@ class SplitModel(nn.Module):
         top = self.shape.layers
         out: Tensor = self.classifier(self.drop(hidden, batch.blocks(top), draws), batch.blocks(top))
         return out
+
+    def score_pairs(self, hidden: Tensor, pairs: Tensor, items: Blocks, batch: Batch, draws: Draws | None) -> Tensor:
+        """(M, 2) the logits of pairs of rows of level L: the classifier's outputs, Z = H[L]·W + b, through the decoder."""
+        z = self.classify(hidden, batch, draws)
+        return pair_logits(self.decoder, represent_pairs(self.decoder, z, pairs, batch.blocks(self.shape.layers), items), items)
 
     def drop(self, hidden: Tensor, blocks: Blocks, draws: Draws | None) -> Tensor:
         """Dropout of hidden units in training."""

@@ -48,6 +48,8 @@ def of_pairs(model: TrainedModel, source: Any, party: str | int | None) -> Outpu
     if model.task.name != LINK_TASK:
         raise AtollError(f"--pairs is for {LINK_TASK}, and this model is for {model.task.name}; leave it out.")
     number, data = None if party is None else model.party_number(party), model.training_data
+    if number is None and data.scenario == "vertical":  # all parties hold all nodes, and one predicts pairs
+        number = int(model.config.settings.label_holder)
     same, parties = _is_unchanged(model, data.parts), Parties(range(data.parts.parties))
     graph = with_given_pairs(data.parts, read_pairs(source), number)[0]
     predicted = infer(
@@ -61,9 +63,8 @@ def _of_party(outputs: Outputs, model: TrainedModel, number: int | None) -> Outp
     if number is None:
         return outputs
     if number not in outputs.parties:
-        raise AtollError(
-            f"The party {party_name(model, number)} does not predict: {listed(outputs.party_names, 5)} holds the labels."
-        )
+        holders = listed(outputs.party_names, 5) or "another party"
+        raise AtollError(f"The party {party_name(model, number)} does not predict: {holders} holds the labels.")
     return outputs.rows(outputs.graph.owner == outputs.parties.index(number))
 
 

@@ -12,6 +12,7 @@ index sets of all shared levels but the last up Σ 4·s_l, down Σ 4·n_l. K exc
 `backward=server` sends as much again for the gradients. With one label holder it sends the batch, 4·n, and the gradient, 4·h·n.
 
 Derived from the run's seed and round, and so never sent: the batch S[L], drawn from the training nodes that all parties know.
+In link prediction (`links`) the batch is of the label holder's pairs, and its ends are sent.
 The server sees sums of hidden representations (with `concatenation` each party's) and which nodes each party sampled. The parties
 see the aggregates and the united index sets. `theory` adds 4·(5 + 2Q) bytes up in every round that is measured.
 
@@ -34,12 +35,14 @@ from atoll.algorithms.glasu import theory
 from atoll.algorithms.glasu.exchanges import (
     backpropagate_all,
     joint_inference,
+    label_holders,
     require_all,
     sample,
     train_with_one_label_holder,
 )
 from atoll.algorithms.glasu.forward import ForwardPass
 from atoll.algorithms.glasu.inbox import Inbox
+from atoll.algorithms.glasu.links import PairForwardPass, PairSampler
 from atoll.algorithms.glasu.sampling import Sampler
 from atoll.algorithms.glasu.settings import Settings, rate, shared
 from atoll.errors import AtollError
@@ -52,10 +55,12 @@ from atoll.graphs.graph import Graph
 from atoll.models import optim
 from atoll.models.split import SPLITS, SplitShape
 from atoll.random import SERVER, Draws
+from atoll.tasks import LINK_TASK
 from atoll.tasks.task import ClassTask
 
 SCENARIOS = ("vertical",)
-TASKS = ("node-classification",)
+TASKS = ("node-classification", LINK_TASK)
+LEVELS = ("node", "link")
 YARDSTICKS = {"centralized": "centralized_vertical"}  # what `centralized` means in a comparison with this algorithm
 
 
@@ -85,10 +90,12 @@ class Cohort(atoll.federation.cohort.Cohort):
         """One network per party; the classifiers are the same everywhere."""
         s, count = self.settings, len(self.parties)
         self.shared = shared(s)  # 𝓘
+        self.links = self.task.name == LINK_TASK
         shape = SplitShape(
             parties=count,
             features=self.schema.features,
-            classes=self.schema.classes,
+            classes=s.hidden if self.links else self.schema.classes,
+            decoder=s.decoder if self.links else "",
             hidden=s.hidden,
             layers=s.layers,
             dropout=s.dropout,
@@ -103,7 +110,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         self.optimizer = optim.make(s.optimizer, self.model, s.lr, s.weight_decay, s.momentum)
         self._unit: tuple[Graph, Graph] | None = None
         self.targets = torch.where(self.graph.train, self.graph.y, -1)
-        if s.label_holder >= 0:
+        if s.label_holder >= 0 and not self.links:  # pairs are at the label holder alone
             holder = torch.tensor([party == s.label_holder for party in self.parties]).to(self.device)
             self.targets = torch.where(holder[self.graph.party], self.targets, -1)
         self._check_labels()
@@ -122,7 +129,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         """Refuse a party that needs labels of training nodes and has none; where memory is restored, training has begun."""
         holder = self.settings.label_holder
         for party, targets in zip(self.parties, torch.split(self.targets, self.graph.sizes), strict=True):
-            if not self.blank and holder in (-1, party) and not bool((targets >= 0).any()):
+            if not (self.blank or self.links) and holder in (-1, party) and not bool((targets >= 0).any()):
                 advice = "name the one party that does with label_holder=PARTY"
                 raise AtollError(f"Party {party} knows no label of a training node; {advice}.")
 
@@ -218,17 +225,17 @@ class Cohort(atoll.federation.cohort.Cohort):
         return self.task.counts(logits, self.graph)
 
     def predict(self, aggregate: Tensor | None = None) -> Tensor:
-        """(N, C) f_m(H_m[L]) of the nodes of the batch, NaN elsewhere."""
+        """(N, C) f_m(H_m[L]) of the nodes of the batch, NaN elsewhere; of pairs (M, 2)."""
         if self.shared:
             self.inbox.store("aggregate", self.shared[-1], aggregate)
-        return self._pass().logits()
+        return self._pass().logits(self.graph)
 
     def _pass(self) -> ForwardPass:
         """The forward pass of this round; started from S[L] if there is none yet."""
         if self.forward is None:
             assert self.message is not None
             sampler = self.sampler(self.message.round, self.settings, training=self.message.training)
-            self.forward = self.pass_over(ForwardPass, self.inbox, sampler)
+            self.forward = self.pass_over(PairForwardPass if self.links else ForwardPass, self.inbox, sampler)
         return self.forward
 
     @property
@@ -242,7 +249,8 @@ class Cohort(atoll.federation.cohort.Cohort):
 
     def sampler(self, round: int, settings: Settings, *, training: bool = True) -> Sampler:
         """The random choices of a round, or of an evaluation."""
-        return Sampler(self.inputs, self.targets, settings, self.seed, self.parties, round, training)
+        kind = PairSampler if self.links else Sampler
+        return kind(self.inputs, self.targets, settings, self.seed, self.parties, round, training)
 
     def pass_over(self, kind: type[ForwardPass], inbox: Inbox, sampler: Sampler) -> ForwardPass:
         """A new forward pass on a round's batch."""
@@ -254,16 +262,18 @@ class Cohort(atoll.federation.cohort.Cohort):
 
 def start(federation: Federation, settings: Settings) -> State:
     """The server keeps nothing from round to round but what `theory` measures."""
-    last, count = federation.schema.parties - 1, settings.shared_layers
+    last, count, links = federation.schema.parties - 1, settings.shared_layers, federation.task.name == LINK_TASK
     if federation.participation < 1:
         raise AtollError("Parties that hold the same nodes are all needed in every round; leave participation at 1.")
     if count > settings.layers:
         raise AtollError(f"shared_layers is {count}, but there are only {settings.layers} layers to share.")
     if settings.backward == "server" and (settings.local_steps != 1 or not count):
         raise AtollError("backward=server needs local_steps=1 and a shared layer; stale steps go with backward=local.")
-    if settings.label_holder > last or (settings.label_holder >= 0 and not count):
+    if links and settings.evaluation_neighbors == "sampled":
+        raise AtollError("Link prediction is evaluated on the whole graph; leave evaluation_neighbors at full.")
+    if not links and (settings.label_holder > last or (settings.label_holder >= 0 and not count)):
         raise AtollError(f"label_holder is {settings.label_holder}; it must be a party, 0 to {last}, and some layer shared.")
-    if settings.label_holder >= 0 and last == 0:
+    if settings.label_holder >= 0 and last == 0 and count:
         raise AtollError("label_holder needs another party to tell; with one party leave it out.")
     if settings.theory and (settings.backward == "server" or settings.label_holder >= 0 or not count):
         raise AtollError("theory is about Algorithms 1 to 4: it needs a shared layer, backward=local and no label_holder.")
@@ -278,16 +288,16 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
     payload = joint_inference(federation, settings, sample(federation, settings))
     if settings.backward == "server":
         backpropagate_all(federation, settings, payload)
-    elif settings.label_holder >= 0:
+    elif settings.label_holder >= 0 and settings.shared_layers:
         train_with_one_label_holder(federation, settings.label_holder, payload)
     else:
-        federation.tell("train", **payload)
+        federation.tell("train", to=label_holders(federation, settings), **payload)
     return require_all(federation, state)
 
 
 def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, object]:
     """Joint inference, then the mean over the parties that hold labels: they judge the same nodes, each by its own classifier."""
     payload = joint_inference(federation, settings, sample(federation, settings))
-    to = federation.parties if settings.label_holder < 0 else [settings.label_holder]
+    to = label_holders(federation, settings)
     meters = theory.report(state["theory"], settings, federation.schema.parties, federation.round) if settings.theory else {}
     return metrics.evaluate(federation, to=to, **payload) | meters

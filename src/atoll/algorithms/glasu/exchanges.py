@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -20,13 +21,19 @@ def sample(federation: Federation, settings: Settings) -> Fields:
     payload: Fields = {}
     if not sampled(settings, federation.training):
         return payload
-    if settings.label_holder >= 0 and federation.training:  # Algorithm 5, the server
+    if settings.label_holder >= 0 and settings.shared_layers and federation.training:  # Algorithm 5, the server
         drawn = require_all(federation, federation.ask("draw", to=[settings.label_holder]))
         payload = {"nodes": drawn.stack("nodes")[0]}  # S[L]
     for layer in reversed(shared(settings)[:-1] if SPLITS[settings.model].edges else []):
         replies = require_all(federation, federation.ask("sample", level=layer + 1, **payload))
         payload = {"nodes": torch.unique(torch.cat(replies.stack("nodes")))}  # ⋃_m S_m[l]
     return payload
+
+
+def label_holders(federation: Federation, settings: Settings) -> Sequence[int]:
+    """The parties that have labels: all, or the one; where everything is in one place, that place."""
+    alone = settings.label_holder >= 0 and federation.schema.parties > 1
+    return [settings.label_holder] if alone else federation.parties
 
 
 def joint_inference(federation: Federation, settings: Settings, payload: Fields) -> Fields:

@@ -9,6 +9,7 @@ from atoll.algorithms.glasu.inbox import Inbox
 from atoll.algorithms.glasu.sampling import Sampler
 from atoll.algorithms.glasu.settings import Settings, shared
 from atoll.graphs.blocks import broadcast_to_rows
+from atoll.graphs.graph import Graph
 from atoll.graphs.sampling import Batch, Level
 from atoll.models.split import SplitModel
 from atoll.random import Draws
@@ -103,10 +104,10 @@ class ForwardPass:
         """⟨∇, H⁺_m[l]⟩: its gradient is the part of the loss's that passes through this layer."""
         return (self.inbox.required("share", layer) * self.per_party(self.local[layer])).sum()
 
-    def logits(self) -> Tensor:
-        """(P·N, C) for all nodes; NaN for those that are not in the batch."""
+    def logits(self, graph: Graph) -> Tensor:
+        """(P·N, C) for all nodes of a graph like the sampler's; NaN for those that are not in the batch."""
         logits = self.model.classify(self.run(), self.batch(), None)
-        nodes = self.sampler.graph.num_nodes
+        nodes = graph.num_nodes
         if len(logits) == nodes:
             return logits
         rows = self.batch().level(self.settings.layers).index

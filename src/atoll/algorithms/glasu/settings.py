@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from atoll.models.link_level import DECODERS
 from atoll.models.split import SPLITS
 from atoll.settings import setting
 
@@ -25,13 +26,24 @@ class SplitTraining:
     weight_decay: float = setting(0.0, "L2 penalty on the weights.", low=0)
     optimizer: str = setting("sgd", "Optimizer of the parties.", choices=("adam", "adamw", "sgd"))
     momentum: float = setting(0.0, "Momentum of SGD.", low=0, high=1)
-    batch_size: int = setting(16, "Training nodes per batch, S; 0 trains on the whole graph without sampling.", low=0, high=10**9)
+    batch_size: int = setting(
+        16,
+        "Training nodes (link prediction: edges) per batch, S; 0 trains on the whole graph without sampling.",
+        low=0,
+        high=10**9,
+    )
     fan_out: int = setting(3, "Average number of neighbors sampled per node and layer; 0 takes all.", low=0, high=10**6)
     evaluation_neighbors: str = setting(
         "full", "Evaluate on the whole graph or on sampled neighbors.", choices=("full", "sampled"), was="evaluation"
     )
     unit_features: bool = setting(
         False, "Divide the features that a party has of a node by their length: SGD then learns from short ones too.", since="0.2"
+    )
+    label_holder: int = setting(
+        -1, "Link prediction: the party whose edges are predicted, which alone knows the pairs.", low=-1, high=10**7, since="0.2"
+    )
+    decoder: str = setting(
+        "dot", "Link prediction: how two nodes' representations become a score.", choices=DECODERS, since="0.2"
     )
 
 
