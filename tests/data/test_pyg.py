@@ -32,6 +32,13 @@ def test_from_pyg() -> None:
     assert from_pyg(data(x=torch.ones(3, 2, dtype=torch.bfloat16))).x[0, 0] == 1
 
 
+def test_nodes_without_a_class_have_no_role() -> None:
+    """A mask that names them too would let them weigh in a party's number of training nodes."""
+    every = torch.ones(3, dtype=torch.bool)
+    assert from_pyg(data(train_mask=every)).train.tolist() == [True, True, False]
+    assert from_pyg(data(test_mask=every)).test.tolist() == [True, True, False]
+
+
 def test_from_pyg_takes_a_real_data_object() -> None:
     """torch_geometric's own class."""
     with warnings.catch_warnings():

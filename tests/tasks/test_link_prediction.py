@@ -532,6 +532,10 @@ def test_given_pairs_are_scored_as_in_the_run(tmp_path: Path) -> None:
     table = model.predict()
     assert set(table["split"]) == {"train", "val", "test"}
     assert list(table.columns)[:2] == ["source", "target"]
+    lines = str(model.evaluate()).splitlines()
+    assert "pairs, the likeliest class" in lines[0]
+    assert lines[1].startswith("of all pairs together; what the run reported is for AUC")
+    assert "nodes" not in str(model.evaluate())
     some = table[table["split"] == "test"].sample(6, random_state=1)
     some[["source", "target"]].to_csv(tmp_path / "pairs.csv", index=False)
     scored = model.predict(pairs=tmp_path / "pairs.csv").set_index(["source", "target"])

@@ -28,7 +28,7 @@ def evaluate(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Labeled nodes that arrived later: a folder with nodes and edges, an .npz, or a folder with one per party."
+            help="Labeled nodes or graphs that arrived later: a folder of tables, an .npz, or a folder with one per party."
         ),
     ] = None,
     party: PartyName = None,
@@ -42,7 +42,7 @@ def evaluate(
     threads: Threads = None,
     quiet: Quiet = False,
 ) -> None:
-    """Judge a trained model on labeled nodes: overall, by class and by party; the test nodes or, where none are marked, all."""
+    """Judge a trained model on labeled nodes, graphs or pairs: overall, by class and by party; of test items or, without, all."""
     prepare_torch(threads)
     from atoll.cli.console import out as console
     from atoll.cli.console import stage

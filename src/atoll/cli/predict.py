@@ -47,7 +47,7 @@ def predict(
     run: RunOrKit,
     data: Annotated[
         Path | None,
-        typer.Option(help="Nodes that arrived later: a folder with nodes and edges, an .npz, or a folder with one per party."),
+        typer.Option(help="Nodes or graphs that arrived later: a folder of tables, an .npz, or a folder with one per party."),
     ] = None,
     party: PartyName = None,
     known: Known = None,
@@ -62,7 +62,7 @@ def predict(
     threads: Threads = None,
     quiet: Quiet = False,
 ) -> None:
-    """Predict the class of every node with a trained model: of its training data, or of nodes that arrived later."""
+    """Predict every node, graph or pair with a trained model: those of its training data, or new ones."""
     prepare_torch(threads)
     if out is not None:
         _check_target(out, force)
@@ -130,12 +130,13 @@ def _print_summary(model: TrainedModel, outputs: Outputs, frame: pd.DataFrame, *
     from atoll.cli.console import out as console
     from atoll.runs.evaluation_text import decision_text
     from atoll.runs.metrics import in_order, metric_format
+    from atoll.tasks.levels import items_of
 
     rows = len(frame)
     console.print(f"{model.config.algorithm}, round {model.description['best_round']}: {rows:,} row{'' if rows == 1 else 's'}")
     threshold = model.description.get("threshold")
     if threshold is not None:
-        console.print(decision_text(threshold), soft_wrap=True)
+        console.print(decision_text(threshold, items_of(model.task)), soft_wrap=True)
     counts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     if "class" in frame:
         for label, count in frame["class"].value_counts(sort=model.classes is None).head(MAX_CLASSES).items():
@@ -143,7 +144,7 @@ def _print_summary(model: TrainedModel, outputs: Outputs, frame: pd.DataFrame, *
     local = "local_" if trained_on and model.description["scenario"] == "overlapping" else ""
     computed = outputs.metrics(model.task).items()
     metrics = {f"{local}{each}": value for each, value in computed if not each.startswith(("val_", "train_"))}
-    items = {"graph": "graphs", "link": "pairs"}.get(getattr(model.task, "level", ""), "nodes")
+    items = items_of(model.task)
     judged = f"of test {items}" if bool(outputs.graph.test.any()) else f"of labeled {items}"
     judged += "" if threshold is None else ", by the likeliest class"
     for each in in_order(metrics):

@@ -98,8 +98,9 @@ def build_graph(
 ) -> Graph:
     """One whole graph (P = 1) from arrays; `where` names their source in error messages.
 
-    `masks` are train, val and test; `ids` the nodes' numbers in the federation. Edges lose loops and repeats and, unless
-    `directed`, go both ways; `edge_weight` is one number per edge (see `edge_weights.tidy_weights`).
+    `masks` are train, val and test, in which nodes without a class (−1) have no part; `ids` the nodes' numbers in the federation.
+    Edges lose loops and repeats and, unless `directed`, go both ways; `edge_weight` is one number per edge (see
+    `edge_weights.tidy_weights`).
     """
     check_labels(y, num_classes, where)
     nodes = len(y)
@@ -115,6 +116,7 @@ def build_graph(
     if (train & val | train & test | val & test).any():
         node = int(np.flatnonzero(train & val | train & test | val & test)[0])
         raise AtollError(f"{where}: node {node} is in two of train, val and test; put it in one.")
+    train, val, test = (mask & (y >= 0) for mask in (train, val, test))  # else a node without a class would count as an item
     weights = None
     if edge_weight is None:
         edges = tidy_edges(edges, nodes, directed)

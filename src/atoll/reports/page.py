@@ -18,12 +18,12 @@ from atoll.reports.plotly import plot
 from atoll.reports.runs import Row
 from atoll.runs.documents import finite
 from atoll.tasks import TASKS
+from atoll.tasks.levels import items_of
 from atoll.version import __version__
 
 if TYPE_CHECKING:
     from atoll.reports import Report
 
-WORDS = {"graph": "graphs", "link": "pairs"}  # what the items of a task's level are called; else nodes
 JUDGED = re.compile(r"\b((?:test|validation|training|labeled|minority|majority) )nodes\b", re.IGNORECASE)
 REFRESH = 5  # seconds between reloads while a run goes on
 MAX_GOING = 6  # runs in progress that are listed
@@ -53,7 +53,7 @@ def render(report: Report) -> str:
 
 def of_items(text: str, rows: Sequence[Row]) -> str:
     """The text with the word for what is judged, where it is not nodes in all rows."""
-    words = {WORDS.get(getattr(TASKS.find(row.runs[0].config.run.task), "level", ""), "nodes") for row in rows}
+    words = {items_of(TASKS.find(row.runs[0].config.run.task)) for row in rows}
     return JUDGED.sub(lambda match: match[1] + next(iter(words)), text) if len(words) == 1 else text
 
 

@@ -19,6 +19,7 @@ from atoll.tasks import confusion as matrices
 from atoll.tasks import details
 from atoll.tasks.decisions import confusion_at, decide
 from atoll.tasks.histograms import BINS, auc_of_bins, average_precision_of_bins, bin_edges, bins_of
+from atoll.tasks.levels import ITEMS
 
 MAX_EXACT = 20_000_000  # probabilities that are sorted for AUC and average precision; of more, histograms are made
 MAX_LISTED = 100  # parties with metrics of their own
@@ -40,6 +41,8 @@ class Evaluation:
         calibration: By 15 bins of the likeliest class's probability: items, correct ones, summed probability.
         threshold: How one of two classes was decided; None for the likeliest.
         ranking: Whether AUC and average precision are `exact` or from a `histogram`; empty where they are not known.
+        kind: What the items are: `nodes`, `graphs` or `pairs`.
+        averaged: How the metrics of the run are averaged over the parties, where they are not of all items together as here.
 
     Examples:
         >>> import atoll
@@ -57,6 +60,8 @@ class Evaluation:
     calibration: list[list[float]] | None = None
     threshold: dict[str, Any] | None = None
     ranking: str = ""
+    kind: str = "nodes"
+    averaged: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as `detail` in result.json."""
@@ -101,9 +106,10 @@ def judge(
     selected = resolve(graph, mask if mask is not None else "test" if bool((graph.test & labeled).any()) else None)
     rows = (selected & labeled).nonzero()[:, 0]
     if not len(rows):
-        raise AtollError("There is no labeled node to judge the predictions by; give data with labels.")
-    labels = class_names or graph.class_names
-    return of_items(graph.y[rows], logits[rows], graph.owner[rows], graph.parties, names, labels, threshold)
+        one = _kind(graph).removesuffix("s")
+        raise AtollError(f"There is no labeled {one} to judge the predictions by; give data with labels.")
+    labels, kind = class_names or graph.class_names, _kind(graph)
+    return of_items(graph.y[rows], logits[rows], graph.owner[rows], graph.parties, names, labels, threshold, kind=kind)
 
 
 def of_items(
@@ -116,6 +122,7 @@ def of_items(
     threshold: Mapping[str, Any] | None = None,
     *,
     list_parties: bool = True,
+    kind: str = "nodes",
 ) -> Evaluation:
     """Judge the outputs (n, C) of labeled items of parties 0 … `parties` − 1."""
     classes = tuple(map(str, class_names or range(logits.shape[1])))
@@ -140,6 +147,7 @@ def of_items(
         calibration=table_of_bins.tolist(),
         threshold=None if threshold is None else dict(threshold),
         ranking=EXACT if exact else HISTOGRAM,
+        kind=kind,
     )
 
 
@@ -148,6 +156,8 @@ def from_counts(
     by_party: Mapping[str, Mapping[str, Any]],
     class_names: Sequence[str] | None = None,
     threshold: Mapping[str, Any] | None = None,
+    *,
+    kind: str = "nodes",
 ) -> Evaluation | None:
     """The evaluation of test items from the sums of the parties' counts, and party → its own; None without a confusion matrix.
 
@@ -173,6 +183,7 @@ def from_counts(
         parties=parties,
         threshold=None if known is None else dict(known),
         ranking=HISTOGRAM if ranked else "",
+        kind=kind,
     )
 
 
@@ -264,6 +275,11 @@ def _ranked_by_bins(scores: Tensor, positive: Tensor) -> Ranked:
     bins = bins_of(scores.contiguous(), bin_edges())
     negatives, positives = (torch.bincount(bins[positive == kind], minlength=BINS) for kind in (False, True))
     return auc_of_bins(negatives, positives), average_precision_of_bins(negatives, positives)
+
+
+def _kind(graph: Graph) -> str:
+    """What the items of a graph are called."""
+    return ITEMS["link" if graph.pairs is not None else "node" if graph.graph_ptr is None else "graph"]
 
 
 def _name(names: Sequence[str], index: int) -> str:

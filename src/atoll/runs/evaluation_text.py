@@ -26,33 +26,35 @@ def _overall(detail: Mapping[str, Any]) -> str:
         named = f"average precision of {_short(detail['classes'][1])}"
         words = {named if word == "average precision" else word: value for word, value in words.items()}
     width = max(map(len, words), default=0)
-    nodes = "1 node" if detail["items"] == 1 else f"{detail['items']} nodes"
-    lines = [f"{nodes}, {decision_text(detail.get('threshold'))}"]
+    kind = detail.get("kind", "nodes")
+    items = f"1 {kind.removesuffix('s')}" if detail["items"] == 1 else f"{detail['items']} {kind}"
+    lines = [f"{items}, {decision_text(detail.get('threshold'), kind)}", *together(kind, detail.get("averaged", ""))]
     return "\n".join([*lines, *(f"{word:<{width}}  {value:>8}" for word, value in words.items())])
 
 
-def decision_text(threshold: Mapping[str, Any] | None) -> str:
-    """How the class of a node is decided."""
+def together(kind: str, averaged: str) -> list[str]:
+    """Where the run's own metrics are averages over the parties: that these are not."""
+    return [f"of all {kind} together; what the run reported is {averaged} over the parties"] if averaged else []
+
+
+def decision_text(threshold: Mapping[str, Any] | None, kind: str = "nodes") -> str:
+    """How the class of an item is decided."""
     if threshold is None:
         return "the likeliest class is predicted"
-    how = "given" if threshold["by"] == "given" else f"best {threshold['by']} on validation nodes"
+    how = "given" if threshold["by"] == "given" else f"best {threshold['by']} on validation {kind}"
     return f"{threshold['class']} is predicted from probability {threshold['value']:.4g} on ({how})"
 
 
 def _classes(detail: Mapping[str, Any]) -> str:
     columns = ("precision", "recall", "f1", "auc", "average_precision")
     shown = [name for name in columns if any(row[name] is not None for row in detail["by_class"].values())]
-    return _rows("class", detail["by_class"], shown)
+    return rows_text("class", detail.get("kind", "nodes"), detail["by_class"], shown)
 
 
 def _parties(detail: Mapping[str, Any]) -> str:
     rows = detail["parties"]
     shown = [name for name in OF_PARTY if any(row.get(name) is not None for row in rows.values())]
-    return _rows("party", rows, shown) if len(rows) > 1 else ""
-
-
-def _rows(what: str, rows: Mapping[str, Mapping[str, Any]], columns: Sequence[str]) -> str:
-    return rows_text(what, "nodes", rows, columns)
+    return rows_text("party", detail.get("kind", "nodes"), rows, shown) if len(rows) > 1 else ""
 
 
 def rows_text(what: str, items: str, rows: Mapping[str, Mapping[str, Any]], columns: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from atoll.errors import AtollError
 from atoll.federation.fields import sum_over_parties
 from atoll.runs.evaluation import MAX_LISTED
-from atoll.runs.evaluation_text import rows_text
+from atoll.runs.evaluation_text import rows_text, together
 from atoll.runs.metrics import in_order, metric_format
 from atoll.runs.outputs import PROBABILITY, Outputs, item_columns
 from atoll.tasks.regression import Values
@@ -37,6 +37,7 @@ class TargetEvaluation:
         by_target: Label or value → its own metrics.
         parties: Party → its metrics; empty where there are too many.
         tested: Whether these are test items; all with a known label or value where none is marked.
+        averaged: How the metrics of the run are averaged over the parties, where they are not of all items together as here.
     """
 
     task: str
@@ -46,6 +47,7 @@ class TargetEvaluation:
     by_target: dict[str, dict[str, float | None]]
     parties: dict[str, dict[str, Any]] = field(default_factory=dict)
     tested: bool = True
+    averaged: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -56,6 +58,7 @@ class TargetEvaluation:
         known = {name: value for name, value in self.overall.items() if value is not None}
         width = max((len(metric_format(name).words) for name in known), default=0)
         lines = [f"{self.items} items, {self.task}" + ("" if self.tested else "; no test items, so all that are known")]
+        lines += together("items", self.averaged)
         for name in in_order(known):
             form = metric_format(name)
             value = f"{100 * known[name]:.1f} %" if form.percent else f"{known[name]:.4f}"

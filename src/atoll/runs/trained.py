@@ -29,7 +29,7 @@ from atoll.runs.model_files import ModelFiles, with_memory_of_sites
 from atoll.runs.own_files import with_own_files
 from atoll.runs.preparation import load_parties, read_preprocessing
 from atoll.runs.target_outputs import TargetEvaluation
-from atoll.tasks import Task
+from atoll.tasks import LINK_TASK, Task
 from atoll.tasks.decisions import decide
 from atoll.tasks.node_classification import NodeClassification
 from atoll.tasks.targets import Targets
@@ -148,11 +148,20 @@ class TrainedModel:
         Returns:
             Metrics overall, by class (label, value) and by party; `print` shows them as a table, `to_dict` gives plain values.
         """
-        predicted = self.outputs(data, party, known, join)
+        predicted, averaged = self.outputs(data, party, known, join), self._averaged()
         if isinstance(task := self.task, Targets):
-            return target_outputs.judge(predicted, task, self.classes)
+            return replace(target_outputs.judge(predicted, task, self.classes), averaged=averaged)
         self._require_classes("evaluation by class")
-        return judge(predicted.graph, predicted.logits, predicted.party_names, self.classes, self.description.get("threshold"))
+        threshold = self.description.get("threshold")
+        judged = judge(predicted.graph, predicted.logits, predicted.party_names, self.classes, threshold)
+        return replace(judged, averaged=averaged)
+
+    def _averaged(self) -> str:
+        """How the run's metrics are averaged over the parties, in words; empty where they are of all items together."""
+        if self.description["parties"] == 1:
+            return ""
+        ranked = "for AUC, AP, MRR and Hits@K the mean" if self.task.name == LINK_TASK else ""
+        return {"mean": "the mean", "nodes": "the mean by items", "worst": "the worst"}.get(self.config.run.average, ranked)
 
     def export(self, to: str, out: str | Path, party: str | int | None = None) -> list[Path]:
         """Write the model for other programs; see `atoll.export_model`."""

@@ -12,6 +12,13 @@ from atoll.graphs.graph import Graph
 from atoll.graphs.masks import random_batch
 from atoll.random import Draws
 
+ITEMS = {"node": "nodes", "graph": "graphs", "link": "pairs"}  # what the items of a level are called
+
+
+def items_of(task: object) -> str:
+    """What the items of a task are called."""
+    return ITEMS.get(getattr(task, "level", ""), ITEMS["node"])
+
 
 class NodeItems:
     """Items are nodes, and every step reads the whole graph: a node needs its neighbors."""

@@ -113,7 +113,8 @@ class Cohort(atoll.federation.cohort.Cohort):
         if s.label_holder >= 0 and not self.links:  # pairs are at the label holder alone
             holder = torch.tensor([party == s.label_holder for party in self.parties]).to(self.device)
             self.targets = torch.where(holder[self.graph.party], self.targets, -1)
-        self._check_labels()
+        if not self.links:
+            self._check_labels()
 
     def clear_round(self) -> None:
         """An empty inbox, and nothing computed."""
@@ -129,7 +130,7 @@ class Cohort(atoll.federation.cohort.Cohort):
         """Refuse a party that needs labels of training nodes and has none; where memory is restored, training has begun."""
         holder = self.settings.label_holder
         for party, targets in zip(self.parties, torch.split(self.targets, self.graph.sizes), strict=True):
-            if not (self.blank or self.links) and holder in (-1, party) and not bool((targets >= 0).any()):
+            if not self.blank and holder in (-1, party) and not bool((targets >= 0).any()):
                 advice = "name the one party that does with label_holder=PARTY"
                 raise AtollError(f"Party {party} knows no label of a training node; {advice}.")
 

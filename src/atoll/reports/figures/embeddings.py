@@ -12,6 +12,7 @@ from atoll.reports.partitions import party_names
 from atoll.reports.recompute import Embedding
 from atoll.reports.runs import Row
 from atoll.tasks import TASKS
+from atoll.tasks.levels import items_of
 
 SECTION = "Embeddings"
 METHODS = {"tsne": "t-SNE", "pca": "PCA"}
@@ -21,7 +22,7 @@ UNLABELED = 6  # gray
 def embeddings(row: Row, embedded: Embedding, method: str, class_names: Sequence[str], suffix: str) -> list[Figure]:
     """One map by class and, where there are several parties but not too many, one by party."""
     task, shown = TASKS.find(row.runs[0].config.run.task), len(embedded.points)
-    items = {"graph": "graphs", "link": "pairs"}.get(getattr(task, "level", ""), "nodes")
+    items = items_of(task)
     seed = f", seed {row.runs[0].config.seed}" if row.several else ""
     caption = f"{METHODS[method]} of {embedded.what} at round {embedded.round}{seed}; "
     caption += f"{shown:,} of {embedded.of:,} {items}." if shown < embedded.of else f"{shown:,} {items}."
