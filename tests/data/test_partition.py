@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.data import SCENARIO_OF, PartitionSettings, csbm, load, partition, scenario_of
+from atoll.data import SCENARIO_OF, PartitionSettings, csbm, load, partition, scenario_of, subgraphs
 from atoll.data.csbm import CsbmSettings, generate
 from atoll.data.presets import PRESETS
 from atoll.data.subgraphs import induced_subgraphs
@@ -59,7 +59,9 @@ def test_blocks_are_the_induced_subgraphs(seed: int, disjoint: bool) -> None:
         lists = np.split(rng.permutation(20)[:15], [4, 9])
     else:
         lists = [rng.choice(20, size, replace=False) for size in (5, 12, 8)]
-    found = induced_subgraphs(graph, lists)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subgraphs, "EDGES_AT_ONCE", 7)
+        found = induced_subgraphs(graph, lists)
     rows = np.concatenate(lists)
     assert edge_set(found) == naive(graph, [nodes.tolist() for nodes in lists])
     assert found.sizes == [len(nodes) for nodes in lists]

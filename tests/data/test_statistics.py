@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from atoll.cli.partition import partition_table
-from atoll.data import PartitionSettings, load, partition, partition_statistics
+from atoll.data import PartitionSettings, load, partition, partition_statistics, statistics
 from atoll.data.statistics import DEGREES, degree_shares
 from atoll.graphs.graph import Graph
 from graphs import edge_set, make_graph
@@ -34,7 +34,9 @@ def test_facts_are_those_of_a_loop(seed: int) -> None:
     """Counts, majority class and homophily of every party, by loops over its nodes and edges."""
     whole = make_graph(30, 60, seed)
     parties = partition(whole, "random", 3, PartitionSettings(), seed)
-    found = partition_statistics(parties, whole)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(statistics, "EDGES_AT_ONCE", 7)
+        found = partition_statistics(parties, whole)
     for p, said in enumerate(found.parties):
         one = parties.select([p])
         y = one.y.tolist()

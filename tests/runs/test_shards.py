@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +20,13 @@ import torch
 import atoll
 import clinics
 from atoll.cli import main
-from atoll.data import files, partition_statistics, shard_writer
+from atoll.data import files, npz, partition_statistics, shard_writer
 from atoll.data.federated import SCENARIOS, federate
 from atoll.data.federated_data import FederatedData, always
 from atoll.data.manifest import MANIFEST
 from atoll.data.shards import Shards
 from atoll.errors import AtollError
+from atoll.graphs import selection
 from atoll.graphs.graph import Graph
 from atoll.runs import config as configuration
 from atoll.runs import runner
@@ -98,6 +100,51 @@ def test_large_features_stay_on_disk(tmp_path: Path) -> None:
     assert mapping(alone).endswith("party-1/x.npy")
     alone[0] = 7  # type: ignore[index]
     assert float(federate(config, None, SCENARIOS, held=[1]).parts.x[0, 0]) != 7  # the file is not written to
+
+
+def test_cutting_from_the_disk_gives_the_same_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a budget features and edges go from file to file in pieces: the same files, and of the features little in memory."""
+    monkeypatch.setattr(npz, "MAPPED", 1)
+    monkeypatch.setattr(selection, "EDGES_AT_ONCE", 1000)
+    folder, size = tmp_path / "graph", 4000 * 2000 * 4
+    folder.mkdir()
+    graph = atoll.load("csbm", nodes=4000, features=2000, degree=4)
+    for name, array in files.arrays(graph).items():
+        np.save(folder / f"{name}.npy", array)
+    written, peaks = [], []
+    for budget in (0.0, TINY):
+        values = {"memory_budget": budget, "split": "random"}
+        config = configuration.resolve("fedavg", dataset=str(folder), partition="random", parties=10, values=values)
+        tracemalloc.start()
+        manifest = cut(config, federated(config), tmp_path / f"shards{budget}")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        written.append(manifest.files)
+    assert written[0] == written[1]
+    assert peaks[1] < 0.6 * size
+
+
+def test_a_process_owns_only_what_it_holds(tmp_path: Path) -> None:
+    """One of ten parties with a budget: its files alone are read, its features mapped, and next to nothing is allocated."""
+    config = small("fedavg", **{"data.nodes": 2000, "data.features": 1000})
+    config = on_shards(replace(config, parties=10), tmp_path / "shards", budget=TINY)
+    opened: list[str] = []
+
+    def checked(shards: Shards, name: str, check: Any = Shards._checked) -> Path:
+        opened.append(name)
+        path: Path = check(shards, name)
+        return path
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Shards, "_checked", checked)
+        tracemalloc.start()
+        graph = federate(config, None, SCENARIOS, held=[3]).parts
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert opened
+    assert {name.split("/")[0] for name in opened} == {"party-3"}
+    assert mapping(graph.x).endswith("party-3/x.npy")
+    assert peak < graph.num_nodes * 1000 * 4  # of all parties' features a tenth
 
 
 def mapping(x: Any) -> str:

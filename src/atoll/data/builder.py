@@ -15,6 +15,7 @@ from torch import Tensor
 from atoll.data.edge_weights import checked_weights, tidy_weights
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
+from atoll.graphs.symmetric_matrices import goes_both_ways, is_sorted
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -24,18 +25,34 @@ Masks = tuple[Bools, Bools, Bools]
 MAX_CLASSES = 10_000  # a larger label is not a class but something else, for instance an id
 MAX_FEATURE = float(np.finfo(np.float32).max)
 NARROWED = 1 << 24  # stored values from which on indices get 32 bits; of fewer they keep their type, which a graph's digest sees
+MAX_CHECKED = 1 << 22  # values that are looked at at once
 SPARSE_BELOW = 0.25  # features with a smaller share of non-zeros are kept as CSR
 
 
 def tidy_edges(edges: Ints, nodes: int, directed: bool = False) -> Ints:
-    """(2, E) edges sorted by source and target, without loops and repeats; both directions unless `directed`."""
+    """(2, E) edges sorted by source and target, without loops and repeats; both directions unless `directed`.
+
+    Edges that are so already are only copied.
+    """
+    if is_sorted(*edges) and (directed or goes_both_ways(edges[0], edges[1], nodes)):
+        return edges.astype(np.int64)
     source, target = edges[0].astype(np.int64), edges[1].astype(np.int64)
     proper = source != target
-    code = source[proper] * nodes + target[proper]
-    if not directed:
-        code = np.concatenate([code, target[proper] * nodes + source[proper]])
-    code = distinct(code)
-    return np.stack([code // max(nodes, 1), code % max(nodes, 1)])
+    if directed:
+        return _decoded(distinct((source * nodes + target)[proper]), nodes)
+    once = np.minimum(source, target) * nodes
+    once += np.maximum(source, target)
+    del source, target
+    once = distinct(once[proper])
+    return _decoded(np.sort(np.concatenate([once, once % max(nodes, 1) * nodes + once // max(nodes, 1)])), nodes)
+
+
+def _decoded(code: Ints, nodes: int) -> Ints:
+    """(2, E) source and target of source·N + target."""
+    result = np.empty((2, len(code)), np.int64)
+    np.floor_divide(code, max(nodes, 1), out=result[0])
+    np.remainder(code, max(nodes, 1), out=result[1])
+    return result
 
 
 def distinct(values: Ints) -> Ints:
@@ -183,12 +200,15 @@ def check_features(x: Features, nodes: int, where: str) -> None:
         raise AtollError(f"{where}: the features have shape {tuple(x.shape)} for {nodes} nodes; give one row per node.")
     if x.shape[1] == 0:
         raise AtollError(f"{where}: the features have no columns; give at least one (for a start, the degree).")
-    values = x.data if sp.issparse(x) else x
-    fine = np.isfinite(values)
-    if values.dtype.itemsize > 4:  # features are kept as float32
-        fine &= np.abs(values) <= MAX_FEATURE
-    if not fine.all():
-        index = int(np.flatnonzero(~fine)[0])
+    values = (x.data if sp.issparse(x) else x).reshape(-1)
+    for first in range(0, len(values), MAX_CHECKED):
+        piece = values[first : first + MAX_CHECKED]
+        fine = np.isfinite(piece)
+        if values.dtype.itemsize > 4:  # features are kept as float32
+            fine &= np.abs(piece) <= MAX_FEATURE
+        if fine.all():
+            continue
+        index = first + int(np.flatnonzero(~fine)[0])
         row = int(np.searchsorted(np.asarray(x.indptr), index, side="right") - 1) if sp.issparse(x) else index // x.shape[1]
         column = int(x.indices[index]) if sp.issparse(x) else index % x.shape[1]
         raise AtollError(
@@ -203,6 +223,8 @@ def check_edges(edges: Ints, nodes: int, where: str) -> None:
         raise AtollError(f"{where}: the edges have shape {edges.shape}; give two rows, sources and targets.")
     if not np.issubdtype(edges.dtype, np.integer):
         raise AtollError(f"{where}: the edges are {edges.dtype}; give whole node numbers.")
+    if not edges.size or 0 <= edges.min() <= edges.max() < nodes:
+        return
     wrong = np.flatnonzero(((edges < 0) | (edges >= nodes)).any(axis=0))
     if len(wrong):
         edge = int(wrong[0])

@@ -50,7 +50,8 @@ class DataSettings:
     target: str = setting(CLASS, f"Own data: {TARGET[0].lower()}{TARGET[1:]}", choices=TARGETS, since="0.2")
     memory_budget: float = setting(
         0.0,
-        "Shards: gigabytes of dense features that a process holds in memory; larger ones stay on disk. 0 is no limit.",
+        "Shards: gigabytes of dense features that a process holds in memory; larger ones stay on disk, also where a graph is "
+        "cut. 0 is no limit.",
         low=0,
         since="0.2",
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from atoll import spilled
 from atoll.data.builder import Ints, row_normalize
@@ -26,6 +27,7 @@ from atoll.data.natural_parties import NATURAL, natural_parties
 from atoll.data.partition import SCENARIO_OF, from_lists, partition, scenario_of
 from atoll.data.party_graphs import PartyGraph, parts_of, pooled, read_folders, scenario_of_parties, unsplit, with_tables
 from atoll.data.registry import lookup
+from atoll.data.scratch import exceeds, gathered
 from atoll.data.script_data import ScriptData
 from atoll.data.script_partition import node_lists
 from atoll.data.sharded import SHARDS, sharded
@@ -74,6 +76,7 @@ def _federate(config: DataConfig, given: ScriptData, scenarios: Sequence[str], *
     if config.partition in ("files", NATURAL):
         return _own_parties(config, given, scenarios, unlabeled=unlabeled)
     graph = without_edge_split(_whole_graph(config, given), config)
+    graph = replace(graph, edge_index=_on_disk(graph.edge_index, getattr(config.data, "memory_budget", 0.0)))
     if config.partition == "node" and graph.edge_index.nbytes >= spilled.LARGE:  # matrices are made of them once, early
         graph = replace(graph, edge_index=spilled.spilled(graph.edge_index))
     encoding = None
@@ -84,7 +87,7 @@ def _federate(config: DataConfig, given: ScriptData, scenarios: Sequence[str], *
     if config.partition_settings.largest_component:
         _check_by_node(config, given)
         graph = largest_component(graph)
-    parts, lists = _partitioned(config, given, graph)
+    parts, lists = _partitioned_apart(config, given, graph)
     if predicts_links(config):
         scenario = require_graphs(scenario_of(config.partition, parts), config.noise)
         data = replace(linked(config, parts, graph, scenario, scenarios), node_lists=lists)
@@ -144,6 +147,23 @@ def _whole_graph(config: DataConfig, given: ScriptData) -> Graph:
     if lookup(config.dataset) is None:
         _warn_replaced_split(graph, config)
     return graph
+
+
+def _partitioned_apart(config: DataConfig, given: ScriptData, graph: Graph) -> tuple[Graph, tuple[Ints, ...] | None]:
+    """As `_partitioned`; where dense features are beyond `memory_budget`, the parties' are copied to a file in pieces."""
+    x, budget = graph.x, getattr(config.data, "memory_budget", 0.0)
+    copied = config.partition in SCENARIO_OF and config.partition not in ("vertical", "node", "whole")
+    if not (copied and isinstance(x, Tensor) and exceeds(x.nbytes, budget)):
+        return _partitioned(config, given, graph)
+    rows = torch.arange(graph.num_nodes)
+    parts, lists = _partitioned(config, given, replace(graph, x=torch.empty(graph.num_nodes, 0), ids=rows))
+    x = torch.from_numpy(gathered(x.numpy(), parts.ids.numpy(), budget))
+    return replace(parts, x=x, edge_index=_on_disk(parts.edge_index, budget), ids=graph.ids[parts.ids]), lists
+
+
+def _on_disk(edges: Tensor, budget: float) -> Tensor:
+    """The edges, in a file where they are larger than the budget."""
+    return spilled.spilled(edges) if exceeds(edges.nbytes, budget) else edges
 
 
 def _partitioned(config: DataConfig, given: ScriptData, graph: Graph) -> tuple[Graph, tuple[Ints, ...] | None]:

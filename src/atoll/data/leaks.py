@@ -44,15 +44,17 @@ def label_leaks(x: Values, y: Ints) -> list[int]:
         x = sp.csc_array(x)[rows]
         columns = _dense_enough(x, sizes)
     else:
-        x, columns = x[rows], np.arange(x.shape[1])
+        columns = np.arange(x.shape[1])
     step = -(-len(rows) // SAMPLE_ROWS)
     leaking: list[int] = []
     for start in range(0, len(columns), CHUNK_COLUMNS):
         selected = columns[start : start + CHUNK_COLUMNS]
-        block = x[:, selected]
-        block = block.toarray() if sp.issparse(block) else block
-        possible = _possible(block[::step], labels[::step], len(sizes))
-        leaking += [int(selected[index]) for index in possible if leaks_label(block[:, index], labels, sizes, x.shape[1])]
+        block = x[:, selected].toarray() if sp.issparse(x) else None
+        sample = x[np.ix_(rows[::step], selected)] if block is None else block[::step]  # of a file, no more than is looked at
+        for index in _possible(sample, labels[::step], len(sizes)):
+            column = x[rows, selected[index]] if block is None else block[:, index]
+            if leaks_label(column, labels, sizes, x.shape[1]):
+                leaking.append(int(selected[index]))
     return leaking
 
 

@@ -18,6 +18,7 @@ from atoll.data.builder import MAX_FEATURE
 from atoll.data.edge_weights import is_weight
 from atoll.data.leaks import label_leaks
 from atoll.errors import AtollWarning
+from atoll.graphs.symmetric_matrices import is_sorted
 from atoll.graphs.table import Table
 
 MAX_EXACT = 2**24  # float32 represents every integer up to here
@@ -80,6 +81,8 @@ def comparable(table: Table) -> tuple[NDArray[np.float64], tuple[str, ...]]:
 
 def warn_about_edges(edges: Ints, where: str, *, weighted: bool = False) -> None:
     """Warn about self-loops, which are dropped, and repeats, whose weights are added or which are dropped; as they were read."""
+    if is_sorted(*edges):  # each once, and none to itself
+        return
     source, target = edges[0].astype(np.int64), edges[1].astype(np.int64)
     proper = source != target
     if loops := int((~proper).sum()):

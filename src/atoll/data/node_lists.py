@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from atoll import storage
@@ -14,7 +15,9 @@ from atoll.data.multilevel import louvain
 from atoll.data.npz import read_npz
 from atoll.data.partition_cache import cached_parts
 from atoll.errors import AtollError
+from atoll.graphs.edges import edge_pattern
 from atoll.graphs.graph import Graph
+from atoll.graphs.symmetric_matrices import goes_both_ways, is_sorted
 
 MAX_DIRICHLET_DRAWS = 100  # to give every party its `min_nodes`
 
@@ -41,7 +44,10 @@ def metis(graph: Graph, parties: int, seed: int, method: str = "auto", shares: N
 
     `seed` is METIS's own, −1 for its default. Large partitions are kept in a folder (`atoll.data.partition_cache`).
     """
-    both = graph.adjacency + graph.adjacency.T
+    pattern = edge_pattern(graph.edge_index, graph.num_nodes)
+    source, target = graph.edge_index.numpy()
+    same = is_sorted(source, target) and goes_both_ways(source, target, graph.num_nodes)
+    both = pattern if same else sp.csr_array(pattern + pattern.T)
     weights = None if shares is None else shares.tolist()
 
     def compute() -> Ints:

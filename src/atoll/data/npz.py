@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 Arrays = dict[str, np.ndarray[Any, Any]]
+MAPPED = 1 << 26  # bytes of a file from which on its pages are read as they are needed
 MAX_INFLATION = 1100  # bytes per compressed byte; DEFLATE reaches 1032
 
 FAILURES = (  # what zipfile, zlib and numpy raise for broken, encrypted or unknown content
@@ -50,13 +51,20 @@ def read_npz(path: Path) -> Arrays:
 
 
 def read_folder(folder: Path) -> Arrays:
-    """The plain arrays of a folder with one .npy for each; anything wrong with one is a ValueError."""
+    """The plain arrays of a folder with one .npy for each, large ones mapped; anything wrong with one is a ValueError."""
     try:
-        return {path.stem: np.load(path, allow_pickle=False) for path in sorted(folder.glob("*.npy"))}
+        return {path.stem: _loaded(path) for path in sorted(folder.glob("*.npy"))}
     except MemoryError as error:
         raise ValueError("its arrays do not fit in memory") from error
     except FAILURES as error:
         raise ValueError(str(error).splitlines()[0] if str(error) else type(error).__name__) from error
+
+
+def _loaded(path: Path) -> np.ndarray[Any, Any]:
+    """One array; a change of a mapped one in memory does not reach the file."""
+    mapped = path.stat().st_size >= MAPPED
+    array: np.ndarray[Any, Any] = np.load(path, mmap_mode="c" if mapped else None, allow_pickle=False)
+    return array
 
 
 def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, size: int) -> np.ndarray[Any, Any]:

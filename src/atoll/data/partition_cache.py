@@ -28,6 +28,7 @@ from atoll.errors import AtollError
 
 FORMAT = "atoll partition 1"
 MIN_NODES, MIN_PARTS = 50_000, 500  # below both, METIS is about as fast as the cache
+MAX_CONVERTED = 1 << 20  # numbers that are converted at once
 SWITCH = "ATOLL_PARTITION_CACHE"
 
 
@@ -52,7 +53,8 @@ def _key(adjacency: sp.csr_array, parts: int, options: tuple[Any, ...]) -> str:
     words = (FORMAT, metadata.version("pymetis"), adjacency.shape[0], parts, *options)
     digest.update(repr(words).encode())
     for array in (adjacency.indptr, adjacency.indices):
-        digest.update(np.ascontiguousarray(array, np.int64).view(np.uint8).data)
+        for start in range(0, len(array), MAX_CONVERTED):
+            digest.update(np.ascontiguousarray(array[start : start + MAX_CONVERTED], np.int64).view(np.uint8).data)
     return digest.hexdigest()
 
 

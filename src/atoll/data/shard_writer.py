@@ -17,6 +17,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from atoll.data.manifest import Manifest
 from atoll.data.npz import Arrays
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
+from atoll.graphs.selection import EDGES_AT_ONCE, edge_starts
 from atoll.graphs.table import Table
 
 MAX_SHARDS = 1000
@@ -99,7 +101,7 @@ def _write(data: FederatedData, folder: Path, origin: Mapping[str, Any]) -> Mani
     _put(folder, f"{WHOLE}-", *_whole_arrays(data.whole, rows))
     if manifest.lost_nodes:
         source = data.source if data.source.table is not None else _featureless(data.source)
-        _put(folder, f"{SOURCE}-", files.arrays(source), source.table)
+        _put(folder, f"{SOURCE}-", _arrays(source), source.table)
     listed = {str(path.relative_to(folder)): _digested(path) for path in sorted(folder.rglob("*.*"))}
     manifest = replace(manifest, files=listed)
     manifest.write(folder)
@@ -108,11 +110,15 @@ def _write(data: FederatedData, folder: Path, origin: Mapping[str, Any]) -> Mani
 
 def _blocks(parts: Graph, cuts: np.ndarray[Any, Any]) -> Iterator[Graph]:
     """The graphs of runs of consecutive parties, without a search through all edges for each."""
-    owner = parts.party[parts.edge_index[0]]
-    order = owner.argsort(stable=True)
-    ends = torch.searchsorted(owner[order], torch.from_numpy(cuts))
-    for first, end, start, stop in zip(cuts[:-1], cuts[1:], ends[:-1], ends[1:], strict=True):
-        rows, chosen = slice(int(parts.ptr[first]), int(parts.ptr[end])), order[start:stop]
+    every: list[slice | Tensor]  # the edges of each run
+    if (starts := edge_starts(parts)) is not None:
+        every = [slice(*bounds) for bounds in pairwise(starts[torch.from_numpy(cuts)].tolist())]
+    else:
+        owner = parts.party[parts.edge_index[0]]
+        order = owner.argsort(stable=True)
+        every = list(order.tensor_split(torch.searchsorted(owner[order], torch.from_numpy(cuts[1:-1]))))
+    for first, end, chosen in zip(cuts[:-1], cuts[1:], every, strict=True):
+        rows = slice(int(parts.ptr[first]), int(parts.ptr[end]))
         yield replace(
             parts,
             x=parts.x[rows],
@@ -130,18 +136,23 @@ def _blocks(parts: Graph, cuts: np.ndarray[Any, Any]) -> Iterator[Graph]:
 
 def _shard_arrays(block: Graph) -> Arrays:
     """A shard's arrays; a table's columns are encoded by its own rows, for those who read the folder as one party's graph."""
-    arrays = files.arrays(encoded_alone(block)) | {"ptr": block.ptr.numpy()}
+    arrays = _arrays(encoded_alone(block)) | {"ptr": block.ptr.numpy()}
     if block.borders is not None:
         arrays |= {name: tensor.numpy() for name, tensor in block.borders.arrays().items()}
     return arrays if block.majority is None else arrays | {"majority": block.majority.numpy()}
+
+
+def _arrays(graph: Graph) -> Arrays:
+    """The graph's arrays, with its edges as they are."""
+    return files.arrays(replace(graph, edge_index=graph.edge_index[:, :0])) | {"edge_index": graph.edge_index.numpy()}
 
 
 def _whole_arrays(whole: Graph, rows: Tensor | None) -> tuple[Arrays, Table | None]:
     """The arrays of the union, without what the parties' rows hold already, and its table."""
     majority = {} if whole.majority is None else {"majority": whole.majority.numpy()}
     if rows is None:
-        return files.arrays(whole) | majority, whole.table
-    return files.arrays(_featureless(whole)) | majority | {"rows": rows.numpy()}, None
+        return _arrays(whole) | majority, whole.table
+    return _arrays(_featureless(whole)) | majority | {"rows": rows.numpy()}, None
 
 
 def _featureless(graph: Graph) -> Graph:
@@ -187,7 +198,21 @@ def _put(folder: Path, prefix: str, arrays: Arrays, table: Table | None = None) 
         document = json.dumps({**about, "ignored": table.ignored, "roles": table.roles})
         (folder / f"{prefix}table.json").write_text(document)
     for name, array in arrays.items():
-        np.save(folder / f"{prefix}{name}.npy", np.asarray(array, order="C"), allow_pickle=False)
+        path = folder / f"{prefix}{name}.npy"
+        if name == "edge_index":
+            _put_edges(path, array)
+        else:
+            np.save(path, np.asarray(array, order="C"), allow_pickle=False)
+
+
+def _put_edges(path: Path, edges: np.ndarray[Any, Any]) -> None:
+    """Write edges of 64 bits with as many as `files.arrays` gives them, a piece at a time."""
+    kind = np.dtype(np.int32 if edges.max(initial=0) < 2**31 else np.int64)
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": kind.str, "fortran_order": False, "shape": edges.shape})
+        for row in edges:
+            for first in range(0, len(row), EDGES_AT_ONCE):
+                file.write(row[first : first + EDGES_AT_ONCE].astype(kind).data)
 
 
 def _digested(path: Path) -> tuple[int, str]:

@@ -10,7 +10,12 @@ import torch
 from numpy.typing import NDArray
 
 from atoll.data.builder import Ints, distinct
+from atoll.graphs.edges import edge_pattern
 from atoll.graphs.graph import Graph
+from atoll.graphs.selection import EDGES_AT_ONCE, edge_starts
+from atoll.graphs.symmetric_matrices import goes_both_ways, is_sorted
+
+MAX_APART = 1000  # parties whose graphs are looked at one by one
 
 DEGREES = {
     "degree 0": 0,
@@ -68,11 +73,9 @@ def partition_statistics(graph: Graph, whole: Graph | None = None) -> PartitionS
     in_majority = labeled & (y == majority[party])
     homophily, defined = node_homophily(graph)
     means = [_means(homophily, party, group & defined, parties) for group in (in_majority, labeled & ~in_majority)]
-    rows = _pairs(graph.edge_index.numpy(), np.arange(graph.num_nodes))
-    edges = np.bincount(graph.party.numpy()[rows[0]], minlength=parties)
+    edges = undirected_edges(graph)
     roles = [np.bincount(party[mask.numpy()], minlength=parties) for mask in (graph.train, graph.val, graph.test)]
-    _, component = sp.csgraph.connected_components(graph.adjacency, directed=False)
-    components = np.bincount(graph.party.numpy()[np.unique(component, return_index=True)[1]], minlength=parties)
+    components = component_counts(graph)
     listed = [
         PartyStatistics(
             nodes=graph.sizes[p],
@@ -91,11 +94,37 @@ def partition_statistics(graph: Graph, whole: Graph | None = None) -> PartitionS
         for p in range(parties)
     ]
     nodes = len(np.unique(graph.ids.numpy()))
-    kept = _pairs(graph.edge_index.numpy(), graph.ids.numpy()).shape[1]
+    kept = int(edges.sum()) if nodes == graph.num_nodes else _pairs(graph.edge_index.numpy(), graph.ids.numpy()).shape[1]
     if whole is None:
         return PartitionStatistics(listed, nodes, kept, None, None)
-    total = _pairs(whole.edge_index.numpy(), whole.ids.numpy()).shape[1]
-    return PartitionStatistics(listed, nodes, kept, len(np.unique(whole.ids.numpy())) - nodes, total - kept)
+    every = len(np.unique(whole.ids.numpy()))
+    alone = every == whole.num_nodes
+    total = int(undirected_edges(whole).sum()) if alone else _pairs(whole.edge_index.numpy(), whole.ids.numpy()).shape[1]
+    return PartitionStatistics(listed, nodes, kept, every - nodes, total - kept)
+
+
+def undirected_edges(graph: Graph) -> Ints:
+    """(P,) distinct undirected edges of each party."""
+    source, target = graph.edge_index.numpy()
+    party = graph.party.numpy()
+    if not (is_sorted(source, target) and goes_both_ways(source, target, graph.num_nodes)):
+        return np.bincount(party[_pairs(graph.edge_index.numpy(), np.arange(graph.num_nodes))[0]], minlength=graph.parties)
+    counts = np.zeros(graph.parties, np.int64)
+    for first in range(0, len(source), EDGES_AT_ONCE):
+        here, there = source[first : first + EDGES_AT_ONCE], target[first : first + EDGES_AT_ONCE]
+        counts += np.bincount(party[here[here < there]], minlength=graph.parties)
+    return counts
+
+
+def component_counts(graph: Graph) -> Ints:
+    """(P,) connected components of each party's graph: of one party at a time, where its edges are stored together."""
+    starts = edge_starts(graph)
+    spans = [] if starts is None else [*zip(graph.blocks.ranges, starts[:-1].tolist(), starts[1:].tolist(), strict=True)]
+    if starts is None or graph.parties > MAX_APART:
+        _, component = sp.csgraph.connected_components(edge_pattern(graph.edge_index, graph.num_nodes), directed=False)
+        return np.bincount(graph.party.numpy()[np.unique(component, return_index=True)[1]], minlength=graph.parties)
+    blocks = (edge_pattern(graph.edge_index[:, a:b] - start, end - start) for (start, end), a, b in spans)
+    return np.array([sp.csgraph.connected_components(block, directed=False)[0] for block in blocks])
 
 
 def degree_shares(graph: Graph) -> list[dict[str, float]]:
@@ -113,12 +142,14 @@ def node_homophily(graph: Graph) -> tuple[NDArray[np.float64], NDArray[np.bool_]
     """Each node's share of labeled neighbors with its own class, and where it is defined: nowhere if the items are graphs."""
     if graph.graph_ptr is not None:
         return np.zeros(len(graph.y)), np.zeros(len(graph.y), bool)
-    source, target = graph.edge_index.numpy()
-    y = graph.y.numpy()
-    known = (y[source] >= 0) & (y[target] >= 0)
-    source, target = source[known], target[known]
-    degree = np.bincount(target, minlength=graph.num_nodes)
-    same = np.bincount(target, weights=y[source] == y[target], minlength=graph.num_nodes)
+    y, edges = graph.y.numpy(), graph.edge_index.numpy()
+    degree, same = np.zeros(graph.num_nodes, np.int64), np.zeros(graph.num_nodes)
+    for first in range(0, edges.shape[1], EDGES_AT_ONCE):
+        source, target = edges[:, first : first + EDGES_AT_ONCE]
+        known = (y[source] >= 0) & (y[target] >= 0)
+        source, target = source[known], target[known]
+        degree += np.bincount(target, minlength=graph.num_nodes)
+        same += np.bincount(target, weights=y[source] == y[target], minlength=graph.num_nodes)
     return same / np.maximum(degree, 1), degree > 0
 
 

@@ -12,6 +12,8 @@ import torch
 from atoll.data.builder import Ints
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
+from atoll.graphs.neighbors import ranges
+from atoll.graphs.selection import EDGES_AT_ONCE
 from atoll.random import seed_of
 
 
@@ -22,11 +24,8 @@ def induced_subgraphs(graph: Graph, lists: Sequence[Ints]) -> Graph:
     ptr = np.concatenate([[0], sizes.cumsum()])
     edges = graph.edge_index.numpy()
     if (np.bincount(rows, minlength=1) <= 1).all():
-        owner, position = np.full(graph.num_nodes, -1), np.zeros(graph.num_nodes, np.int64)
-        owner[rows], position[rows] = np.repeat(np.arange(len(lists)), sizes), np.arange(len(rows))
-        inner = (owner[edges[0]] == owner[edges[1]]) & (owner[edges[0]] >= 0)
-        chosen = np.flatnonzero(inner)[np.argsort(owner[edges[0, inner]], kind="stable")]
-        kept = position[edges[:, chosen]]
+        indexed = graph.edge_weight is not None or graph.edge_split is not None
+        kept, chosen = _disjoint_edges(edges, lists, graph.num_nodes, indexed=indexed)
     else:
         pieces, indices = [], []
         for start, nodes in zip(ptr, lists, strict=False):
@@ -37,6 +36,35 @@ def induced_subgraphs(graph: Graph, lists: Sequence[Ints]) -> Graph:
             pieces.append(piece[:, indices[-1]])
         kept, chosen = np.concatenate(pieces, axis=1), np.concatenate(indices)
     return take_rows(graph, rows, kept, chosen, ptr)
+
+
+def _disjoint_edges(edges: Ints, lists: Sequence[Ints], nodes: int, *, indexed: bool) -> tuple[Ints, Ints]:
+    """(2, E') the edges inside lists that share no nodes, list after list, and, if `indexed`, which of all edges they are.
+
+    A piece of the edges at a time: first their numbers, then the edges where they belong.
+    """
+    owner, position = np.full(nodes, -1, np.int32), np.zeros(nodes, np.int64)
+    rows = np.concatenate(lists)
+    owner[rows], position[rows] = np.repeat(np.arange(len(lists)), [*map(len, lists)]), np.arange(len(rows))
+    pieces = [slice(first, first + EDGES_AT_ONCE) for first in range(0, edges.shape[1], EDGES_AT_ONCE)]
+
+    def inside(piece: slice) -> tuple[Ints, Ints]:
+        """Indices of a piece's edges inside lists, list after list, and the number of each list's."""
+        party = np.where(owner[edges[0, piece]] == owner[edges[1, piece]], owner[edges[0, piece]], -1)
+        inner = np.flatnonzero(party >= 0)
+        order = inner[np.argsort(party[inner], kind="stable")]
+        return order + piece.start, np.bincount(party[inner], minlength=len(lists))
+
+    counts = np.array([inside(piece)[1] for piece in pieces]).reshape(len(pieces), len(lists))
+    starts = counts.sum(0).cumsum() - counts.sum(0) + counts.cumsum(0) - counts  # (pieces, lists)
+    kept, chosen = np.empty((2, int(counts.sum())), np.int64), np.empty(int(counts.sum()) if indexed else 0, np.int64)
+    for piece, first, number in zip(pieces, starts, counts, strict=True):
+        index = inside(piece)[0]
+        place = ranges(first, number)
+        kept[:, place] = position[edges[:, index]]
+        if indexed:
+            chosen[place] = index
+    return kept, chosen
 
 
 def vertical(graph: Graph, parties: int, edge_fraction: float, seed: int) -> Graph:

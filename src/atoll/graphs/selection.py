@@ -20,6 +20,8 @@ from atoll.graphs.sparse import SparseMatrix, Stored
 if TYPE_CHECKING:
     from atoll.graphs.graph import Graph
 
+EDGES_AT_ONCE = 1 << 21  # that are looked at together
+
 
 class Slices:
     """What makes the graph of some parties out of that of all."""
@@ -72,9 +74,13 @@ def _sliced(whole: Graph, parties: Tensor, edge_ptr: Tensor) -> Graph:
 def edge_starts(graph: Graph) -> Tensor | None:
     """(P + 1,) where each party's edges begin; None where they are not stored party after party."""
     if "edge_starts" not in graph.derived:
-        owner = torch.searchsorted(graph.ptr[1:], graph.edge_index[0], right=True)
-        counts = torch.bincount(owner, minlength=graph.parties)
-        ordered = not len(owner) or bool((owner[1:] >= owner[:-1]).all())
+        counts, last, ordered = torch.zeros(graph.parties, dtype=torch.int64, device=graph.device), 0, True
+        for first in range(0, graph.edge_index.shape[1], EDGES_AT_ONCE):
+            source = graph.edge_index[0, first : first + EDGES_AT_ONCE]
+            owner = torch.searchsorted(graph.ptr[1:], source, right=True)
+            counts += torch.bincount(owner, minlength=graph.parties)
+            ordered = ordered and int(owner[0]) >= last and bool((owner[1:] >= owner[:-1]).all())
+            last = int(owner[-1])
         graph.derived["edge_starts"] = pad(counts.cumsum(0), (1, 0)) if ordered else torch.empty(0)
     starts = graph.derived["edge_starts"]
     return starts if len(starts) else None

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -30,7 +31,7 @@ class Looped:
     def of(cls, edge_index: Tensor, nodes: int) -> Looped | None:
         """That of some edges; None where they are not sorted by source and target, or do not all go both ways."""
         source, target = edge_index.numpy()
-        if len(source) + nodes >= 2**31 or not _sorted(source, target) or not _both_ways(source, target, nodes):
+        if len(source) + nodes >= 2**31 or not is_sorted(source, target) or not goes_both_ways(source, target, nodes):
             return None
         degrees, below = (np.bincount(ends, minlength=nodes) for ends in (source, source[target < source]))
         indptr = np.arange(nodes + 1, dtype=np.int64)  # one of the diagonal per row
@@ -69,7 +70,7 @@ class Looped:
         return made
 
 
-def _sorted(source: NDArray[np.int64], target: NDArray[np.int64]) -> bool:
+def is_sorted(source: NDArray[Any], target: NDArray[Any]) -> bool:
     """Whether edges are sorted by source, then target, without loops and repeats."""
     for first in range(0, len(source), MAX_TOGETHER):
         rows = slice(first, first + MAX_TOGETHER + 1)
@@ -80,11 +81,11 @@ def _sorted(source: NDArray[np.int64], target: NDArray[np.int64]) -> bool:
     return True
 
 
-def _both_ways(source: NDArray[np.int64], target: NDArray[np.int64], nodes: int) -> bool:
-    """Whether every edge has its reverse: the matrix is its own transpose."""
+def goes_both_ways(source: NDArray[Any], target: NDArray[Any], nodes: int) -> bool:
+    """Whether every edge, of sorted ones, has its reverse: the matrix is its own transpose."""
     indptr = np.zeros(nodes + 1, np.int32)
     np.cumsum(np.bincount(source, minlength=nodes), out=indptr[1:])
     matrix = sp.csr_array((nodes, nodes), dtype=np.int8)
-    matrix.indptr, matrix.indices, matrix.data = indptr, target.astype(np.int32), np.ones(len(target), np.int8)
+    matrix.indptr, matrix.indices, matrix.data = indptr, target.astype(np.int32, copy=False), np.ones(len(target), np.int8)
     other = matrix.tocsc()
     return np.array_equal(matrix.indptr, other.indptr) and np.array_equal(matrix.indices, other.indices)
