@@ -33,6 +33,7 @@ class SparseMatrix:
     learned: bool = False  # whether the values have gradients, too (`graphs.learned`)
     row_blocks: Blocks | None = None  # how the rows of a product are divided into parties, where not as the rows that it reads
     _source: sp.csr_array | None = None
+    _scaled: tuple[float, Tensor] | None = None
 
     def __init__(self, matrix: sp.csr_array, *, symmetric: bool = False, device: torch.device = CPU) -> None:
         self.shape: tuple[int, int] = matrix.shape
@@ -71,6 +72,13 @@ class SparseMatrix:
         """Mᵀ in CSC, which shares the arrays of M in CSR."""
         return sp.csc_array(self.arrays, shape=self.shape[::-1])
 
+    def scaled_values(self, scale: float) -> Tensor:
+        """(nnz,) the stored values times `scale`; kept for the next step."""
+        if self._scaled is None or self._scaled[0] != scale:
+            values = self.forward.values()
+            self._scaled = scale, values if scale == 1 else values * scale
+        return self._scaled[1]
+
     def masked(self, kept: Iterable[NDArray[np.bool_]], scale: float) -> SparseMatrix:
         """The stored values that are kept, times `scale`, without the others; `kept` are masks of consecutive values."""
         return MaskedMatrix(self, kept, scale) if self.forward.device == CPU else ZeroedMatrix(self, kept, scale)
@@ -92,24 +100,23 @@ class MaskedMatrix(SparseMatrix):
 
     def __init__(self, whole: SparseMatrix, kept: Iterable[NDArray[np.bool_]], scale: float) -> None:
         self.shape, self.symmetric = whole.shape, False
-        before = whole.transposed_csc
-        indptr, columns, values = (np.empty_like(array) for array in (before.indptr, before.indices, before.data))
+        before, scaled = whole.transposed_csc, whole.scaled_values(scale)
+        every_column, ends = whole.forward.col_indices(), before.indptr
+        indptr, columns, values = np.empty_like(ends), torch.empty_like(every_column), torch.empty_like(scaled)
         row = first = count = 0
         for mask in kept:  # one at a time, so that intermediate arrays stay in the cache
             last = first + len(mask)
             index = np.flatnonzero(mask)
-            rows = slice(row, int(np.searchsorted(before.indptr, last, side="right")))
-            indptr[rows] = np.searchsorted(index, before.indptr[rows].astype(np.int64) - first) + count
-            end = count + len(index)
-            np.take(before.indices[first:last], index, out=columns[count:end], mode="clip")
-            np.take(before.data[first:last], index, out=values[count:end], mode="clip")
+            rows = slice(row, int(np.searchsorted(ends, last, side="right")))
+            indptr[rows] = np.searchsorted(index, ends[rows].astype(np.int64) - first) + count
+            end, chosen = count + len(index), torch.from_numpy(index)
+            torch.index_select(every_column[first:last], 0, chosen, out=columns[count:end])
+            torch.index_select(scaled[first:last], 0, chosen, out=values[count:end])
             row, first, count = rows.stop, last, end
-        values = values[:count]
-        values *= np.float32(scale)
+        columns, values = columns[:count], values[:count]
         self.transposed_csc = copy(before)  # sp.csc_array(…) would check every index
-        self.transposed_csc.indptr, self.transposed_csc.indices, self.transposed_csc.data = indptr, columns[:count], values
-        arrays = [torch.from_numpy(array) for array in (indptr, columns[:count], values)]
-        self.forward = torch.sparse_csr_tensor(arrays[0], arrays[1], arrays[2], size=self.shape, check_invariants=False)
+        self.transposed_csc.indptr, self.transposed_csc.indices, self.transposed_csc.data = indptr, columns.numpy(), values.numpy()
+        self.forward = torch.sparse_csr_tensor(torch.from_numpy(indptr), columns, values, size=self.shape, check_invariants=False)
 
     def transposed_matmul(self, dense: Tensor) -> Tensor:
         """Mᵀ·X, without gradients."""
