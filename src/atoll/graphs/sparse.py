@@ -115,7 +115,8 @@ class MaskedMatrix(SparseMatrix):
             row, first, count = rows.stop, last, end
         columns, values = columns[:count], values[:count]
         self.transposed_csc = copy(before)  # sp.csc_array(…) would check every index
-        self.transposed_csc.indptr, self.transposed_csc.indices, self.transposed_csc.data = indptr, columns.numpy(), values.numpy()
+        self.transposed_csc.indptr = indptr
+        self.transposed_csc.indices, self.transposed_csc.data = columns.numpy(), values.numpy()
         self.forward = torch.sparse_csr_tensor(torch.from_numpy(indptr), columns, values, size=self.shape, check_invariants=False)
 
     def transposed_matmul(self, dense: Tensor) -> Tensor:
