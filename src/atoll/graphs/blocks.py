@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from atoll.device import CPU
+from atoll.graphs.dense import product_into
 
 NARROW_COLUMNS = 16  # below this width a product is computed with its narrow factor transposed
 MAX_LOOPED_PARTIES = 64  # with more parties one indexed operation is faster than a loop over them
@@ -77,10 +78,7 @@ class Blocks:
             made = torch.bmm(blocks, weights) if bias is None else torch.baddbmm(bias[some, None], blocks, weights)
             result.index_copy_(0, index.flatten(), made.view(-1, fan_out))
         for p, start, end in alone:
-            if bias is None:
-                torch.mm(rows[start:end], weight[p], out=result[start:end])
-            else:
-                torch.addmm(bias[p], rows[start:end], weight[p], out=result[start:end])
+            product_into(result[start:end], rows[start:end], weight[p], None if bias is None else bias[p])
         return result
 
     def gram(self, rows: Tensor, gradient: Tensor) -> Tensor:

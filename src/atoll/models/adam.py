@@ -59,15 +59,16 @@ class Adam:
     @torch.no_grad()
     def step_some(self, gradients: Sequence[Tensor], rows: Sequence[int]) -> None:
         """One step for some of the parties, each alone; the others, and their state, stay as they are."""
-        self.steps[list(rows)] += 1
+        counts = [self.steps[row] for row in rows]
+        torch._foreach_add_(counts, 1)
         self.in_step = False
         self._views = self._views or party_views(self.params, self.first, self.second)
-        views = [self._views[0], *party_views(dict(zip(self.params, gradients, strict=True))), *self._views[1:]]
-        counts = self.steps.unbind()
+        by_name = dict(zip(self.params, gradients, strict=True))
         for decay, names in self.groups:
-            parts = [[part[name][row] for name in names for row in rows] for part in views]
+            grads = [by_name[name][row] for name in names for row in rows]
+            own, *moments = ([part[name][row] for name in names for row in rows] for part in self._views)
             self.kernel(
-                *(*parts, [], [counts[row] for row in rows] * len(names)),
+                *(own, grads, *moments, [], counts * len(names)),
                 lr=self.lr,
                 beta1=self.betas[0],
                 beta2=self.betas[1],
@@ -80,6 +81,9 @@ class Adam:
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> None:
         """One step for every party; gradients in the order of the parameters."""
+        if self.fused and not self.in_step and self.steps.is_cpu and len(self.steps) <= MAX_PIECES:
+            self.step_some(gradients, range(len(self.steps)))
+            return
         self.steps += 1
         if not len(self.steps):
             return
