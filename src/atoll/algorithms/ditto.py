@@ -28,8 +28,9 @@ from atoll.graphs.inference import Stage
 from atoll.models import optim
 from atoll.models.backbone import Backbone
 from atoll.models.optim import Optimizer
-from atoll.models.parameters import get_parameters, set_parameters, squared_distance
+from atoll.models.parameters import get_parameters, set_parameters
 from atoll.models.party_tensors import clipped
+from atoll.models.pull import Pull
 from atoll.random import Draws
 from atoll.settings import setting
 from atoll.tasks.task import Task
@@ -86,11 +87,12 @@ class Cohort(LocalTraining):
         return super().train(model=model, same_draws=self.draws())
 
     def objective(self, batch: Graph, draws: Draws, model: Fields, same_draws: Draws) -> Tensor:
-        """F_k(v_k) + λ/2·‖v_k − θ‖², θ as it was received, down which v_k goes; and F_k(θ_k), down which θ_k goes."""
-        personal = self.task.loss(self.personal(batch, draws), batch)
-        if self.settings.proximal:
-            personal = personal + self.settings.proximal / 2 * squared_distance(self.personal, model)
-        return personal + self.task.loss(self.model(batch, same_draws), batch)
+        """F_k(v_k), down which v_k goes along with its pull; and F_k(θ_k), down which θ_k goes."""
+        return self.task.loss(self.personal(batch, draws), batch) + self.task.loss(self.model(batch, same_draws), batch)
+
+    def pull(self, model: Fields, same_draws: Draws) -> Pull | None:
+        """The gradient of λ/2·‖v_k − θ‖², θ as it was received, beside F_k(v_k)'s."""
+        return Pull(self.settings.proximal, model) if self.settings.proximal else None
 
     def descend(self, optimizers: Sequence[Optimizer], draws: Draws, *args: Any, **arguments: Any) -> Tensor:
         """The steps of both; with `choose_proximal` those of v_k each with the λ that serves the party best."""

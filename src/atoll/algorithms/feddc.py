@@ -9,7 +9,7 @@ sum of the weights.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -21,9 +21,8 @@ from atoll.federation.cohort import MODEL, PARTY, Fields, verb
 from atoll.federation.declarations import WEIGHT, Case, Forms, real
 from atoll.federation.federation import Federation
 from atoll.federation.memory import FRESH, SHARED
-from atoll.graphs.graph import Graph
-from atoll.models.parameters import Parameters, difference, inner_product, scale, weighted, zeros_of
-from atoll.random import Draws
+from atoll.models.parameters import Parameters, difference, scale, weighted, zeros_of
+from atoll.models.pull import Pull
 from atoll.settings import setting
 
 __all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "TARGETS", "Cohort", "Settings", "evaluate", "start", "step"]
@@ -120,12 +119,12 @@ class Cohort(feddyn.Cohort):
             fields["change"] = weighted(self.renew(update, reference, steps), self.weights)
         return fields
 
-    def objective(
-        self, batch: Graph, draws: Draws, model: Fields, size: Tensor | None = None, correction: Fields | None = None
-    ) -> Tensor:
-        """L_k(θ_k) + α/2·‖θ_k − (θ − h_k)‖² + ⟨θ_k, q_k⟩, up to a constant."""
-        loss = super().objective(batch, draws, model, size)
-        return loss if correction is None else loss + inner_product(self.model, correction)
+    def pull(self, model: Fields, size: Tensor | None = None, correction: Fields | None = None) -> Pull | None:
+        """α·(θ_k − (θ − h_k)) + q_k beside ∇L_k(θ_k)."""
+        penalty = super().pull(model, size)
+        if correction is None:
+            return penalty
+        return Pull(direction=correction) if penalty is None else replace(penalty, direction=correction)
 
     def scaled(self, reference: Fields, size: Tensor) -> Parameters:
         """(P, …) c divided by n_k relative to the parties' mean."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from atoll.algorithms import State, fedavg
@@ -18,9 +17,8 @@ from atoll.federation.cohort import MODEL, PARTY, Fields, verb
 from atoll.federation.declarations import WEIGHT, Case, Forms, real, whole
 from atoll.federation.federation import Federation
 from atoll.federation.memory import FRESH, SHARED
-from atoll.graphs.graph import Graph
-from atoll.models.parameters import difference, inner_product, scale, squared_distance, weighted, zeros_of
-from atoll.random import Draws
+from atoll.models.parameters import difference, scale, weighted, zeros_of
+from atoll.models.pull import Pull
 from atoll.settings import setting
 
 __all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "TARGETS", "Cohort", "Settings", "evaluate", "start", "step"]
@@ -74,22 +72,14 @@ class Cohort(fedavg.Cohort):
             self.drift = {name: self.drift[name] + value for name, value in difference(self.shared(), model).items()}
         return {"model": weighted(self.shared(), self.weights), "n": self.weights}
 
-    def objective(self, batch: Graph, draws: Draws, model: Fields, size: Tensor | None = None) -> Tensor:
-        """L_k(w) − ⟨∇L_k(θ_k), w⟩ + α/2·‖w − θ‖², where ∇L_k(θ_k) = −α·h_k."""
-        loss = self.task.loss(self.output(batch, draws), batch)
-        return loss + self.regularizer(model, size) if self.settings.alpha else loss
-
-    def regularizer(self, model: Fields, size: Tensor | None) -> Tensor:
-        """Σ_k α_k·(⟨w_k, h_k⟩ + ½‖w_k − θ‖²)."""
-        if size is None:
-            return self.settings.alpha * (inner_product(self.model, self.drift) + squared_distance(self.model, model) / 2)
-        alpha = self.settings.alpha * size / self.graph.num_train.clamp(min=1)  # α_k = α / (n_k / mean n)
-        terms = [
-            alpha @ (p * self.drift[name] + (p - model[name]).square() / 2).flatten(1).sum(1)
-            for name, p in self.model.named_parameters()
-            if name in self.drift
-        ]
-        return torch.stack(terms).sum()
+    def pull(self, model: Fields, size: Tensor | None = None) -> Pull | None:
+        """−∇L_k(θ_k) + α·(w − θ) beside ∇L_k(w), where ∇L_k(θ_k) = −α·h_k: the pull towards θ − h_k."""
+        if not self.settings.alpha:
+            return None
+        alpha: float | Tensor = self.settings.alpha
+        if size is not None:
+            alpha = alpha * size / self.graph.num_train.clamp(min=1)  # α_k = α / (n_k / mean n)
+        return Pull(alpha, {name: model[name] - value for name, value in self.drift.items()})
 
 
 def start(federation: Federation, settings: Settings) -> State:

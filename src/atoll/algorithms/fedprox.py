@@ -9,14 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from atoll.algorithms import fedavg
 from atoll.algorithms.fedavg import EVALUATIONS, LEVELS, SCENARIOS, TARGETS, evaluate, start, step
 from atoll.federation.cohort import Fields
-from atoll.graphs.graph import Graph
-from atoll.models.parameters import squared_distance
-from atoll.random import Draws
+from atoll.models.pull import Pull
 from atoll.settings import setting
 
 __all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "TARGETS", "Cohort", "Settings", "evaluate", "start", "step"]
@@ -30,11 +26,10 @@ class Settings(fedavg.Settings):
 
 
 class Cohort(fedavg.Cohort):
-    """FedAvg's parties with another local objective."""
+    """FedAvg's parties, which descend h_k(w_k; w) = F_k(w_k) + μ/2·‖w_k − w‖²."""
 
     settings: Settings
 
-    def objective(self, batch: Graph, draws: Draws, model: Fields) -> Tensor:
-        """h_k(w_k; w) = F_k(w_k) + μ/2·‖w_k − w‖² (Algorithm 2, line 5)."""
-        loss = self.task.loss(self.output(batch, draws), batch)  # F_k
-        return loss + self.settings.proximal / 2 * squared_distance(self.model, model)
+    def pull(self, model: Fields) -> Pull | None:
+        """The gradient of μ/2·‖w_k − w‖² beside F_k's (Algorithm 2, line 5)."""
+        return Pull(self.settings.proximal, model) if self.settings.proximal else None

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from atoll.algorithms import State, fedavg
 from atoll.algorithms.fedavg import EVALUATIONS, LEVELS, SCENARIOS, TARGETS, answered_share, evaluate
 from atoll.device import precise
@@ -19,10 +17,9 @@ from atoll.federation.cohort import MODEL, PARTY, Fields, verb
 from atoll.federation.declarations import WEIGHT
 from atoll.federation.federation import Federation
 from atoll.federation.memory import FRESH, SHARED
-from atoll.graphs.graph import Graph
 from atoll.models import optim
-from atoll.models.parameters import Parameters, choose, difference, inner_product, interpolate, scale, weighted, zeros_of
-from atoll.random import Draws
+from atoll.models.parameters import Parameters, choose, difference, interpolate, scale, weighted, zeros_of
+from atoll.models.pull import Pull
 from atoll.settings import setting
 
 __all__ = ["EVALUATIONS", "LEVELS", "SCENARIOS", "TARGETS", "Cohort", "Settings", "evaluate", "start", "step"]
@@ -90,10 +87,9 @@ class Cohort(fedavg.Cohort):
         change = weighted(difference(self.control, before), self.weights)
         return {"model": weighted(self.shared(), self.weights), "change": change, "n": self.weights}
 
-    def objective(self, batch: Graph, draws: Draws, model: Fields, correction: Fields | None = None) -> Tensor:
-        """F_k(w_k) + ⟨w_k, c − c_k⟩, whose gradient is g_k − c_k + c (line 10)."""
-        loss = self.task.loss(self.output(batch, draws), batch)
-        return loss if correction is None else loss + inner_product(self.model, correction)
+    def pull(self, model: Fields, correction: Fields | None = None) -> Pull | None:
+        """c − c_k beside g_k (line 10)."""
+        return None if correction is None else Pull(direction=correction)
 
     def gradient(self) -> Parameters:
         """∇F_k at the model as it stands, over all training items, without dropout."""

@@ -22,6 +22,7 @@ from atoll.models.backbone import Backbone
 from atoll.models.batching import fan_outs
 from atoll.models.optim import Optimizer
 from atoll.models.parameters import Parameters, get_parameters, set_parameters, weighted
+from atoll.models.pull import Pull
 from atoll.random import Draws
 from atoll.settings import BatchedTraining, Training
 
@@ -93,6 +94,10 @@ class LocalTraining(Cohort):
         """What one step descends: Σ_k of each party's loss. The arguments are those that `train` was called with."""
         return self.task.loss(self.output(batch, draws), batch)
 
+    def pull(self, *args: Any, **arguments: Any) -> Pull | None:
+        """Quadratic penalties of the first optimizer's parameters, added to its gradients, as far as `objective` lacks them."""
+        return None
+
     def train(self, *args: Any, **arguments: Any) -> Tensor:
         """`epochs` passes over the party's own training items, or `local_steps` steps; how many steps each party took (P,)."""
         if not getattr(self.settings, "keep_optimizer", True):
@@ -103,8 +108,10 @@ class LocalTraining(Cohort):
     def descend(self, optimizers: Sequence[Optimizer], draws: Draws, *args: Any, **arguments: Any) -> Tensor:
         """The steps of local training, and how many of them each party took (P,)."""
         steps = torch.zeros(self.graph.parties, dtype=torch.int64, device=self.device)
+        pull = self.pull(*args, **arguments)
         for batch in self.batches(draws):
-            self.stepped(optim.descend(optimizers, self.objective(batch, draws, *args, **arguments), batch.active), batch)
+            loss = self.objective(batch, draws, *args, **arguments)
+            self.stepped(optim.descend(optimizers, loss, batch.active, pull), batch)
             steps += 1 if batch.active is None else batch.active.long()
         return steps
 

@@ -17,6 +17,7 @@ from atoll.models.party_tensors import (
     clipped,
     named_tensors,
 )
+from atoll.models.pull import Pull
 from atoll.models.sgd import SGD
 from atoll.settings import Training
 
@@ -82,13 +83,19 @@ def first_layer(params: Parameters) -> set[str]:
     return {name for name in names if params.layer_of(name) == params.layer_of(names[0])}
 
 
-def descend(optimizer: Optimizer | Sequence[Optimizer], loss: Tensor, active: Tensor | None = None) -> Sequence[Tensor]:
+def descend(
+    optimizer: Optimizer | Sequence[Optimizer], loss: Tensor, active: Tensor | None = None, pull: Pull | None = None
+) -> Sequence[Tensor]:
     """One step down the loss by one or several optimizers; a parameter that the loss does not depend on has gradient zero.
 
-    `active`: (P,) which parties take the step; None for all. The others, and their state, stay as they are. Gives the gradients.
+    `active`: (P,) which parties take the step; None for all. The others, and their state, stay as they are. `pull` is added to
+    the gradients of the first optimizer. Gives the gradients.
     """
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     computed = torch.autograd.grad(loss, [p for one in optimizers for p in one.params.values()], materialize_grads=True)
+    if pull is not None and optimizers:
+        first = optimizers[0].params
+        computed = (*pull.added(first, computed[: len(first)]), *computed[len(first) :])
     parts = iter(gradient.contiguous() for gradient in computed)
     for one in optimizers:
         _step(one, clipped([next(parts) for _ in one.params], one.clip), active)

@@ -88,15 +88,5 @@ def difference(one: nn.Module | Mapping[str, Tensor], other: Mapping[str, Tensor
     return {name: value - other[name] for name, value in _mapping(one).items()}
 
 
-def inner_product(model: nn.Module, direction: Mapping[str, Tensor]) -> Tensor:
-    """Σ_k ⟨w_k, d_k⟩: a loss whose gradient at party k is d_k; over what `direction` has."""
-    return torch.stack([(p * direction[name]).sum() for name, p in model.named_parameters() if name in direction]).sum()
-
-
-def squared_distance(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
-    """Σ_k ‖w_k − w‖²: all parties' distances from one model, each with its own gradient; over what `anchor` has."""
-    return torch.stack([(p - anchor[name]).square().sum() for name, p in model.named_parameters() if name in anchor]).sum()
-
-
 def _mapping(model: nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return get_parameters(model) if isinstance(model, nn.Module) else model
