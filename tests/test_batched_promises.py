@@ -23,7 +23,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "clusters": {"sampler": "clusters"},
 }
 USUAL = {"dropout": 0.3, "hidden": 8, "epochs": 2, "model": "gcn", "layers": 2}
-OWN_MODEL = {"feddep": "sage"}  # of the algorithms that train no other
+OWN = {"feddep": {"model": "sage"}, "fedgcn": {"layers": 3}}  # it trains no other model; it samples over one hop less
 PLACED = [
     *(("neighbors", 1.0), ("neighbors", 0.5), ("layers", 0.5), ("clusters", 0.5)),
     *(pytest.param(sampler, 1.0, marks=pytest.mark.full) for sampler in ("layers", "clusters")),
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.parametrize("algorithm", BATCHED)
 
 def values_of(algorithm: str) -> dict[str, Any]:
     """The settings of the runs here."""
-    return USUAL | {"model": OWN_MODEL.get(algorithm, USUAL["model"])}
+    return USUAL | OWN.get(algorithm, {})
 
 
 def batched(algorithm: str, sampler: str = "neighbors", **values: Any) -> Config:

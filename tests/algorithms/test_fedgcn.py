@@ -16,10 +16,13 @@ import plain
 from atoll.algorithms import fedgcn
 from atoll.data.graph_fields import from_fields, to_fields
 from atoll.errors import AtollError
+from atoll.graphs import minibatch
+from atoll.graphs.border_batches import with_sums
 from atoll.graphs.border_sums import exchanged, needed_rows, shares
 from atoll.graphs.borders import Borders, borders_between
 from atoll.graphs.graph import Graph, stack
 from atoll.models.parameters import get_parameters
+from atoll.random import Draws
 from atoll.runs import api, runner
 from small import Recorded, small
 
@@ -313,3 +316,38 @@ def test_predictions_and_export(tmp_path: Path) -> None:
     assert recomputed["accuracy"] == result.metrics["accuracy"]
     with pytest.raises(AtollError, match="fedgcn has no model that can be exported: its parties predict with sums"):
         result.model().export("torchscript", tmp_path / "out")
+
+
+@pytest.mark.parametrize("values", [{}, {"hops": 1}, {"layers": 3}, {"layers": 1}, {"normalization": "none", "hops": 1}], ids=str)
+@pytest.mark.parametrize("sampler", ["neighbors", "layers"])
+def test_one_batch_with_all_neighbors_is_the_whole_graph(sampler: str, values: dict[str, Any]) -> None:
+    """Whatever was exchanged, and also where lone rows are kept."""
+    values = {"dropout": 0.0, "rounds": 2, "min_contributors": 1, **values}
+    whole = runner.run(small("fedgcn", **values))
+    batched = runner.run(small("fedgcn", batch_size=1000, fan_out="0", sampler=sampler, **values))
+    for name, value in whole.state["model"].items():
+        torch.testing.assert_close(batched.state["model"][name], value, atol=1e-5, rtol=1e-5)
+
+
+def test_sampled_neighbors_elsewhere_are_right_on_average() -> None:
+    """The mean of many samples of the second propagation is the whole one; a cluster's lacks only edges within its party."""
+    experiment = runner.prepare(small("fedgcn", rounds=1, min_contributors=1))
+    runner.rounds(experiment)
+    (cohort,) = experiment.engine.cohorts  # type: ignore[attr-defined]
+    graph, whole = cohort.graph, cohort.exchanged(cohort.graph)
+    rows, (first, second) = np.array([0, 7, 30, 55]), whole.propagations
+    expected, total = (second.normalized_adjacency @ first.x)[rows], torch.zeros(4, graph.num_features)
+    for number in range(1000):
+        draws = Draws(0, range(3), "sample", number)
+        sums, across = with_sums(minibatch.batch_of(graph, rows, [1], "neighbors", draws), whole, [1], draws).propagations
+        assert (np.diff(across.matrix.indptr) <= 3).all()
+        total += across.normalized_adjacency @ sums.x
+    torch.testing.assert_close(total / 1000, expected, atol=0.1, rtol=0)
+    every = np.arange(graph.num_nodes)
+    sums, across = with_sums(minibatch.batch_of(graph, every, [], "clusters", draws), whole, [0], draws).propagations
+    torch.testing.assert_close(across.normalized_adjacency @ sums.x, second.normalized_adjacency @ first.x)
+    _, across = with_sums(minibatch.batch_of(graph, every[::2], [], "clusters", draws), whole, [0], draws).propagations
+    own, entries = second.own.numpy(), second.matrix[every[::2]]
+    lost = np.isin(entries.indices, np.setdiff1d(own, own[::2]))
+    assert lost.any()
+    np.testing.assert_array_equal(np.sort(across.matrix.data), np.sort(entries.data[~lost]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
@@ -22,6 +23,7 @@ from atoll.graphs.blocks import Blocks
 from atoll.graphs.borders import Borders
 from atoll.graphs.features import Features
 from atoll.graphs.graph import Graph
+from atoll.graphs.neighbors import NeighborLists
 from atoll.graphs.sparse import SparseMatrix
 
 Floats = NDArray[np.float64]
@@ -80,8 +82,9 @@ class FirstHopSums:
 
     normalized_adjacency = None
 
-    def __init__(self, features: Features, blocks: Blocks) -> None:
-        self.features, self.blocks, self.out_blocks, self.sizes = features, blocks, blocks, blocks.sizes
+    def __init__(self, x: sp.csr_array | Tensor, blocks: Blocks) -> None:
+        self.x, self.features = x, Features.of(x, blocks)
+        self.blocks, self.out_blocks, self.sizes = blocks, blocks, blocks.sizes
 
     def targets(self, rows: Features | Tensor) -> Features | Tensor:
         """All rows."""
@@ -91,10 +94,21 @@ class FirstHopSums:
 class Across:
     """The second propagation: from a party's nodes and their neighbors elsewhere to its nodes."""
 
-    def __init__(self, matrix: sp.csr_array, own: Tensor, read: Blocks, out: Blocks) -> None:
+    def __init__(
+        self, matrix: sp.csr_array, own: Tensor, read: Blocks, out: Blocks, half: NDArray[np.float64] | None = None
+    ) -> None:
+        """`own`: where the party's nodes stand among the rows that are read; `half`: d^(-1/2) of these, to be sampled by."""
+        self.matrix, self.half = matrix, half
         self.blocks, self.out_blocks, self.sizes, self.own = read, out, read.sizes, own.to(read.device)
         self.normalized_adjacency = SparseMatrix(matrix, device=read.device)
         self.normalized_adjacency.row_blocks = out
+
+    @cached_property
+    def elsewhere(self) -> NeighborLists:
+        """The neighbors of the party's nodes at other parties, with their entries."""
+        away = np.ones(self.matrix.shape[1], bool)
+        away[self.own.cpu().numpy()] = False
+        return NeighborLists.of_entries(self.matrix, away[self.matrix.indices])
 
     @overload
     def targets(self, rows: Tensor) -> Tensor: ...
@@ -125,7 +139,7 @@ def exchanged(graph: Graph, received: Sequence[Tensor], hops: int, normalization
     x = sp.csr_array(sp.vstack([sp.csr_array(local), sp.csr_array(theirs)], format="csr")[index]).astype(np.float32)
     blocks = Blocks(read, device)
     values = torch.from_numpy(x.toarray()).to(device) if isinstance(graph.x, Tensor) else x
-    first = FirstHopSums(Features.of(values, blocks), blocks)
+    first = FirstHopSums(values, blocks)
     fields = {name: getattr(graph, name) for name in Graph.__dataclass_fields__}
     if hops == 1:
         return ExchangedGraph(**fields, propagations=(first,)).to(device)  # type: ignore[return-value]
@@ -137,7 +151,7 @@ def exchanged(graph: Graph, received: Sequence[Tensor], hops: int, normalization
     entries = np.concatenate([pairs[0], into]), np.concatenate([pairs[1], far])
     matrix = sp.csr_array((np.concatenate([values_in, values_out]), entries), shape=(nodes, len(index)))
     matrix.sort_indices()
-    second = Across(matrix, own, blocks, Blocks(graph.sizes, device))
+    second = Across(matrix, own, blocks, Blocks(graph.sizes, device), half)
     return ExchangedGraph(**fields, propagations=(first, second)).to(device)  # type: ignore[return-value]
 
 

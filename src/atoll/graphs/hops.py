@@ -177,20 +177,20 @@ class SampledHop:
     def normalized_adjacency(self) -> SparseMatrix:
         """D^(-1/2)·(A + I)·D^(-1/2) with the degrees of the whole graph; or of another matrix that stands for it."""
         if self.lists.diagonal is not None:
-            return self._looped(self._weights, self.lists.diagonal[self.rows[self.out]])
+            return self._looped(self.weights, self.lists.diagonal[self.rows[self.out]])
         scale = (self.lists.in_weight[self.rows] + 1) ** -0.5
-        return self._looped(self._weights * np.repeat(scale[self.out], self.counts) * scale[self.columns], scale[self.out] ** 2)
+        return self._looped(self.weights * np.repeat(scale[self.out], self.counts) * scale[self.columns], scale[self.out] ** 2)
 
     @cached_property
     def summed_adjacency(self) -> SparseMatrix:
         """A + I."""
-        return self._looped(self._weights, np.ones(len(self.out)))
+        return self._looped(self.weights, np.ones(len(self.out)))
 
     @cached_property
     def mean_adjacency(self) -> SparseMatrix:
         """D⁻¹·A."""
         total = self.lists.in_weight[self.rows[self.out]]
-        return self._matrix(self._weights / np.repeat(np.where(total > 0, total, 1), self.counts), self.columns, self.counts)
+        return self._matrix(self.weights / np.repeat(np.where(total > 0, total, 1), self.counts), self.columns, self.counts)
 
     def attention(self, heads: int) -> Attention:
         """A square pattern over the rows that are read: those that are not computed attend to themselves only."""
@@ -213,8 +213,8 @@ class SampledHop:
         return rows.take(index, self.out_blocks) if isinstance(rows, Features) else rows.index_select(0, index)
 
     @cached_property
-    def _weights(self) -> Floats:
-        """The edges' weights, each times the number of neighbors that it stands for."""
+    def weights(self) -> Floats:
+        """Weights of the edges, each times the number of neighbors that it stands for."""
         degree = self.lists.degree[self.rows[self.out]]
         factor = np.repeat(degree / np.maximum(self.counts, 1), self.counts)
         return factor if self.lists.weight is None else factor * self.lists.weight[self.positions]

@@ -40,13 +40,18 @@ class NeighborLists:
     @staticmethod
     def of_matrix(matrix: sp.csr_array) -> NeighborLists:
         """The entries of a square matrix as weighted edges: what is sampled of it is made of them as they are."""
-        lists = object.__new__(NeighborLists)
         rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
-        own = matrix.indices == rows
-        lists.indptr = np.concatenate([[0], np.bincount(rows[~own], minlength=matrix.shape[0]).cumsum()])
-        lists.indices = matrix.indices[~own].astype(np.int32, copy=False)
-        lists.weight = matrix.data[~own].astype(np.float32, copy=False)
+        lists = NeighborLists.of_entries(matrix, matrix.indices != rows)
         lists.diagonal = matrix.diagonal().astype(np.float32, copy=False)
+        return lists
+
+    @staticmethod
+    def of_entries(matrix: sp.csr_array, kept: NDArray[np.bool_]) -> NeighborLists:
+        """The entries of a matrix that are kept, as weighted edges from its columns to its rows."""
+        lists = object.__new__(NeighborLists)
+        lists.indptr = np.concatenate([[0], kept.cumsum()])[matrix.indptr]
+        lists.indices = matrix.indices[kept].astype(np.int32, copy=False)
+        lists.weight = matrix.data[kept].astype(np.float32, copy=False)
         return lists
 
     def cut(self, starts: Ints, ends: Ints) -> NeighborLists:

@@ -17,6 +17,7 @@ or sent with noise, as what remains is that party's, perhaps of a single node. T
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -29,8 +30,11 @@ from atoll.federation import metrics
 from atoll.federation.cohort import PARTY, Fields, verb
 from atoll.federation.declarations import ROWS, nodes, ragged, real
 from atoll.federation.federation import Federation
-from atoll.graphs.border_sums import exchanged, needed_rows, shares
+from atoll.graphs import minibatch
+from atoll.graphs.border_batches import BorderBatch, with_sums
+from atoll.graphs.border_sums import ExchangedGraph, exchanged, needed_rows, shares
 from atoll.graphs.graph import Graph
+from atoll.models.batching import fan_outs
 from atoll.random import SERVER, Draws
 
 __all__ = ["EVALUATIONS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step", "wants_borders"]
@@ -53,7 +57,6 @@ class Cohort(fedavg.Cohort):
 
     memory = {"optimizer": PARTY, "sums": PARTY}
     graph_memory = frozenset({"sums"})  # other nodes have exchanged nothing: they are predicted on their party's own graph
-    whole_graph = "its first propagation is done before training, for all nodes of a party"
     one_graph = "the sums that its parties exchange are those of one graph"
     no_backbone = "its parties predict with sums that they exchanged, which an export lacks"
     settings: Settings
@@ -66,7 +69,8 @@ class Cohort(fedavg.Cohort):
     @verb(public=True, takes={}, gives={"rows": ragged(NUMBERS)})
     def border(self) -> Fields:
         """The numbers of the nodes whose rows each party needs, ascending."""
-        return {"rows": [rows.int() for rows in needed_rows(self.graph, self.settings.hops)]}
+        s = self.settings
+        return {"rows": [rows.int() for rows in needed_rows(self.graph, min(s.hops, s.layers))]}
 
     @verb(
         takes={"rows": NUMBERS},
@@ -84,8 +88,24 @@ class Cohort(fedavg.Cohort):
 
     def output(self, graph: Graph, draws: Any = None) -> Tensor:
         """(N, C) with the exchanged sums in the place of the first propagation."""
-        out: Tensor = self.model(self.bordered(graph), draws)
+        out: Tensor = self.model(graph if isinstance(graph, BorderBatch) else self.bordered(graph), draws)
         return out
+
+    @property
+    def hops(self) -> int | None:
+        """One less than the network's where the first propagation is done."""
+        hops = self.model.hops
+        return None if hops is None else hops - min(self.settings.hops, 1)
+
+    def epoch(self, draws: Draws) -> Iterator[Graph]:
+        """The whole graph, or mini-batches over the exchanged sums."""
+        s, graph = self.settings, self.graph
+        if not self.batched or not s.hops:
+            yield from super().epoch(draws)
+            return
+        numbers = fan_outs(s, self.hops)
+        for batch in minibatch.epoch(graph, s.batch_size, numbers, s.sampler, draws):
+            yield with_sums(batch, self.exchanged(graph), numbers or [0], draws)
 
     def hidden(self, graph: Graph) -> Tensor | None:
         """(N, h) what the last layer takes of the party's own nodes."""
@@ -96,11 +116,16 @@ class Cohort(fedavg.Cohort):
         s = self.settings
         if not s.hops or (s.normalization == "sym" and not any(len(rows) for rows in self.sums)):
             return graph
+        return self.exchanged(graph)
+
+    def exchanged(self, graph: Graph) -> ExchangedGraph:
+        """The graph with its exchanged sums, made once."""
+        s = self.settings
         held = graph.__dict__.get("_exchanged")
         if held is None or any(one is not other for one, other in zip(held[0], self.sums, strict=True)):
             held = list(self.sums), exchanged(graph, self.sums, min(s.hops, s.layers), s.normalization)
             graph.__dict__["_exchanged"] = held
-        made: Graph = held[1]
+        made: ExchangedGraph = held[1]
         return made
 
 
