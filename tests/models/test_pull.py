@@ -61,8 +61,21 @@ def test_only_the_first_optimizer_is_pulled():
     """Ditto's shared model is not: the pull is the personal model's."""
     first, second = (torch.ones(2, 3, requires_grad=True) for _ in range(2))
     both = [optim.SGD({"weight": first}, 1.0), optim.SGD({"weight": second}, 1.0)]
-    gradients = optim.descend(both, first.sum() + second.sum(), pull=Pull(0.5, {"weight": torch.zeros(3)}))
+    gradients = optim.descend(both, first.sum() + second.sum(), pulls=[Pull(0.5, {"weight": torch.zeros(3)})])
     assert gradients[0].tolist() == [[1.5] * 3] * 2
     assert gradients[1].tolist() == [[1.0] * 3] * 2
     assert first.tolist() == [[-0.5] * 3] * 2
     assert second.tolist() == [[0.0] * 3] * 2
+
+
+def test_shrinkage_is_the_gradient_of_the_absolute_values():
+    """Of every parameter, beside its anchor; 0 at 0."""
+    params = draws(0, parties=True)
+    params["head"][0] = 0
+    params = {name: value.requires_grad_() for name, value in params.items()}
+    gradients, anchor = list(draws(3, parties=True).values()), {"bias": torch.ones(4)}
+    loss = sum(value.abs().sum() for value in params.values()) * 0.1 + 0.25 * (params["bias"] - 1).square().sum()
+    expected = torch.autograd.grad(loss, list(params.values()))
+    made = Pull(0.5, anchor, shrinkage=0.1).added(params, gradients)
+    for one, gradient, wanted in zip(made, gradients, expected, strict=True):
+        torch.testing.assert_close(one, gradient + wanted)

@@ -90,9 +90,9 @@ class Cohort(LocalTraining):
         """F_k(v_k), down which v_k goes along with its pull; and F_k(θ_k), down which θ_k goes."""
         return self.task.loss(self.personal(batch, draws), batch) + self.task.loss(self.model(batch, same_draws), batch)
 
-    def pull(self, model: Fields, same_draws: Draws) -> Pull | None:
+    def pulls(self, model: Fields, same_draws: Draws) -> Sequence[Pull]:
         """The gradient of λ/2·‖v_k − θ‖², θ as it was received, beside F_k(v_k)'s."""
-        return Pull(self.settings.proximal, model) if self.settings.proximal else None
+        return [Pull(self.settings.proximal, model)] if self.settings.proximal else []
 
     def descend(self, optimizers: Sequence[Optimizer], draws: Draws, *args: Any, **arguments: Any) -> Tensor:
         """The steps of both; with `choose_proximal` those of v_k each with the λ that serves the party best."""

@@ -9,6 +9,7 @@ sum of the weights.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -119,12 +120,12 @@ class Cohort(feddyn.Cohort):
             fields["change"] = weighted(self.renew(update, reference, steps), self.weights)
         return fields
 
-    def pull(self, model: Fields, size: Tensor | None = None, correction: Fields | None = None) -> Pull | None:
+    def pulls(self, model: Fields, size: Tensor | None = None, correction: Fields | None = None) -> Sequence[Pull]:
         """α·(θ_k − (θ − h_k)) + q_k beside ∇L_k(θ_k)."""
-        penalty = super().pull(model, size)
+        penalty = super().pulls(model, size)
         if correction is None:
             return penalty
-        return Pull(direction=correction) if penalty is None else replace(penalty, direction=correction)
+        return [replace(one, direction=correction) for one in penalty or [Pull()]]
 
     def scaled(self, reference: Fields, size: Tensor) -> Parameters:
         """(P, …) c divided by n_k relative to the parties' mean."""

@@ -7,6 +7,7 @@ The server sees the sum of the parties' models, weighted, and the sum of the wei
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -72,14 +73,14 @@ class Cohort(fedavg.Cohort):
             self.drift = {name: self.drift[name] + value for name, value in difference(self.shared(), model).items()}
         return {"model": weighted(self.shared(), self.weights), "n": self.weights}
 
-    def pull(self, model: Fields, size: Tensor | None = None) -> Pull | None:
+    def pulls(self, model: Fields, size: Tensor | None = None) -> Sequence[Pull]:
         """−∇L_k(θ_k) + α·(w − θ) beside ∇L_k(w), where ∇L_k(θ_k) = −α·h_k: the pull towards θ − h_k."""
         if not self.settings.alpha:
-            return None
+            return []
         alpha: float | Tensor = self.settings.alpha
         if size is not None:
             alpha = alpha * size / self.graph.num_train.clamp(min=1)  # α_k = α / (n_k / mean n)
-        return Pull(alpha, {name: model[name] - value for name, value in self.drift.items()})
+        return [Pull(alpha, {name: model[name] - value for name, value in self.drift.items()})]
 
 
 def start(federation: Federation, settings: Settings) -> State:

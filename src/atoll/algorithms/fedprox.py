@@ -7,6 +7,7 @@ The server sees the sum of the parties' models, weighted by these nodes, and the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.algorithms import fedavg
@@ -30,6 +31,6 @@ class Cohort(fedavg.Cohort):
 
     settings: Settings
 
-    def pull(self, model: Fields) -> Pull | None:
+    def pulls(self, model: Fields) -> Sequence[Pull]:
         """The gradient of μ/2·‖w_k − w‖² beside F_k's (Algorithm 2, line 5)."""
-        return Pull(self.settings.proximal, model) if self.settings.proximal else None
+        return [Pull(self.settings.proximal, model)] if self.settings.proximal else []

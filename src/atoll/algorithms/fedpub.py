@@ -12,6 +12,7 @@ its mixture.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -36,6 +37,7 @@ from atoll.models.backbone import Backbone
 from atoll.models.gcn_head import GCNHead
 from atoll.models.optim import Optimizer
 from atoll.models.parameters import Parameters, get_parameters, set_parameters
+from atoll.models.pull import Pull
 from atoll.random import SERVER, Draws, generator
 from atoll.settings import BatchedTraining, setting
 
@@ -131,36 +133,39 @@ class Cohort(LocalTraining):
         return self.task.counts(self.predict(model), self.graph)
 
     def objective(self, batch: Graph, draws: Draws, model: Fields) -> Tensor:
-        """L(θ_k∘μ_k) + λ₁·‖μ_k‖₁ + λ₂·‖θ_k − θ̄_k‖²."""
-        s, loss = self.settings, self.task.loss(self.output(batch, draws), batch)
-        if not s.penalties:
-            return loss
-        if s.mask_weight and self.masks:
-            loss = loss + s.mask_weight * torch.stack([mask.abs().sum() for mask in self.masks.values()]).sum()
-        if s.proximal_weight and self.message is not None and self.message.round > 1:
-            loss = loss + s.proximal_weight * self.distance(model)
-        return loss
+        """L(θ_k∘μ_k) + λ₁·‖μ_k‖₁ + λ₂·‖θ_k − θ̄_k‖², but for what `pulls` adds."""
+        loss = self.task.loss(self.output(batch, draws), batch)
+        return loss + self.held * self.distance(model) if self.held and self.settings.proximal == "norm" else loss
+
+    def pulls(self, model: Fields) -> Sequence[Pull]:
+        """λ₁·sign(μ_k), and 2·λ₂·(θ_k − θ̄_k)."""
+        s = self.settings
+        squared = Pull(2 * self.held, model) if self.held and s.proximal == "squared" else Pull()
+        return [squared, Pull(shrinkage=s.mask_weight if s.penalties else 0.0)]
+
+    @property
+    def held(self) -> float:
+        """λ₂ where it is trained on: from round 2."""
+        later = self.message is not None and self.message.round > 1
+        return self.settings.proximal_weight if later and self.settings.penalties else 0.0
 
     def distance(self, model: Fields) -> Tensor:
-        """Σ_k ‖θ_k − θ̄_k‖², or Σ_k Σ ‖θ_k − θ̄_k‖ over the tensors."""
+        """Σ_k Σ ‖θ_k − θ̄_k‖ over the tensors."""
         moved = [(p - model[name]).flatten(1) for name, p in self.model.named_parameters()]
-        squared = self.settings.proximal == "squared"
-        return torch.stack([(m.square() if squared else torch.linalg.vector_norm(m, dim=1)).sum() for m in moved]).sum()
+        return torch.stack([torch.linalg.vector_norm(one, dim=1).sum() for one in moved]).sum()
 
     def weights_through_masks(self, *, pruned: bool) -> Parameters:
         """θ_k∘μ_k of the weight matrices; `pruned`: without the masks that count as 0."""
-        parameters, limit = dict(self.model.named_parameters()), self.settings.mask_weight
+        parameters, limit = dict(self.model.named_parameters()), torch.tensor(self.settings.mask_weight)
         masks = {name.replace(":", "."): mask for name, mask in self.masks.items()}
         if pruned:
-            masks = {name: torch.where(mask.abs() < limit, 0, mask) for name, mask in masks.items()}
+            below = torch.nextafter(limit, torch.zeros(())).item()  # of |μ| > this are those with |μ| ≥ λ₁
+            masks = {name: torch.nn.functional.hardshrink(mask, below) for name, mask in masks.items()}
         return {name: parameters[name] * mask for name, mask in masks.items()}
 
     def output(self, graph: Graph, draws: Draws | None = None) -> Tensor:
         """(N, C) through all masks in training, without pruned ones in evaluation."""
-        if draws is None:
-            out: Tensor = self.masked_model()(graph)
-        else:
-            out = functional_call(self.model, self.weights_through_masks(pruned=False), (graph, draws))
+        out: Tensor = functional_call(self.model, self.weights_through_masks(pruned=draws is None), (graph, draws))
         return out
 
     def masked_model(self) -> Backbone:
@@ -186,7 +191,7 @@ class Cohort(LocalTraining):
     def functional_embedding(self) -> Tensor:
         """(P, h) the mean representation of the random graphs' nodes, by one party's network after the other."""
         graph = proxy(self.seed, self.schema, self.settings.proxy_graphs, self.device)
-        values = get_parameters(self.masked_model())
+        values = get_parameters(self.model) | self.weights_through_masks(pruned=True)
         alone = backbone(self.settings, self.schema, 1, None, device=self.device)
         means = []
         for party in range(self.graph.parties):

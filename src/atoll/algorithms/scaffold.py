@@ -7,6 +7,7 @@ seen alone is, with `control=1`, a full-batch gradient: use secure totals.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.algorithms import State, fedavg
@@ -87,9 +88,9 @@ class Cohort(fedavg.Cohort):
         change = weighted(difference(self.control, before), self.weights)
         return {"model": weighted(self.shared(), self.weights), "change": change, "n": self.weights}
 
-    def pull(self, model: Fields, correction: Fields | None = None) -> Pull | None:
+    def pulls(self, model: Fields, correction: Fields | None = None) -> Sequence[Pull]:
         """c − c_k beside g_k (line 10)."""
-        return None if correction is None else Pull(direction=correction)
+        return [] if correction is None else [Pull(direction=correction)]
 
     def gradient(self) -> Parameters:
         """∇F_k at the model as it stands, over all training items, without dropout."""

@@ -94,9 +94,9 @@ class LocalTraining(Cohort):
         """What one step descends: Σ_k of each party's loss. The arguments are those that `train` was called with."""
         return self.task.loss(self.output(batch, draws), batch)
 
-    def pull(self, *args: Any, **arguments: Any) -> Pull | None:
-        """Quadratic penalties of the first optimizer's parameters, added to its gradients, as far as `objective` lacks them."""
-        return None
+    def pulls(self, *args: Any, **arguments: Any) -> Sequence[Pull]:
+        """Penalties that `objective` lacks, added to gradients: the first to those of the first optimizer's parameters."""
+        return ()
 
     def train(self, *args: Any, **arguments: Any) -> Tensor:
         """`epochs` passes over the party's own training items, or `local_steps` steps; how many steps each party took (P,)."""
@@ -108,10 +108,10 @@ class LocalTraining(Cohort):
     def descend(self, optimizers: Sequence[Optimizer], draws: Draws, *args: Any, **arguments: Any) -> Tensor:
         """The steps of local training, and how many of them each party took (P,)."""
         steps = torch.zeros(self.graph.parties, dtype=torch.int64, device=self.device)
-        pull = self.pull(*args, **arguments)
+        pulls = self.pulls(*args, **arguments)
         for batch in self.batches(draws):
             loss = self.objective(batch, draws, *args, **arguments)
-            self.stepped(optim.descend(optimizers, loss, batch.active, pull), batch)
+            self.stepped(optim.descend(optimizers, loss, batch.active, pulls), batch)
             steps += 1 if batch.active is None else batch.active.long()
         return steps
 

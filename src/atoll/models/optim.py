@@ -84,22 +84,23 @@ def first_layer(params: Parameters) -> set[str]:
 
 
 def descend(
-    optimizer: Optimizer | Sequence[Optimizer], loss: Tensor, active: Tensor | None = None, pull: Pull | None = None
+    optimizer: Optimizer | Sequence[Optimizer], loss: Tensor, active: Tensor | None = None, pulls: Sequence[Pull] = ()
 ) -> Sequence[Tensor]:
     """One step down the loss by one or several optimizers; a parameter that the loss does not depend on has gradient zero.
 
-    `active`: (P,) which parties take the step; None for all. The others, and their state, stay as they are. `pull` is added to
-    the gradients of the first optimizer. Gives the gradients.
+    `active`: (P,) which parties take the step; None for all. The others, and their state, stay as they are. Each of `pulls`
+    is added to the gradients of one optimizer, the first to the first one's. Gives the gradients.
     """
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     computed = torch.autograd.grad(loss, [p for one in optimizers for p in one.params.values()], materialize_grads=True)
-    if pull is not None and optimizers:
-        first = optimizers[0].params
-        computed = (*pull.added(first, computed[: len(first)]), *computed[len(first) :])
-    parts = iter(gradient.contiguous() for gradient in computed)
+    parts, taken = iter(computed), []
+    for number, one in enumerate(optimizers):
+        own = [next(parts) for _ in one.params]
+        taken += pulls[number].added(one.params, own) if number < len(pulls) else own
+    steps = iter(gradient.contiguous() for gradient in taken)
     for one in optimizers:
-        _step(one, clipped([next(parts) for _ in one.params], one.clip), active)
-    return computed
+        _step(one, clipped([next(steps) for _ in one.params], one.clip), active)
+    return taken
 
 
 def _step(optimizer: Optimizer, gradients: list[Tensor], active: Tensor | None) -> None:

@@ -13,17 +13,19 @@ from atoll.models.party_tensors import MAX_PIECES
 
 @dataclass(frozen=True)
 class Pull:
-    """The gradient of Σ_k μ_k/2·‖w_k − a‖² + ⟨w_k, d_k⟩, of the parameters that have an anchor a or a direction d.
+    """The gradient of Σ_k μ_k/2·‖w_k − a‖² + ⟨w_k, d_k⟩, of the parameters that have an anchor a or a direction d, + λ·‖w_k‖₁.
 
     Attributes:
         strength: μ, of all parties or (P,) each.
         anchor: Tensors by name, (…) of all parties or (P, …) each.
         direction: likewise.
+        shrinkage: λ, of all parameters.
     """
 
     strength: float | Tensor = 0.0
     anchor: Mapping[str, Tensor] = field(default_factory=dict)
     direction: Mapping[str, Tensor] = field(default_factory=dict)
+    shrinkage: float = 0.0
 
     @torch.no_grad()
     def added(self, parameters: Mapping[str, Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
@@ -33,14 +35,19 @@ class Pull:
 
     def _added(self, name: str, value: Tensor, gradient: Tensor) -> Tensor:
         anchor, direction = self.anchor.get(name), self.direction.get(name)
-        if anchor is None:
+        if anchor is None and not self.shrinkage:
             return gradient if direction is None else gradient + direction
         strength = self.strength
         if isinstance(strength, Tensor):
             strength = strength.view(-1, *[1] * (value.ndim - 1))
         result = torch.empty_like(gradient, memory_format=torch.contiguous_format)
         for part in _parts(value):
-            away = (value[part] - _rows(anchor, value, part)).mul_(strength if isinstance(strength, float) else strength[part])
+            away = value[part].sgn().mul_(self.shrinkage) if self.shrinkage else None
+            if anchor is not None:
+                by = strength if isinstance(strength, float) else strength[part]
+                towards = (value[part] - _rows(anchor, value, part)).mul_(by)
+                away = towards if away is None else away.add_(towards)
+            assert away is not None
             if direction is not None:
                 away.add_(_rows(direction, value, part))
             torch.add(gradient[part], away, out=result[part])
