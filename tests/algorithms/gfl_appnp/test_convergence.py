@@ -19,6 +19,7 @@ from atoll.algorithms.gfl_appnp import convergence
 from atoll.cli import main
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
+from atoll.runs import theory
 from atoll.runs.experiment import Experiment
 
 
@@ -127,3 +128,10 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: An
     assert call(str(tmp_path / "b")) == 2
     assert "a run of fedavg, whose theory atoll does not know; it knows that of gfl_appnp" in capsys.readouterr().err
     assert call(str(tmp_path / "c")) == 2
+
+
+def test_a_method_that_measures_during_the_run_is_not_asked_after_it(tmp_path: Path) -> None:
+    """GLASU has a submodule `theory`, which is not the function that the command looks for."""
+    atoll.run("glasu", dataset="csbm", out=tmp_path, nodes=60, rounds=1, parties=2, hidden=4, layers=2, shared_layers=1)
+    with pytest.raises(AtollError, match="a run of glasu, whose theory atoll does not know; it knows that of gfl_appnp"):
+        theory.measure(tmp_path)
