@@ -62,4 +62,6 @@ def test_a_comparison_is_a_table() -> None:
     assert {len(row) for row in rows} == {len(head)}
     assert f"{100 * compared.summary()[1]['accuracy']:.2f} ±" in rows[1]
     assert repr(compared) == "Comparison(local, fedavg on csbm; 2 seeds)"
+    damaged = atoll.compare("local", **TINY, seeds=1, **{"noise.label_noise": 0.25, "noise.edge_noise": 0.5})
+    assert str(damaged).splitlines()[1].endswith("by validation loss; training graphs damaged: edge_noise=0.5, label_noise=0.25")
     assert str(Comparison(["local"])) == repr(Comparison(["local"])) == "Comparison(local; 5 seeds, not run)"

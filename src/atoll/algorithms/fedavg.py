@@ -17,6 +17,7 @@ from atoll.errors import AtollError
 from atoll.federation import metrics
 from atoll.federation.cohort import MODEL, Fields, first_model, verb
 from atoll.federation.federation import Federation
+from atoll.federation.first_model import FIRST_MODEL, RUN
 from atoll.federation.local_training import DECAY_LAYERS, EVALUATION_DROPOUT, PROPAGATE_FIRST, LocalTraining
 from atoll.models import optim
 from atoll.models.normalization import NORM, NORMS
@@ -52,10 +53,17 @@ class Averaging(Training):
 
 
 @dataclass(frozen=True)
-class Settings(Averaging, BatchedTraining):
+class Batched(Averaging, BatchedTraining):
     """Those settings, mini-batches, and Â·X made once."""
 
     propagate_first: bool = setting(False, PROPAGATE_FIRST, since="0.2")
+
+
+@dataclass(frozen=True)
+class Settings(Batched):
+    """Those settings, and where the first model is from."""
+
+    first_model: str = setting(RUN, FIRST_MODEL, since="0.2")
 
 
 class Cohort(LocalTraining):
@@ -79,13 +87,13 @@ def start(federation: Federation, settings: Settings) -> State:
     return {"model": first_model(settings, federation.schema, federation.seed)}
 
 
-def step(federation: Federation, state: State, settings: Settings) -> State:
+def step(federation: Federation, state: State, settings: Averaging) -> State:
     """w ← Σ_k (n_k / n) w_k."""
     total = federation.total("fit", model=state["model"])
     return {"model": scale(total["model"], 1 / total["n"])}
 
 
-def evaluate(federation: Federation, state: State, settings: Settings) -> dict[str, object]:
+def evaluate(federation: Federation, state: State, settings: Averaging) -> dict[str, object]:
     """Pooled over the parties' nodes; where they overlap, on the union of their graphs as well."""
     return metrics.evaluate_shared(federation, settings, state["model"])
 

@@ -6,7 +6,7 @@ features are dropped, features are noised, edges are dropped, edges are replaced
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 
 import numpy as np
 import scipy.sparse as sp
@@ -41,6 +41,11 @@ class DamageSettings:
     def active(self) -> bool:
         """Whether anything is damaged."""
         return any(astuple(self))
+
+    @property
+    def words(self) -> str:
+        """What is damaged, and how much, in one line; empty where nothing is."""
+        return ", ".join(f"{name}={value:g}" for name, value in asdict(self).items() if value)
 
 
 def damaged(graph: Graph, settings: DamageSettings, seed: int, parties: Parties) -> Graph:

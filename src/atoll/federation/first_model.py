@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,6 +22,12 @@ from atoll.models.registry import build, find_model
 from atoll.random import SERVER, Draws
 from atoll.settings import Training
 
+RUN = "run"  # the origin of a first model that is drawn from the run's seed
+MAX_NUMBER = 10**6
+FIRST_MODEL = (
+    "The server's first model: drawn from the seed of the run; seed:N, from another one, so that runs differ in everything else; "
+    "or pyg:N:K (model=gcn), as in a PyG script that seeds torch with N and makes K models of the same form before it."
+)
 LAYERS = ("layers", "layers+post")  # values of `share` with which some of the parameters stay with their party
 
 
@@ -131,5 +138,51 @@ def first_model(settings: Training, schema: Schema, seed: int) -> dict[str, Tens
         >>> sorted(tuple(value.shape) for value in model.values())
         [(3,), (5, 8), (8,), (8, 3)]
     """
-    model = backbone(settings, schema, 1, Draws(seed, [SERVER], "model"))
-    return {name: value[0] for name, value in shared_part(model, settings).items()}
+    origin = Origin.parse(getattr(settings, "first_model", RUN))
+    model = backbone(settings, schema, 1, Draws(seed if origin.seed is None else origin.seed, [SERVER], "model"))
+    first = {name: value[0] for name, value in shared_part(model, settings).items()}
+    return first if origin.before is None else _as_pyg_draws(first, origin)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the setting `first_model` says: whose seed, and how many models a script had drawn before."""
+
+    seed: int | None = None  # None: the run's
+    before: int | None = None  # None: drawn as every first model here
+
+    @classmethod
+    def parse(cls, text: str) -> Origin:
+        """`run`, `seed:7` or `pyg:2024:10`."""
+        kind, *numbers = text.split(":")
+        forms = ["0" if one.isascii() and one.isdecimal() else one for one in numbers]
+        if [kind, *forms] not in ([RUN], ["seed", "0"], ["pyg", "0", "0"]):
+            raise AtollError(f"first_model is {text!r}; give run, seed:N or pyg:N:K with whole numbers, as in pyg:2024:10.")
+        seed, before = [*map(int, numbers), None, None][:2]
+        if max(seed or 0, before or 0) > MAX_NUMBER:
+            raise AtollError(f"first_model is {text!r}, but its numbers must be at most {MAX_NUMBER}.")
+        return cls(seed, before)
+
+
+def check_first_model(settings: object, level: str) -> None:
+    """Refuse an origin of the first model that is not one, or that this model cannot have."""
+    origin = Origin.parse(getattr(settings, "first_model", RUN))
+    plain = getattr(settings, "model", "") == "gcn" and getattr(settings, "norm", "none") == "none" and level == "node"
+    if origin.before is not None and not plain:
+        raise AtollError("first_model=pyg:… is for model=gcn without batch norm, in tasks about nodes; leave it out.")
+
+
+def _as_pyg_draws(first: dict[str, Tensor], origin: Origin) -> dict[str, Tensor]:
+    """The model that a script has which seeds torch, then makes that many of the same form, then this one.
+
+    Each of PyG's convolutions (2.0 and later) draws its weight, C × F, twice from the uniform distribution of Glorot: as its
+    linear layer is made, and as it resets it. Biases are zero.
+    """
+    generator = torch.Generator().manual_seed(origin.seed or 0)
+    made = {name: torch.zeros_like(value) for name, value in first.items()}
+    for _ in range((origin.before or 0) + 1):
+        for weight in (value for value in made.values() if value.dim() == 2):
+            bound = math.sqrt(6 / sum(weight.shape))
+            for _ in range(2):
+                weight.copy_(torch.empty(weight.shape[::-1]).uniform_(-bound, bound, generator=generator).T)
+    return made

@@ -46,7 +46,8 @@ def comparison_title(comparison: Comparison) -> str:
     seeds = f"{count} seed{'s' if count > 1 else ''}"
     title = f"{config.dataset}, {config.partition}, mean ± standard deviation (n − 1) over {seeds}{unit}"
     protocols = {row: results[0].protocol for row, results in comparison.results.items()}
-    return f"{shown(title)}\n{shown(described_rows(protocols))}"
+    damage = f"; training graphs damaged: {config.noise.words}" if config.noise.active else ""
+    return f"{shown(title)}\n{shown(described_rows(protocols))}{damage}"
 
 
 def comparison_cells(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:

@@ -8,6 +8,7 @@ from typing import Any
 from atoll import algorithms
 from atoll.data.damage import DamageSettings
 from atoll.errors import AtollError, suggest
+from atoll.federation.first_model import check_first_model
 from atoll.federation.memory import TRAIN_ITEM
 from atoll.federation.robust import check_algorithm
 from atoll.privacy.masking import SECURE_STEPS
@@ -27,6 +28,7 @@ def check_together(algorithm: str, built: Mapping[str, Any]) -> None:
     run = built["run"]
     check_damage(algorithm, built["noise"])
     TASKS.check(run.task)
+    check_first_model(built.get("settings"), getattr(TASKS.find(run.task), "level", "node"))
     require_whole_graphs(algorithm, run.task, built.get("settings"))
     if run.task not in (tasks := getattr(algorithms.find(algorithm), "TASKS", (run.task,))):
         raise AtollError(f"{algorithm} is for the task {' or '.join(tasks)}, not for {run.task}; choose another algorithm.")

@@ -9,7 +9,7 @@ from atoll.settings import setting
 
 
 @dataclass(frozen=True)
-class Settings(fedavg.Settings):
+class Settings(fedavg.Batched):
     """FedAvg's settings, the embeddings and their prototypes, and the neighbor generators'."""
 
     generated_neighbors: int = setting(5, "Most generated neighbors of a node; 0 is FedSage.", low=0, high=1000)

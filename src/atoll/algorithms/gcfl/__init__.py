@@ -49,7 +49,7 @@ NO_NORM = "clusters are cut by updates, of which running statistics would be a p
 
 
 @dataclass(frozen=True)
-class Settings(fedavg.Settings):
+class Settings(fedavg.Batched):
     """FedAvg's settings and when clusters are cut."""
 
     mean_update_threshold: float = setting(
