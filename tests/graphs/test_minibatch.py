@@ -10,6 +10,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
+from atoll.graphs import neighbors as neighbor_lists
 from atoll.graphs.graph import Graph, stack
 from atoll.graphs.hops import SampledHop
 from atoll.graphs.inference import block, party_groups, row_ranges
@@ -69,6 +70,21 @@ def test_subsets_are_uniform() -> None:
     counts = Counter(map(frozenset, chosen.tolist()))
     assert len(counts) == 10
     assert all(abs(count - 3000) < 250 for count in counts.values())
+
+
+def test_subsets_are_floyds() -> None:
+    """The numbers of his loop over one subset at a time, of as many subsets as are drawn together."""
+    rng = np.random.default_rng(1)
+    sizes, words = rng.integers(5, 9, 6), rng.integers(0, 2**64, (6, 4), np.uint64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(neighbor_lists, "ROWS_AT_ONCE", 4)
+        drawn = subsets(sizes, 4, words).tolist()
+    for size, row, numbers in zip(sizes.tolist(), words.tolist(), drawn, strict=True):
+        chosen: list[int] = []
+        for step, word in enumerate(row):
+            number = int((word >> 11) * 2.0**-53 * (size - 4 + step + 1))
+            chosen.append(size - 4 + step if number in chosen else number)
+        assert numbers == chosen
 
 
 @pytest.mark.parametrize("sampler", ["neighbors", "layers"])

@@ -14,6 +14,7 @@ from atoll.random import Draws
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+ROWS_AT_ONCE = 1 << 12  # whose neighbors are drawn together, so that their numbers stay in the cache
 
 
 class NeighborLists:
@@ -106,11 +107,22 @@ def subsets(sizes: Ints, count: int, words: NDArray[np.uint64]) -> Ints:
     Floyd's algorithm (Bentley & Floyd, CACM 1987): `count` numbers whatever the size, and no sorting of all neighbors.
     """
     chosen = np.empty((len(sizes), count), np.int64)
+    for first in range(0, len(sizes), ROWS_AT_ONCE):
+        rows = slice(first, first + ROWS_AT_ONCE)
+        chosen[rows] = _few_subsets(sizes[rows], count, words[rows]).T
+    return chosen
+
+
+def _few_subsets(sizes: Ints, count: int, words: NDArray[np.uint64]) -> NDArray[np.int32]:
+    """(count, R): the same, of as many rows as fit in the cache, one number of all subsets after the other."""
+    chosen, uniform = np.empty((count, len(sizes)), np.int32), (words >> np.uint64(11)).T * 2.0**-53
     for step in range(count):
         last = sizes - count + step
-        number = ((words[:, step] >> np.uint64(11)) * 2.0**-53 * (last + 1)).astype(np.int64)
-        repeated = (chosen[:, :step] == number[:, None]).any(1)
-        chosen[:, step] = np.where(repeated, last, number)
+        chosen[step] = uniform[step] * (last + 1)
+        repeated = np.zeros(len(sizes), bool)
+        for before in chosen[:step]:
+            repeated |= before == chosen[step]
+        chosen[step, repeated] = last[repeated]
     return chosen
 
 
