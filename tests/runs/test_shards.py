@@ -20,7 +20,7 @@ import torch
 import atoll
 import clinics
 from atoll.cli import main
-from atoll.data import files, npz, partition_statistics, shard_writer
+from atoll.data import DataSettings, files, npz, partition_statistics, shard_writer
 from atoll.data.federated import SCENARIOS, federate
 from atoll.data.federated_data import FederatedData, always
 from atoll.data.manifest import MANIFEST
@@ -34,7 +34,9 @@ from atoll.runs.config import Config
 from atoll.runs.stored_shards import cut
 from sites import DirectCarrier, run_over, simulated_sites
 from small import on_shards, small
+from small_graphs import graph_data, small_graphs
 
+__all__ = ["graph_data"]
 TINY = 1e-9  # gigabytes
 
 
@@ -100,6 +102,66 @@ def test_large_features_stay_on_disk(tmp_path: Path) -> None:
     assert mapping(alone).endswith("party-1/x.npy")
     alone[0] = 7  # type: ignore[index]
     assert float(federate(config, None, SCENARIOS, held=[1]).parts.x[0, 0]) != 7  # the file is not written to
+
+
+TASKS: dict[str, dict[str, Any]] = {
+    "node-multilabel": {"data.targets": 3},
+    "node-regression": {"data.targets": 2},
+    "link-prediction": {},
+}
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "centralized"])
+@pytest.mark.parametrize("task", TASKS)
+def test_items_that_are_not_classes_of_nodes(task: str, algorithm: str, tmp_path: Path) -> None:
+    """Labels, values and pairs of nodes are in the shards as they were split: the same bits and bytes."""
+    config = small(algorithm, task=task, rounds=2, **TASKS[task])
+    stored = on_shards(config, tmp_path / "shards")
+    one, other = run(config), run(stored)
+    assert rows(one) == rows(other)
+    assert one.bytes == other.bytes
+    parts = federated(small("fedavg", task=task, **TASKS[task])).parts
+    assert same_graph(federate(stored, None, SCENARIOS, held=[1]).parts, parts.select([1]))
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "centralized"])
+@pytest.mark.parametrize("dataset", ["mutag", "chem"])
+def test_shards_of_small_graphs(dataset: str, algorithm: str, graph_data: Path, tmp_path: Path) -> None:
+    """Parties of many graphs, also with columns and classes of their own."""
+    if dataset == "chem":  # whose parties share layers only, and cannot be one
+        algorithm = "local"
+    config = small_graphs(algorithm, dataset, rounds=2)
+    data = federated(replace(config, algorithm="fedavg"))
+    cut(config, data, tmp_path / "shards")
+    stored = replace(config, dataset=str(tmp_path / "shards"), partition="shards", parties=None, data=DataSettings())
+    one, other = run(config), run(stored)
+    assert rows(one) == rows(other)
+    assert one.bytes == other.bytes
+    alone = federate(stored, None, SCENARIOS, held=[1]).parts
+    assert same_graph(alone, data.parts.select([1]))
+    assert alone.classes == data.parts.select([1]).classes
+
+
+def test_the_task_is_that_of_the_cut(tmp_path: Path) -> None:
+    """It is the default, and another one is refused in one sentence."""
+    config = small("fedavg", task="link-prediction")
+    cut(config, federated(config), tmp_path / "shards")
+    stored = configuration.resolve("fedavg", dataset=str(tmp_path / "shards"), values={"rounds": 1})
+    assert stored.run.task == "link-prediction"
+    assert rows(run(stored))
+    with pytest.raises(AtollError, match=r"but .* holds shards for link-prediction; leave it out"):
+        configuration.resolve("fedavg", dataset=str(tmp_path / "shards"), values={"task": "node-classification"})
+
+
+def test_pairs_of_nodes_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    """Digests of somebody else's shards may fit; pairs must be of the party's nodes."""
+    config = on_shards(small("fedavg", task="link-prediction"), tmp_path / "shards")
+    path, manifest = tmp_path / "shards" / "party-0" / "pairs.npy", Shards(tmp_path / "shards").manifest
+    np.save(path, np.load(path) + 1000)
+    files_of = manifest.files | {"party-0/pairs.npy": shard_writer._digested(path)}
+    replace(manifest, files=files_of).write(tmp_path / "shards")
+    with pytest.raises(AtollError, match="do not fit together"):
+        federated(config)
 
 
 def test_cutting_from_the_disk_gives_the_same_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

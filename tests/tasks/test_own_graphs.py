@@ -154,14 +154,18 @@ def test_predictions_of_new_graphs(target: str, tmp_path: Path) -> None:
     assert result.metrics
 
 
-def test_shards_are_refused(tmp_path: Path) -> None:
-    """Before anything is written."""
-    for target, words in (("class", "not many small ones"), ("values", "not labels or values")):
-        folder = write(tmp_path / target)
-        made = replace(own(folder, target), partition="random")
-        with pytest.raises(AtollError, match=words):
-            cut(made, load_parties(made)[0], tmp_path / f"{target}-shards")
-        assert not (tmp_path / f"{target}-shards").exists()
+def test_shards_keep_graphs_with_values_and_names(tmp_path: Path) -> None:
+    """Cut, then run: the same history, and the graphs' names."""
+    folder = write(tmp_path / "all")
+    made = replace(own(folder, "values"), partition="random", parties=2)
+    cut(made, load_parties(made)[0], tmp_path / "shards")
+    stored = configurations.resolve("fedavg", dataset=str(tmp_path / "shards"), values={"rounds": made.run.rounds, "patience": 0})
+    stored = replace(stored, settings=made.settings, run=made.run)
+    assert stored.run.task == "graph-regression"
+    data = load_parties(made)[0].parts
+    assert load_parties(stored)[0].parts.graph_names.tolist() == data.graph_names.tolist()
+    one, other = (runner.rounds(runner.prepare(each)) for each in (made, stored))
+    assert one.metrics == other.metrics
 
 
 def test_personal_models_ask_whose_graphs_are_new(tmp_path: Path) -> None:

@@ -61,10 +61,6 @@ def federate(
         _refuse_borders(config, "A party here holds many small graphs")
         data = federate_graphs(config, scenarios, given.dataset)
         return replace(data, parts=data.parts.select(held)) if held else data
-    if config.partition == SHARDS and predicts_links(config):
-        raise AtollError(
-            "Link prediction splits a party's edges as it loads them, which shards do not have yet; leave shards out."
-        )
     if config.partition == SHARDS and given.dataset is None:
         return sharded(config, scenarios, unlabeled=unlabeled, held=held)
     data = _federate(config, given, scenarios, unlabeled=unlabeled)

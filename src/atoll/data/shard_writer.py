@@ -39,6 +39,7 @@ from atoll.graphs.table import Table
 MAX_SHARDS = 1000
 MAX_NODE_SHARDS = 16  # where every party is a node
 COMPARED_ROWS = 1 << 16  # features are compared that many rows at a time
+ITEM_ARRAYS = ("graph_ptr", "graph_ids", "pairs", "pair_party")  # tensors of a graph whose items are not its nodes
 WHOLE, SOURCE = "whole", "source"  # what the names of the files of graphs of all parties begin with
 
 
@@ -68,10 +69,6 @@ def write_shards(data: FederatedData, folder: Path, origin: Mapping[str, Any]) -
 
 def _write(data: FederatedData, folder: Path, origin: Mapping[str, Any]) -> Manifest:
     parts = data.parts
-    if parts.y_columns is not None:
-        raise AtollError("Shards hold classes, not labels or values; run this data without shards.")
-    if parts.graph_ptr is not None:
-        raise AtollError("Shards hold one graph per party, not many small ones; run this data without shards.")
     most = MAX_NODE_SHARDS if data.scenario == "node" else MAX_SHARDS
     cuts = np.append(np.arange(0, parts.parties, -(-parts.parties // most)), parts.parties)
     rows = _shared_rows(parts, data.whole)
@@ -110,6 +107,9 @@ def _write(data: FederatedData, folder: Path, origin: Mapping[str, Any]) -> Mani
 
 def _blocks(parts: Graph, cuts: np.ndarray[Any, Any]) -> Iterator[Graph]:
     """The graphs of runs of consecutive parties, without a search through all edges for each."""
+    if not parts.of_nodes:
+        yield from (replace(parts.select(range(first, end)), widths=None) for first, end in pairwise(cuts.tolist()))
+        return
     every: list[slice | Tensor]  # the edges of each run
     if (starts := edge_starts(parts)) is not None:
         every = [slice(*bounds) for bounds in pairwise(starts[torch.from_numpy(cuts)].tolist())]
@@ -128,6 +128,7 @@ def _blocks(parts: Graph, cuts: np.ndarray[Any, Any]) -> Iterator[Graph]:
             ptr=parts.ptr[first : end + 1] - rows.start,
             widths=None,
             majority=None if parts.majority is None else parts.majority[rows],
+            y_columns=None if parts.y_columns is None else parts.y_columns[rows],
             table=None if parts.table is None else replace(parts.table, values=parts.table.values[rows]),
             node_names=None if parts.node_names is None else parts.node_names[rows],
             borders=None if parts.borders is None else parts.borders.select(parts.ptr, torch.arange(first, end)),
@@ -143,8 +144,12 @@ def _shard_arrays(block: Graph) -> Arrays:
 
 
 def _arrays(graph: Graph) -> Arrays:
-    """The graph's arrays, with its edges as they are."""
-    return files.arrays(replace(graph, edge_index=graph.edge_index[:, :0])) | {"edge_index": graph.edge_index.numpy()}
+    """The graph's arrays, with its edges as they are, and those of its small graphs or pairs."""
+    arrays = files.arrays(replace(graph, edge_index=graph.edge_index[:, :0])) | {"edge_index": graph.edge_index.numpy()}
+    arrays |= {name: getattr(graph, name).numpy() for name in ITEM_ARRAYS if getattr(graph, name) is not None}
+    if graph.graph_names is not None:
+        arrays["graph_names"] = np.array(graph.graph_names, dtype=str)
+    return arrays if graph.classes is None else arrays | {"classes": np.array(graph.classes)}
 
 
 def _whole_arrays(whole: Graph, rows: Tensor | None) -> tuple[Arrays, Table | None]:

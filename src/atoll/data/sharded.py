@@ -35,8 +35,9 @@ def sharded(config: DataConfig, scenarios: Sequence[str], *, unlabeled: bool, he
     }
     if scenarios == ("whole",):
         whole = shards.whole()
+        whole = whole if whole.graph_ptr is None else whole.merged
         return FederatedData("whole", whole, always(whole), lambda: shards.source(whole), **extra)
-    outlined = held is not None and not held and not shards.has_table
+    outlined = held is not None and not held and not shards.has_table and shards.of_nodes
     parts = shards.outline() if outlined else shards.graph(held or None)
     if config.borders and not outlined and parts.borders is None:
         raise AtollError(

@@ -25,13 +25,14 @@ from atoll.data.encoding import column_of
 from atoll.data.manifest import AGAIN, Manifest
 from atoll.data.npz import Arrays
 from atoll.data.scratch import exceeds, gathered, scratch_array
-from atoll.data.shard_writer import SOURCE, WHOLE
+from atoll.data.shard_writer import ITEM_ARRAYS, SOURCE, WHOLE
 from atoll.errors import AtollError, AtollWarning
 from atoll.graphs.borders import Borders
 from atoll.graphs.graph import Graph, stack
 from atoll.graphs.table import Table
 
 SPARSE = ("x_data", "x_indices", "x_indptr", "x_shape")
+PER_ITEM = ("y", "train", "val", "test", "majority", "targets", "graph_ids", "graph_names")
 FEATURES = ("x", *SPARSE, "table")
 
 
@@ -82,6 +83,11 @@ class Shards:
         return graph
 
     @property
+    def of_nodes(self) -> bool:
+        """Whether the parties' items are nodes."""
+        return not {f"{self.manifest.shard(0)}/{name}.npy" for name in ("graph_ptr", "pairs")} & self.manifest.files.keys()
+
+    @property
     def has_table(self) -> bool:
         """Whether the parties' columns are still to be encoded."""
         return f"{self.manifest.shard(0)}/table.npy" in self.manifest.files
@@ -90,6 +96,8 @@ class Shards:
         """The union of the parties' graphs; `parts` are all parties' graphs, where they are here already."""
         stored = self._arrays(f"{WHOLE}-")
         graph = self._as_graph(stored, f"{WHOLE}-")
+        if graph.graph_ptr is not None:  # all parties' small graphs
+            return self.graph() if parts is None else parts
         if not self.manifest.shared_rows:
             return graph
         parts, rows = self.graph() if parts is None else parts, stored["rows"]
@@ -167,11 +175,15 @@ class Shards:
         """The graph of arrays that fit together; of features that were left out, there are none."""
         try:
             y, edges = stored["y"], stored["edge_index"]
-            nodes = len(y)
+            nodes = len(stored["ids"])
             absent = "x" not in stored and "x_shape" not in stored
             graph = files.graph_of({"x": np.empty((nodes, 0), np.float32)} | stored if absent else stored)
-            per_node = [stored[name] for name in ("train", "val", "test", "ids", "majority", "node_names") if name in stored]
-            fits = all(len(each) == nodes for each in per_node) and graph.x.shape[0] == nodes
+            per_node = [stored[name] for name in ("ids", "node_names") if name in stored]
+            per_item = [stored[name] for name in PER_ITEM if name in stored]
+            graph = replace(graph, ptr=torch.tensor([0, nodes]), **_items(stored))
+            items = len(graph.owner)
+            fits = all(len(each) == nodes for each in per_node) and all(len(each) == items for each in per_item)
+            fits = fits and graph.x.shape[0] == nodes and _items_fit(graph)
             fits = fits and edges.ndim == 2 and len(edges) == 2 and (not edges.size or 0 <= edges.min() <= edges.max() < nodes)
             fits = fits and graph.num_classes == self.manifest.classes and bool(((y >= -1) & (y < graph.num_classes)).all())
             fits = fits and len(stored.get("edge_weight", edges[0])) == edges.shape[1]
@@ -243,6 +255,23 @@ class Shards:
 
     def _inconsistent(self, name: str) -> AtollError:
         return AtollError(f"The shards in {self.folder} do not fit together ({name}); {AGAIN}")
+
+
+def _items(stored: Arrays) -> dict[str, Any]:
+    """What a graph has whose items are small graphs or pairs, or whose parties' classes differ."""
+    items: dict[str, Any] = {name: torch.from_numpy(stored[name]) for name in ITEM_ARRAYS if name in stored}
+    items |= {"graph_names": stored["graph_names"].astype(object)} if "graph_names" in stored else {}
+    return items | ({"classes": tuple(stored["classes"].tolist())} if "classes" in stored else {})
+
+
+def _items_fit(graph: Graph) -> bool:
+    """Whether small graphs and pairs are of the graph's nodes."""
+    ptr, pairs, owner = graph.graph_ptr, graph.pairs, graph.pair_party
+    if ptr is not None and not (ptr[0] == 0 and ptr[-1] == graph.num_nodes and bool((ptr.diff() >= 0).all())):
+        return False
+    if owner is not None and (pairs is None or owner.shape != pairs.shape[1:]):
+        return False
+    return pairs is None or not pairs.numel() or bool(pairs.min() >= 0 and pairs.max() < graph.num_nodes)
 
 
 def _csr(stored: Arrays) -> sp.csr_array:

@@ -33,7 +33,7 @@ from atoll.runs.data_task import require_items, require_target, target_of, task_
 from atoll.runs.defaults import default_partition, defaults
 from atoll.runs.run_settings import RunSettings
 from atoll.runs.setting_names import ARGUMENTS, GROUPS, bare_names, by_group, present_algorithm, with_present_names
-from atoll.runs.stored_shards import check_fixed, shards_of
+from atoll.runs.stored_shards import check_fixed, require_task, shards_of
 from atoll.runs.tuned_by import TABLE, TunedBy, read_tuned_by
 from atoll.settings import Training, build, known
 
@@ -129,6 +129,7 @@ def resolve(
     asked.setdefault("task", task_of_data(dataset, asked))
     require_items(dataset, str(asked["task"]), algorithm)
     stored = shards_of(dataset, partition)
+    require_task(stored, asked["task"])
     if stored is not None:
         asked, partition = asked | stored.asked, stored.partition
     elif partition is not None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from atoll import algorithms
 from atoll.data.graph_parties import holds_graphs
+from atoll.data.manifest import Manifest, is_sharded
 from atoll.data.registry import lookup
 from atoll.data.target_columns import target_of_folder
 from atoll.errors import AtollError
@@ -22,12 +24,19 @@ WORDS = {"labels": "several labels per item", "values": "values"}
 
 def task_of_data(dataset: str, asked: Mapping[str, Any] | None = None) -> str:
     """The task that a dataset is for, unless a run names another; `asked` may name the target."""
+    if lookup(dataset) is None and is_sharded(dataset):
+        return task_of_manifest(Manifest.read(Path(dataset).expanduser()))
     usual = GRAPH_TASK if lookup(dataset) is None and holds_graphs(dataset) else DEFAULT_TASK
     usual = str(getattr(lookup(dataset), "task", usual))
     target = (asked or {}).get("target") or target_of_folder(dataset)
     if target not in OF_TARGETS:  # the setting refuses it
         return usual
     return OF_TARGETS[target].get(level_of(usual), usual)
+
+
+def task_of_manifest(manifest: Manifest) -> str:
+    """The task that shards were cut for."""
+    return str(manifest.origin.get("task", DEFAULT_TASK))
 
 
 def level_of(task: str) -> str:

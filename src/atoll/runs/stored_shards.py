@@ -15,6 +15,7 @@ from atoll.data.shard_writer import write_shards
 from atoll.data.sharded import SHARDS
 from atoll.data.splits import SplitSettings
 from atoll.errors import AtollError
+from atoll.runs.data_task import task_of_manifest
 
 if TYPE_CHECKING:
     from atoll.data.federated_data import FederatedData
@@ -46,7 +47,7 @@ class StoredShards:
 
     def without_data(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
         """The defaults without those of the partition, the split and the dataset, which are done."""
-        done = {"partition", "parties", *(field.name for group in GROUPS.values() for field in fields(group))}
+        done = {"partition", "parties", *(field.name for group in GROUPS.values() for field in fields(group))} - {"target"}
         kept = {name: value for name, value in chosen.items() if name.rpartition(".")[2] not in done}
         return kept | ({"normalize_features": True} if self.scaled else {})
 
@@ -57,7 +58,8 @@ def check_fixed(stored: StoredShards | None, built: Mapping[str, Any]) -> None:
         return
     expected = {name: group() for name, group in GROUPS.items()}
     budget = built["data"].memory_budget
-    expected["data"] = replace(expected["data"], memory_budget=budget, normalize_features=stored.scaled)
+    kept = {"memory_budget": budget, "target": built["data"].target}
+    expected["data"] = replace(expected["data"], normalize_features=stored.scaled, **kept)
     for group, wanted in expected.items():
         for name in (field.name for field in fields(wanted)):
             value, fixed = getattr(built[group], name), getattr(wanted, name)
@@ -66,6 +68,12 @@ def check_fixed(stored: StoredShards | None, built: Mapping[str, Any]) -> None:
                     f"{name} is {value!r}, but {stored.dataset} holds shards, which are cut and split already; leave it out, or "
                     "give it to `atoll partition`."
                 )
+
+
+def require_task(stored: StoredShards | None, task: object) -> None:
+    """Refuse another task than that which shards were cut for: their splits are of its items."""
+    if stored is not None and task != (own := task_of_manifest(stored.manifest)):
+        raise AtollError(f"The task is {task}, but {stored.dataset} holds shards for {own}; leave it out, or cut again.")
 
 
 def shards_of(dataset: str, partition: str | None) -> StoredShards | None:
@@ -82,4 +90,4 @@ def shards_of(dataset: str, partition: str | None) -> StoredShards | None:
 def cut(config: Config, data: FederatedData, folder: Path, asked: str | None = None) -> Manifest:
     """Write the data of a configuration as shards; `asked` is the partition that its user chose, where it is not a default."""
     origin = {name: value for name, value in config.to_dict().items() if name in ORIGIN}
-    return write_shards(data, folder, origin | {"asked": asked or ""})
+    return write_shards(data, folder, origin | {"asked": asked or "", "task": config.run.task})
