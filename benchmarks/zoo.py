@@ -3,9 +3,13 @@
 GCN with 64 hidden units, dropout 0.5, 5 local epochs, evaluation included, one thread. All take turns in one process; a figure is
 the round with the least processor time of all turns, the first two of a turn left out (in these FedTAD makes its reliabilities).
 
-What a round consists of is counted by hand: training steps, further forward passes, and passes over the parameters of all parties
-(a sum, a product, a gradient of one). What each takes is measured in the same run: a step from FedAvg with 5 and with 10 epochs.
-Other work, a server's distillation for instance, is timed by itself, as bare products of its sizes.
+What a round consists of is counted by hand: training steps, further forward passes, and passes over all parties' parameters. What
+each takes is measured in the same run: a step from FedAvg with 5 and with 10 epochs. Other work, a server's distillation for
+instance, is timed by itself, as bare products of its sizes.
+
+One pass is one operation of two operands per number (a sum, a product); a step of Adam is two and a half, as it reads four and
+writes three. A pass is priced as it is met in a round: tensors of the parameters' sizes, out of the cache, as a step goes
+through more than the cache holds before they are used again. So each timed pass comes after one over 64 MB.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from atoll.models.parameters import get_parameters
 from atoll.runs import config, runner
 
 E = 5
+SWEPT = 1 << 24  # numbers, more than a cache holds
 COMMON: dict[str, Any] = {"model": "gcn", "hidden": 64, "dropout": 0.5, "normalize_features": False, "patience": 0}
 
 
@@ -44,14 +49,14 @@ class Work:
 WORK = {
     "fedavg": Work(),
     "local": Work(),
-    "fedprox": Work(vectors=6 * E, what="a penalty and its gradient"),
-    "scaffold": Work(vectors=2 * E + 8, what="two vectors beside each gradient, the new control"),
+    "fedprox": Work(vectors=2 * E, what="a difference, added to each gradient"),
+    "scaffold": Work(vectors=E + 8, what="a correction of each gradient, the new control"),
     "moon": Work(forwards=2, vectors=4, what="two other models' representations, once a round"),
     "fedproto": Work(forwards=1, what="prototypes; sends no model"),
-    "feddc": Work(vectors=10 * E + 8, what="a penalty, a product, their gradients, the drift"),
-    "feddyn": Work(vectors=10 * E + 8, what="a penalty, a product, their gradients"),
+    "feddc": Work(vectors=3 * E + 10, what="a difference and a correction, added to each gradient, the drift, the last update"),
+    "feddyn": Work(vectors=2 * E + 3, what="a difference, added to each gradient, the drift"),
     "fedopt": Work(what="an optimizer over one model"),
-    "ditto": Work(2 * E, vectors=6 * E, what="two models, a penalty"),
+    "ditto": Work(2 * E, vectors=2 * E, what="two models, a difference, added to each gradient of one"),
     "apfl": Work(2 * E + 1, vectors=6 * E + 9, what="two models and their mixture"),
     "fedper": Work(),
     "fedrep": Work(1, forwards=10, what="10 steps of the head, each a whole forward pass", settings=(("epochs", 1),)),
@@ -60,10 +65,16 @@ WORK = {
     "gcfl": Work(vectors=6, what="lengths of updates and their cosines"),
     "fedgta": Work(forwards=1, vectors=16, what="soft labels; a mixture of ten models for each party"),
     "fedpub": Work(
-        vectors=23 * E + 24, extra="proxy", what="masks: products, gradients, Adam, penalties; mixtures; random graphs"
+        vectors=9.5 * E + 24, extra="proxy", what="masks: products, gradients, Adam, penalties; mixtures; random graphs"
     ),
     "adafgl": Work(what="the shared stage"),
-    "fgssl": Work(2 * E, forwards=E, extra="views", what="a step has three forward passes, two of them trained on"),
+    "fgssl": Work(
+        2 * E,
+        forwards=E,
+        vectors=E,
+        extra="views",
+        what="a step has three forward passes, two trained on, whose gradients are added",
+    ),
     "fedsage": Work(what="mended graphs apart", settings=(("generator", "none"), ("model", "gcn"))),
     "fedtad": Work(extra="distillation", what="at the server 5 generator steps through all models, 25 of its model"),
     "fedgcn": Work(what="the exchange apart", settings=(("hops", 0),)),
@@ -95,6 +106,19 @@ def fastest(what: Callable[[], object], count: int = 20) -> float:
     return 1e3 * best
 
 
+def streamed(parameters: list[torch.Tensor]) -> float:
+    """Milliseconds of a pass over parameters that are not in the cache."""
+    others, results = ([torch.ones_like(value) for value in parameters] for _ in range(2))
+    swept, best = torch.zeros(SWEPT), float("inf")
+    for _ in range(20):
+        swept.add_(1)
+        best = min(
+            best,
+            fastest(lambda: [torch.add(*part[:2], out=part[2]) for part in zip(parameters, others, results, strict=True)], 1),
+        )
+    return best
+
+
 def units(contestant: Contestant) -> dict[str, float]:
     """Milliseconds of a forward pass in training, of a pass over all parties' parameters, and of what WORK names as extra."""
     contestant.experiment.federation.begin(1)
@@ -107,7 +131,7 @@ def units(contestant: Contestant) -> dict[str, float]:
     both = lambda: [view(graph, share, columns, draws) for share, columns in ((0.3, 0.3), (0.8, 0.5))]  # noqa: E731
     return {
         "forward": fastest(lambda: cohort.task.loss(cohort.output(graph, draws), graph)),
-        "vector": fastest(lambda: [value * value for value in parameters]),
+        "vector": streamed([value.detach() for value in parameters]),
         "proxy": graph.parties * fastest(lambda: proxy @ weight),
         "views": E * fastest(both),
         "distillation": distillation(weight, graph.parties, graph.num_classes),
@@ -123,7 +147,7 @@ def distillation(weight: torch.Tensor, parties: int, classes: int) -> float:
 
     def generate() -> None:
         made = inner @ last
-        apart = torch.cdist(made, made, p=1).mean()
+        apart = torch.pdist(made, p=1).mean()
         ((made @ wide).relu().square().mean() + ((made @ student.detach()).relu() @ top).square().mean() + apart).backward()
 
     def distill() -> None:

@@ -60,6 +60,7 @@ class Distillation:
         self.settings, self.parties = settings, len(shares)
         undropped = replace(settings, input_dropout=0.0)  # generated features are dense, and not data
         self.student, self.teachers = loaded(undropped, schema, 1, student), loaded(undropped, schema, self.parties, teachers)
+        self.teachers.requires_grad_(False)
         self.generator = Generator(settings.noise_width, schema.classes, schema.features, None)
         decay = settings.server_weight_decay
         self.student_optimizer = optim.Adam(self.student, settings.distillation_lr, decay)
@@ -87,8 +88,10 @@ class Distillation:
         always = dropped if s.evaluation_dropout else None
         for _ in range(s.server_steps):
             noise = draws.normal(s.generated_nodes, s.noise_width)[0]
+            self.student.requires_grad_(False)  # or a layer would compute the gradients of weights, too
             for _ in range(s.generator_steps):
                 optim.descend(self.generator_optimizer, self.generator_loss(noise, always, teachers))
+            self.student.requires_grad_(True)
             with torch.no_grad():
                 rows = self.generator(self.classes, noise)
             graphs = self.graphs(rows)
@@ -189,5 +192,5 @@ def graph_of(rows: Tensor, edges: Tensor, classes: Tensor, copies: int, num_clas
 
 def diversity(noise: Tensor, rows: Tensor) -> Tensor:
     """exp(mean_ij(−‖z_i − z_j‖²/|z| · |x_i − x_j|₁/d)): small where different noise makes different nodes."""
-    apart = torch.cdist(noise, noise).square() / noise.shape[1]
-    return (-apart * torch.cdist(rows, rows, p=1) / rows.shape[1]).mean().exp()
+    apart = torch.pdist(noise).square() / noise.shape[1]  # of every pair once: a node is not apart from itself
+    return (-apart * torch.pdist(rows, p=1) / rows.shape[1]).sum().mul(2 / len(rows) ** 2).exp()
