@@ -31,8 +31,9 @@ for folder in sys.argv[2:]:
     load = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(load)
     case = np.load(folder + ".npz")
-    differences[folder] = float(np.abs(load.logits(case["x"], case["edge_index"]) - case["logits"]).max())
-    rows = load.probabilities(case["x"], case["edge_index"])
+    inputs = [case[name] for name in case.files if name != "logits"]
+    differences[folder] = float(np.abs(load.logits(*inputs) - case["logits"]).max())
+    rows = load.probabilities(*inputs)
     assert np.allclose(rows.sum(1), 1, atol=1e-5) and len(load.classes) == rows.shape[1]
     sys.path.pop(0)
 assert "atoll" not in sys.modules
@@ -42,8 +43,10 @@ print(json.dumps(differences))
 
 def save_case(folder: Path, graph: Graph, logits: Tensor) -> None:
     """What the export in a folder is to give for a graph."""
-    x: Any = graph.x if isinstance(graph.x, Tensor) else graph.x.toarray()
-    np.savez(f"{folder}.npz", x=np.asarray(x), edge_index=graph.edge_index.numpy(), logits=logits.detach().numpy())
+    inputs: dict[str, Any] = {"x": graph.x, "edge_index": graph.edge_index, "ptr": graph.graph_ptr, "pairs": graph.pairs}
+    inputs["x"] = graph.x if isinstance(graph.x, Tensor) else graph.x.toarray()
+    known = {name: np.asarray(value) for name, value in inputs.items() if value is not None}
+    np.savez(f"{folder}.npz", **known, logits=logits.detach().numpy())
 
 
 def elsewhere(folders: list[Path]) -> dict[str, float]:

@@ -548,8 +548,6 @@ def test_given_pairs_are_scored_as_in_the_run(tmp_path: Path) -> None:
         model.predict(pairs=pd.DataFrame({"source": ["x"], "target": [second]}))
     with pytest.raises(AtollError, match="give these: --pairs"):
         model.predict(folder)
-    with pytest.raises(AtollError, match="cannot be exported"):
-        model.export("onnx", tmp_path / "export")
 
 
 # refusals

@@ -149,8 +149,6 @@ def test_predictions_of_new_graphs(target: str, tmp_path: Path) -> None:
     assert bare[column].to_numpy() == pytest.approx(new[column].to_numpy())
     with pytest.raises(AtollError, match=r"holds no graphs\.csv"):
         model.predict(tmp_path, 0)
-    with pytest.raises(AtollError, match="cannot be exported yet"):
-        model.export("safetensors", tmp_path / "export")
     assert result.metrics
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -111,6 +111,18 @@ class GraphNetwork(Backbone):
         if draws is None or not self.shape.dropout:
             return hidden
         return hidden * draws.keep(1 - self.shape.dropout, graph.items.sizes, hidden.shape[1])
+
+    @torch.no_grad()
+    def narrowed(self, features: int, classes: int) -> GraphNetwork:
+        """The same network with as many columns and classes as a party has, where others have more."""
+        made = GraphNetwork(
+            replace(self.shape, features=features, classes=classes), None, replace(self.settings, features=(), classes=())
+        )
+        kept: dict[str, Tensor] = dict(self.named_parameters())
+        kept["input.weight"] = kept["input.weight"][:, :features]
+        kept |= {name: kept[name][..., :classes] for name in ("output.weight", "output.bias")}
+        made.load_state_dict(kept)
+        return made
 
     @classmethod
     def embedding_width(cls, shape: ModelShape) -> int:

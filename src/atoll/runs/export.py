@@ -26,24 +26,25 @@ from atoll import storage
 from atoll.errors import AtollError, suggest
 from atoll.models.backbone import Backbone
 from atoll.models.standalone import formats
-from atoll.models.standalone.check import random_graph
+from atoll.models.standalone.check import inputs_of, random_items
 from atoll.models.standalone.convert import Standalone, standalone
 from atoll.models.user import short_name
 from atoll.runs.config import Config
-from atoll.runs.data_task import level_of, target_of
+from atoll.runs.data_task import target_of
 from atoll.runs.described_config import described
 from atoll.runs.documents import finite
 from atoll.runs.export_texts import PACKAGES, loader, readme
 from atoll.runs.model_files import ModelFiles
 from atoll.runs.own_files import with_own_files
 from atoll.runs.party_model import party_backbone
-from atoll.tasks import LINK_TASK
 from atoll.tasks.targets import CLASS
 from atoll.version import __version__
 
 TARGETS = ("pyg", "safetensors", "torchscript", "pt2", "onnx")
 TOLERANCE = 1e-5  # of the largest logit, at least of 1
-Function = Callable[[Tensor, Tensor], Tensor]
+Function = Callable[..., Tensor]
+INPUTS = {"edge_index": [2, "edges"], "ptr": ["graphs + 1"], "pairs": [2, "pairs"]}  # and x
+ROWS = {"ptr": "graphs", "pairs": "pairs"}  # of the outputs, where they are not nodes
 
 
 def export_model(
@@ -96,19 +97,14 @@ def export_files(files: ModelFiles, config: Config, to: str, out: str | Path, *,
             "The model was trained on edges with weights, which an export does not take; predict with atoll, or train with "
             "edge_weights=false."
         )
-    if about["task"] == LINK_TASK:
-        raise AtollError(
-            "A model of link prediction, an encoder and a decoder of pairs, cannot be exported yet; predict with atoll."
-        )
-    if level_of(about["task"]) == "graph":
-        raise AtollError("A model whose items are small graphs cannot be exported yet; predict with atoll.")
     backbone, name = party_backbone(files, dataclasses.replace(config, device="cpu"), party)
-    if backbone.shape.classes != about["num_classes"]:
+    count = backbone.shape.classes if about.get("party_classes") else about["num_classes"]
+    if backbone.shape.classes != count:
         raise AtollError(
-            f"The task {about['task']} has {backbone.shape.classes} outputs for {about['num_classes']} classes, and an export "
+            f"The task {about['task']} has {backbone.shape.classes} outputs for {count} classes, and an export "
             "describes one output per class; predict with atoll: model.outputs()."
         )
-    classes = about.get("classes") or list(map(str, range(about["num_classes"])))
+    classes = (about.get("classes") or list(map(str, range(count))))[:count]
     more = {
         "algorithm": Path(about["algorithm"]).stem,
         "task": about["task"],
@@ -148,26 +144,28 @@ def write_export(
     check_target(target)
     check_out(out)
     shape = backbone.shape
-    example, other = random_graph(shape, nodes=12, seed=0), random_graph(shape, nodes=29, seed=1)
+    example, other = random_items(backbone, nodes=12, seed=0), random_items(backbone, nodes=29, seed=1)
+    inputs = inputs_of(example)
     made = standalone(backbone, "pyg" if target == "pyg" else "torch", model)
-    files, function = _files(target, made, example.x, example.edge_index)
+    files, function = _files(target, made, *inputs.values())
     for graph in (example, other):
-        _compare(backbone(graph).detach(), function(graph.x, graph.edge_index), target)
+        _compare(backbone(graph).detach(), function(*inputs_of(graph).values()), target)
     arrays = io.BytesIO()
-    np.savez(arrays, x=example.x.numpy(), edge_index=example.edge_index.numpy(), logits=backbone(example).detach().numpy())
+    known: dict[str, Any] = {name: each.numpy() for name, each in inputs.items()}
+    np.savez(arrays, **known, logits=backbone(example).detach().numpy())
     document = {
         "target": target,
         "model": short_name(model),
         **(about or {}),
         "classes": list(classes),
         "columns": None if columns is None else list(columns),
-        "inputs": {"x": ["nodes", shape.features], "edge_index": [2, "edges"]},
-        "outputs": {"logits": ["nodes", shape.classes]},
+        "inputs": {"x": ["nodes", shape.features], **{name: INPUTS[name] for name in inputs if name != "x"}},
+        "outputs": {"logits": [ROWS.get(list(inputs)[-1], "nodes"), shape.classes]},
         "arguments": made.arguments,
         "parameters": {name: list(value.shape) for name, value in made.module.state_dict().items()},
         "versions": _versions(target),
     }
-    loading = loader(target, made.class_name, document.get("predicts", CLASS))
+    loading = loader(target, made.class_name, document.get("predicts", CLASS), list(inputs)[-1])
     files |= {"load.py": loading.encode(), "example.npz": arrays.getvalue()}
     document["files"] = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())}
     files["model.json"] = (json.dumps(finite(document), indent=1, ensure_ascii=False) + "\n").encode()
@@ -191,7 +189,7 @@ def check_out(out: Path) -> None:
         raise AtollError(f"{out} is already there; choose another --out, or delete it.")
 
 
-def _files(target: str, made: Standalone, x: Tensor, edge_index: Tensor) -> tuple[dict[str, bytes], Function]:
+def _files(target: str, made: Standalone, *inputs: Tensor) -> tuple[dict[str, bytes], Function]:
     """The files that hold the model, and what they compute."""
     if target in ("pyg", "safetensors"):
         if made.source is None:
@@ -208,12 +206,12 @@ def _files(target: str, made: Standalone, x: Tensor, edge_index: Tensor) -> tupl
         again.load_state_dict(load(saved))
         return {"model.py": made.source, "weights.safetensors": saved}, again.requires_grad_(False)
     if target == "torchscript":
-        data = formats.torchscript(made.module, x, edge_index)
+        data = formats.torchscript(made.module, *inputs)
         return {"model.pt": data}, formats.load_torchscript(data)
     if target == "pt2":
-        data = formats.exported_program(made.module, x, edge_index)
+        data = formats.exported_program(made.module, *inputs)
         return {"model.pt2": data}, formats.load_exported_program(data)
-    data = formats.onnx(made.module, x, edge_index)
+    data = formats.onnx(made.module, *inputs)
     return {"model.onnx": data}, formats.load_onnx(data)
 
 

@@ -99,10 +99,10 @@ _SHOWN = {
 _LISTED = {CLASS: "classes", LABELS: "labels", VALUES: "values"}
 
 
-def loader(target: str, class_name: str, predicts: str = CLASS) -> str:
-    """load.py of an export of a model that predicts a class, labels or values."""
+def loader(target: str, class_name: str, predicts: str = CLASS, last: str = "edge_index") -> str:
+    """load.py of an export of a model that predicts a class, labels or values; `last` is the model's last input."""
     made = "predicted" if predicts == VALUES else "probabilities"
-    return _LOADER.format(
+    text = _LOADER.format(
         names=f"{_LISTED[predicts]}, {made}",
         listed=_LISTED[predicts],
         function=_FUNCTION[predicts],
@@ -111,7 +111,31 @@ def loader(target: str, class_name: str, predicts: str = CLASS) -> str:
         load=_LOAD[target],
         call=_ONNX if target == "onnx" else _TORCH,
     )
+    return text if last == "edge_index" else _with_input(text, last)
 
+
+def _with_input(text: str, name: str) -> str:
+    """The loader of a model with a third input."""
+    for old, new in {
+        "(x, edge_index)": f"(x, edge_index, {name})",
+        "torch.as_tensor(edge_index))": f"torch.as_tensor(edge_index), torch.as_tensor({name}))",
+        '"edge_index": edge_index}': f'"edge_index": edge_index, "{name}": {name}}}',
+        'example["edge_index"])': f'example["edge_index"], example["{name}"])',
+        "source to target.": f"source to target, and {_THIRD[name][0]}.",
+        "each node's": f"each {_THIRD[name][1]}'s",
+    }.items():
+        text = text.replace(old, new)
+    return text
+
+
+_THIRD = {  # an input beside features and edges → what it holds, what the items are, and words for the README
+    "ptr": (
+        "int64 `ptr` (G + 1,), where each graph's rows begin, and N",
+        "graph",
+        "graph g has the rows ptr[g] to ptr[g + 1] - 1 (as in a batch of PyG); with torch.export at least two graphs",
+    ),
+    "pairs": ("int64 `pairs` (2, M) of rows", "pair", "the two rows of each pair that is scored, in any order"),
+}
 
 _FILES = {
     "model.py": "the network",
@@ -151,7 +175,9 @@ def readme(target: str, files: list[str], about: Mapping[str, Any]) -> str:
         + (f"; columns: {_listed(columns)}." if columns else "; columns in the order of the training data."),
         "- `edge_index`: int64, (2, edges), source and target row of each edge, each edge once; both directions where the "
         "graph is undirected. Loops are ignored.",
-        f"- `logits`: float32, (nodes, {len(about['classes'])}); {_meaning(about)}: {_listed(about['classes'])}.",
+        *(f"- `{name}`: int64; {_THIRD[name][2]}." for name in about["inputs"] if name in _THIRD),
+        f"- `logits`: float32, ({about['outputs']['logits'][0]}, {len(about['classes'])}); {_meaning(about)}: "
+        f"{_listed(about['classes'])}.",
         "",
     ]
     if about.get("preprocessing"):

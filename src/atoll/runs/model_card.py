@@ -92,6 +92,7 @@ def describe_run(experiment: Experiment, progress: Progress, *, digest: bool) ->
         "partial": progress.partial,
         "data": experiment.extent if digest else {},
         "widths": None if parts is None or parts.widths is None else list(parts.widths),
+        "party_classes": None if parts is None or parts.classes is None else list(parts.classes),
         "party_columns": None if data is None else [None if each is None else list(each) for each in data.party_columns] or None,
         "memory_at_sites": getattr(experiment.engine, "memory_at_sites", not hasattr(experiment.engine, "snapshot")),
     }

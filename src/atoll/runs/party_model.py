@@ -22,10 +22,12 @@ from atoll.federation.fields import pick
 from atoll.federation.messages import Answer, Failure, Message
 from atoll.graphs.graph import Graph
 from atoll.models.backbone import Backbone
+from atoll.models.graph_level import GraphNetwork
 from atoll.models.mlp import MLP
 from atoll.models.standalone.convert import one_party
 from atoll.privacy.noise_settings import EVALUATE
 from atoll.runs.config import Config
+from atoll.runs.data_task import level_of
 from atoll.runs.experiment import build_cohort, build_experiment
 from atoll.runs.model_files import ModelFiles
 from atoll.runs.predictions import without_finetuning
@@ -63,7 +65,13 @@ def party_backbone(files: ModelFiles, config: Config, party: str | int | None = 
     cohort.restore(inputs.memory)
     models = _checked(cohort, inputs.arguments, about)
     alone = about["parties"] == 1 or (inputs.shared and about.get("party_numbers") is None)
-    return one_party(models, inputs.parties.index(number)), None if alone else _name(names, number)
+    backbone = one_party(models, inputs.parties.index(number))
+    if isinstance(backbone, GraphNetwork):
+        widths, classes = about.get("widths"), about.get("party_classes")
+        shape = backbone.shape
+        own = (widths[number] if widths else shape.features, classes[number] if classes else shape.classes)
+        backbone = backbone if own == (shape.features, shape.classes) else backbone.narrowed(*own)
+    return backbone, None if alone else _name(names, number)
 
 
 def _check_memory(cohort: Cohort, inputs: _Inputs) -> None:
@@ -168,21 +176,31 @@ def _schema(about: Mapping[str, Any]) -> Schema:
 
 def _cohort(config: Config, about: Mapping[str, Any], parties: Sequence[int]) -> Cohort:
     """The parties with random graphs, without memory."""
-    graph = _random_graphs(_schema(about), len(parties), 1 if about["scenario"] == "node" else NODES)
+    level = level_of(about["task"])
+    graph = _random_graphs(_schema(about), len(parties), 1 if about["scenario"] == "node" else NODES, level)
     return build_cohort(config, graph, _schema(about), parties, blank=True)
 
 
-def _random_graphs(schema: Schema, parties: int, nodes: int) -> Graph:
-    """A graph of `nodes` nodes for each party: a path, normal features, one class, all of them training nodes."""
+def _random_graphs(schema: Schema, parties: int, nodes: int, level: str = "node") -> Graph:
+    """A graph of `nodes` nodes for each party: a path, normal features, one class, all of them training nodes.
+
+    Where items are graphs, it is a graph; where they are pairs, the edges are the pairs.
+    """
     every = torch.ones(parties * nodes, dtype=torch.bool)
     before = torch.arange(parties * nodes).view(parties, nodes)[:, :-1].reshape(-1)
     path = torch.stack([before, before + 1])
     x = torch.randn(parties * nodes, schema.features, generator=torch.Generator().manual_seed(0))
+    items: dict[str, Any] = {}
+    if level != "node":
+        count = parties if level == "graph" else path.shape[1]
+        every = torch.ones(count, dtype=torch.bool)
+        items = {"graph_ptr": nodes * torch.arange(parties + 1)} if level == "graph" else {"pairs": path}
     return Graph(
-        *(x, torch.cat([path, path.flip(0)], 1), torch.zeros(parties * nodes, dtype=torch.int64), every, every, every),
+        *(x, torch.cat([path, path.flip(0)], 1), torch.zeros(len(every), dtype=torch.int64), every, every, every),
         num_classes=schema.classes,
         ids=torch.arange(parties * nodes),
         ptr=nodes * torch.arange(parties + 1),
+        **items,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import importlib
 import inspect
@@ -24,6 +23,8 @@ from atoll.models.gcn import GCN
 from atoll.models.gcn_head import GCNHead
 from atoll.models.gcnii import GCNII
 from atoll.models.gin import GIN
+from atoll.models.graph_level import GraphNetwork
+from atoll.models.link_level import LinkNetwork
 from atoll.models.mixed_backbones import MixedBackbone
 from atoll.models.mlp import MLP
 from atoll.models.normalization import BatchNorm
@@ -31,12 +32,13 @@ from atoll.models.parameters import Parameters, get_parameters, set_parameters
 from atoll.models.plain import PlainModule
 from atoll.models.sage import GraphSAGE
 from atoll.models.sgc import SGC
+from atoll.models.standalone.source import pieces, source_of, text_of
 from atoll.models.user import digest, file_of
 
+AROUND = "atoll.models.standalone.item_modules"
 FLAVORS = {"torch": "atoll.models.standalone.torch_modules", "pyg": "atoll.models.standalone.pyg_modules"}
 PREFIX = {"torch": "Torch", "pyg": "PyG"}  # of the classes' names
 STANDALONE: tuple[type[Backbone], ...] = (APPNP, Cheb, Disen, GAMLP, GAT, GCN, GCNHead, GCNII, GIN, GraphSAGE, MLP, SGC)
-ABOUT = "A network trained with atoll, which it does not need: `Model(...)(x, edge_index)` gives logits (N, C)."
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,11 @@ def one_party(backbone: Backbone, party: int) -> Backbone:
     """The backbone of one of P parties, alone (P = 1)."""
     if isinstance(backbone, MixedBackbone):
         return backbone.alone(party)
-    alone = type(backbone)(dataclasses.replace(backbone.shape, parties=1), None, backbone.settings)
+    shape = dataclasses.replace(backbone.shape, parties=1)
+    if isinstance(backbone, LinkNetwork):
+        alone: Backbone = LinkNetwork(shape, one_party(backbone.encoder, party), None, backbone.settings)
+    else:
+        alone = type(backbone)(shape, None, backbone.settings)
     set_parameters(alone, {name: value[party : party + 1] for name, value in get_parameters(backbone).items()})
     return alone
 
@@ -68,6 +74,8 @@ def standalone(backbone: Backbone, flavor: str, name: str = "") -> Standalone:
     parameters = {key: value[0] for key, value in get_parameters(backbone, copy=True).items()}
     if isinstance(backbone, PlainModule):
         return _users_own(backbone, parameters, name)
+    if isinstance(backbone, (GraphNetwork, LinkNetwork)):
+        return _around(backbone, parameters, flavor)
     if type(backbone) not in STANDALONE:
         raise AtollError(
             f"{type(backbone).__name__} is a Backbone of its own, which runs on atoll's graphs alone; to export it, write it as "
@@ -87,7 +95,39 @@ def standalone(backbone: Backbone, flavor: str, name: str = "") -> Standalone:
         state[renamed] = value.t() if turned else value
     shapes = {key: value.shape for key, value in module.state_dict().items()}
     module.load_state_dict({key: value.reshape(shapes[key]).contiguous() for key, value in state.items()})
-    return Standalone(module.eval().requires_grad_(False), arguments, "Model", _source(kind).encode())
+    return Standalone(module.eval().requires_grad_(False), arguments, "Model", source_of(kind).encode())
+
+
+def _around(backbone: GraphNetwork | LinkNetwork, parameters: Parameters, flavor: str) -> Standalone:
+    """A network whose items are graphs or pairs, around the modules of its convolutions or its encoder."""
+    graphs = isinstance(backbone, GraphNetwork)
+    inner: list[Any] = list(backbone.layers) if isinstance(backbone, GraphNetwork) else [backbone.encoder]
+    if isinstance(inner[0], PlainModule):
+        raise AtollError("A module of your own inside a network of pairs cannot be exported yet; predict with atoll.")
+    parts = [standalone(one, flavor) for one in inner]
+    shape, around = backbone.shape, importlib.import_module(AROUND)
+    arguments: dict[str, Any] = {"hidden_channels": shape.hidden, "part": parts[0].arguments}
+    if isinstance(backbone, GraphNetwork):
+        arguments |= {"in_channels": shape.features, "out_channels": shape.classes, "num_layers": len(parts)}
+        arguments["readout"] = backbone.settings.readout
+    else:
+        arguments["decoder"] = backbone.settings.decoder
+    base, part = around.NetworkOfGraphs if graphs else around.NetworkOfPairs, type(parts[0].module)
+    module = type("Model", (base,), {"part": part, "__module__": AROUND})(**arguments)
+    state: Parameters = {}
+    for index, made in enumerate(parts):
+        prefix = f"layers.{index}." if graphs else "encoder."
+        state |= {prefix + key: value for key, value in made.module.state_dict().items()}
+    inside = "layers." if graphs else "encoder."
+    for key, value in parameters.items():
+        if not key.startswith(inside):
+            name = key.replace("decoder.1", "decoder.2")
+            state[name] = value.t().contiguous() if key.endswith("weight") else value.reshape(-1)
+    module.load_state_dict(state)
+    parts_of = [pieces(kind) for kind in (part, base)]
+    imports = dict.fromkeys(line for lines, _ in parts_of for line in lines)
+    bodies = [*(body for _, texts in parts_of for body in texts), f"class Model({base.__name__}):\n    part = {part.__name__}"]
+    return Standalone(module.eval().requires_grad_(False), arguments, "Model", text_of(list(imports), bodies).encode())
 
 
 def without_norm(backbone: Backbone) -> Backbone:
@@ -228,29 +268,3 @@ def _everywhere(module: nn.Module, parameters: Mapping[str, Tensor]) -> Paramete
     """The parameters by all of their names: a module may use one in several places."""
     first = {id(value): key for key, value in module.named_parameters()}
     return {key: parameters[first[id(value)]] for key, value in module.named_parameters(remove_duplicate=False)}
-
-
-def _source(kind: type[nn.Module]) -> str:
-    """A file with this class alone, there called Model: imports, what it uses of its module, and itself."""
-    whole = inspect.getsource(importlib.import_module(kind.__module__))
-    tree = ast.parse(whole)
-    defined = {node.name: node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    needed, new = set[str](), {kind.__name__}
-    while new:
-        needed |= new
-        used = {node.id for name in new for node in ast.walk(defined[name]) if isinstance(node, ast.Name)}
-        new = (used & defined.keys()) - needed
-    bodies = [ast.get_source_segment(whole, node) or "" for name, node in defined.items() if name in needed]
-    names = {node.id for name in needed for node in ast.walk(defined[name]) if isinstance(node, ast.Name)}
-    imports = [line for node in tree.body if (line := _import(node, names))]
-    text = f'"""{ABOUT}"""\n\n' + "\n".join(imports) + "\n\n\n" + "\n\n\n".join(bodies) + "\n"
-    return text.replace(kind.__name__ + "(", "Model(")
-
-
-def _import(node: ast.stmt, names: set[str]) -> str:
-    """An import without the names that are not used; "" for other statements and imports without any use."""
-    if not isinstance(node, (ast.Import, ast.ImportFrom)):
-        return ""
-    future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
-    node.names = [one for one in node.names if future or (one.asname or one.name.partition(".")[0]) in names]
-    return ast.unparse(node) if node.names else ""

@@ -13,7 +13,7 @@ import logging
 import sys
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,18 +21,19 @@ from torch import Tensor, nn
 
 from atoll.errors import AtollError
 
-Function = Callable[[Tensor, Tensor], Tensor]
+Function = Callable[..., Tensor]
+OPEN = {"x": (0, "nodes"), "edge_index": (1, "edges"), "ptr": (0, "bounds"), "pairs": (1, "pairs")}  # input → its open axis
 OPSET = 18  # the first in which ScatterElements takes a maximum, which attention needs
 
 
-def torchscript(module: nn.Module, x: Tensor, edge_index: Tensor) -> bytes:
+def torchscript(module: nn.Module, *inputs: Tensor) -> bytes:
     """The bytes of a TorchScript archive: compiled where TorchScript knows all of the module, else traced on this graph."""
     with _quiet(), _called_model(module):
         try:
             archive = _saved(torch.jit.script(module))
         except Exception:  # whatever TorchScript cannot compile or save
             try:
-                archive = _saved(torch.jit.trace(module, (x, edge_index), check_trace=False))  # type: ignore[no-untyped-call]
+                archive = _saved(torch.jit.trace(module, inputs, check_trace=False))  # type: ignore[no-untyped-call]
             except Exception as error:
                 raise _impossible("TorchScript", error) from error
     return _without_debugging(archive)
@@ -44,26 +45,26 @@ def _saved(compiled: Any) -> io.BytesIO:
     return archive
 
 
-def exported_program(module: nn.Module, x: Tensor, edge_index: Tensor) -> bytes:
+def exported_program(module: nn.Module, *inputs: Tensor) -> bytes:
     """The bytes of a torch.export archive (.pt2)."""
-    program = _program(module, x, edge_index, "torch.export")
+    program = _program(module, inputs, "torch.export")
     archive = io.BytesIO()
     with _quiet():
         torch.export.save(program, archive)
     return archive.getvalue()
 
 
-def onnx(module: nn.Module, x: Tensor, edge_index: Tensor) -> bytes:
-    """The bytes of an ONNX model with inputs `x` and `edge_index` and the output `logits`."""
+def onnx(module: nn.Module, *inputs: Tensor) -> bytes:
+    """The bytes of an ONNX model with the inputs of `names_of` and the output `logits`."""
     require("onnx", "onnxscript")
-    program = _program(module, x, edge_index, "ONNX")
+    program = _program(module, inputs, "ONNX")
     with _quiet():
         try:
             made = torch.onnx.export(
                 program,
-                (x, edge_index),
+                inputs,
                 dynamo=True,
-                input_names=["x", "edge_index"],
+                input_names=list(names_of(module)),
                 output_names=["logits"],
                 opset_version=OPSET,
                 verbose=False,
@@ -77,8 +78,9 @@ def onnx(module: nn.Module, x: Tensor, edge_index: Tensor) -> bytes:
     for function in model.functions:
         for node in function.node:
             node.ClearField("metadata_props")
+    rows = {"ptr": "graphs", "pairs": "pairs"}.get(names_of(module)[-1], "nodes")
     for value in (*model.graph.input, *model.graph.output):
-        _name_axes(value)
+        _name_axes(value, rows)
     return bytes(model.SerializeToString())
 
 
@@ -103,8 +105,9 @@ def load_onnx(data: bytes) -> Function:
 
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
 
-    def run(x: Tensor, edge_index: Tensor) -> Tensor:
-        (logits,) = session.run(["logits"], {"x": x.numpy(), "edge_index": edge_index.numpy()})
+    def run(*inputs: Tensor) -> Tensor:
+        names = [each.name for each in session.get_inputs()]
+        (logits,) = session.run(["logits"], {name: each.numpy() for name, each in zip(names, inputs, strict=True)})
         return torch.from_numpy(logits)
 
     return run
@@ -116,15 +119,20 @@ def require(*packages: str) -> None:
         raise AtollError(f"Export to ONNX needs {missing[0]}, which is not installed; run `pip install 'atoll[export]'`.")
 
 
-def _program(module: nn.Module, x: Tensor, edge_index: Tensor, target: str) -> Any:
-    """The module as a graph of torch's operators, with open numbers of nodes and edges."""
-    nodes, edges = torch.export.Dim("nodes"), torch.export.Dim("edges")
-    names = list(inspect.signature(module.forward).parameters)[:2]
+def names_of(module: nn.Module) -> tuple[str, ...]:
+    """The names of a module's inputs: `x`, `edge_index` and, where its items are graphs or pairs, `ptr` or `pairs`."""
+    third = list(inspect.signature(module.forward).parameters)[2:3]
+    return ("x", "edge_index", *(name for name in third if name in OPEN))
+
+
+def _program(module: nn.Module, inputs: Sequence[Tensor], target: str) -> Any:
+    """The module as a graph of torch's operators, with open numbers of nodes, edges and items."""
+    own = list(inspect.signature(module.forward).parameters)
+    least = {"bounds": 3}  # torch.export takes one graph for a case of its own
+    axes = [{axis: torch.export.Dim(size, min=least.get(size))} for axis, size in (OPEN[name] for name in names_of(module))]
     with _quiet():
         try:
-            program = torch.export.export(
-                module, (x, edge_index), dynamic_shapes=dict(zip(names, ({0: nodes}, {1: edges}), strict=True)), strict=False
-            )
+            program = torch.export.export(module, tuple(inputs), dynamic_shapes=dict(zip(own, axes, strict=False)), strict=False)
         except Exception as error:  # whatever torch.export cannot follow
             raise _impossible(target, error) from error
     for part in program.graph_module.modules():
@@ -134,12 +142,13 @@ def _program(module: nn.Module, x: Tensor, edge_index: Tensor, target: str) -> A
     return program
 
 
-def _name_axes(value: Any) -> None:
-    """`nodes` and `edges` instead of the exporter's names."""
+def _name_axes(value: Any, rows: str) -> None:
+    """The names of OPEN instead of the exporter's; others are of nodes, or of the items."""
     axes = value.type.tensor_type.shape.dim
     for index, axis in enumerate(axes):
         if axis.dim_param:
-            axis.dim_param = "edges" if value.name == "edge_index" and index == 1 else "nodes"
+            named, size = OPEN.get(value.name, (0, ""))
+            axis.dim_param = size if size and named == index else rows
 
 
 def _without_debugging(archive: io.BytesIO) -> bytes:
