@@ -14,10 +14,10 @@ import torch
 from atoll import algorithms, wire
 from atoll.engines import hosted as module
 from atoll.engines.host import CRASHED, OK, Host
-from atoll.engines.hosted import HostedEngine, Lost
+from atoll.engines.hosted import HostedEngine, Lost, PortableMaker
 from atoll.errors import AtollError, AtollWarning
 from atoll.runs import runner
-from atoll.runs.config import Config
+from atoll.runs.config import Config, resolve
 from atoll.runs.result import Result
 from hosts import ROUNDS_AT_ONE_SITE, DirectHosts, Divided, LosesSome, hosted, never, registered
 from small import ALGORITHMS, PARTITIONS, Recorded, on_shards, small
@@ -388,6 +388,73 @@ def test_the_model_is_there_to_be_used(tmp_path: Path) -> None:
     assert description["memory_at_sites"] is False
     predicted = result.model().evaluate()
     assert predicted.overall["accuracy"] == result.metrics["accuracy"]
+
+
+def test_a_model_that_is_sent_again_is_stored_once() -> None:
+    """The evaluation of a round and the training of the next send the same bytes: the same object, for an engine to keep."""
+    sent: list[bytes] = []
+
+    class Seen(DirectHosts):
+        """Hosts that note what all of them are sent."""
+
+        def send(self, shared: bytes, own: Mapping[int, bytes]) -> dict[int, bytes | Lost]:
+            """As always."""
+            sent.append(shared)
+            return super().send(shared, own)
+
+    with hosted() as kind:
+        kind.hosts = Seen
+        runner.run(over(small("fedavg", rounds=3), 2))
+    models = [shared for shared in sent if "common" in wire.decode(shared)]
+    fits, evaluations = models[::2], models[1::2]
+    assert len(fits) == len(evaluations) == 3
+    assert all(fit is evaluation for fit, evaluation in zip(fits[1:], evaluations[:-1], strict=True))
+    assert len({id(fit) for fit in fits}) == 3
+
+
+@pytest.mark.parametrize(("spare", "meanwhile"), [(0, 3), (1, 1), (8, 3)])
+def test_the_server_leaves_the_cores_to_the_sites(spare: int, meanwhile: int) -> None:
+    """Where they fill this machine, it has fewer threads while the run goes on, and its own again afterwards."""
+
+    class Sparing:
+        """An engine whose sites leave so many cores."""
+
+        HOSTED = True
+
+        def connect(self, make: PortableMaker, parties: int, settings: Any) -> HostedEngine:
+            """The engine of a run."""
+            return HostedEngine(make, [range(parties)], Answering(), settings, threads=3, spare=spare)
+
+    seen: list[int] = []
+
+    class Answering(DirectHosts):
+        """A host in this process."""
+
+        def send(self, shared: bytes, own: Mapping[int, bytes]) -> dict[int, bytes | Lost]:
+            """The threads of the server, which are those of the host here."""
+            seen.append(torch.get_num_threads())
+            replies = super().send(shared, own)
+            torch.set_num_threads(seen[-1])
+            return replies
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with registered("sparing", Sparing()):
+            runner.run(replace(small("fedavg", rounds=1), engine="sparing"))
+        assert set(seen) == {meanwhile}
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_address_needs_a_cluster(tmp_path: Path) -> None:
+    """An engine that would not go there refuses it, at the beginning and on resuming."""
+    with pytest.raises(AtollError, match=r"address=auto is a cluster's, but the engine is inprocess; add --engine ray, or leave"):
+        resolve("fedavg", values={"address": "auto"})
+    runner.run(small("fedavg", rounds=1), out=tmp_path / "run")
+    with pytest.raises(AtollError, match="address=auto is a cluster's, but the engine is inprocess"):
+        runner.resume(tmp_path / "run", address="auto")
 
 
 def test_a_host_never_raises() -> None:

@@ -84,25 +84,44 @@ def test_two_actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(folder.exists() for folder in files_of_ray)
 
 
-def test_waiting_for_room_is_final() -> None:
-    """An actor that does not begin in time is ended, and not waited for once more; one that has begun may take its time."""
-    killed: list[int] = []
+def fake_hosts(killed: list[int], limit: float = 0.0) -> RayHosts:
+    """Hosts over two actors, of which the second never answers."""
     fake = SimpleNamespace(
         remote=lambda kind: kind,
         put=bytes,
         get=lambda call: np.frombuffer(call, np.uint8),
-        wait=lambda calls, num_returns, timeout: ([], calls),
+        wait=lambda calls, num_returns, timeout: ([], [call for call in calls if call == b"1"]),
         kill=lambda actor, no_restart: killed.append(actor.name),
         exceptions=SimpleNamespace(RayError=RuntimeError),
     )
-    hosts = RayHosts(SimpleNamespace(ray=fake, close=lambda: None), {}, 5.0)  # type: ignore[arg-type]
+    hosts = RayHosts(SimpleNamespace(ray=fake, close=lambda: None), {}, 5.0, limit)  # type: ignore[arg-type]
     hosts.actors = {
         site: SimpleNamespace(name=site, handle=SimpleNamespace(remote=lambda *_, site=site: b"%d" % site)) for site in (0, 1)
     }
+    return hosts
+
+
+def test_waiting_for_room_is_final() -> None:
+    """An actor that does not begin in time is ended, and not waited for once more; one that has begun may take its time."""
+    killed: list[int] = []
+    hosts = fake_hosts(killed)
     hosts.ready = {0}
     replies = hosts.send(b"", {0: b"", 1: b""})
     assert replies[0] == b"0"
     assert replies[1] == Lost("it did not find room in the cluster and begin within 5 seconds", final=True)
+    assert killed == [1]
+
+
+def test_waiting_for_an_answer_has_a_limit() -> None:
+    """With `answer_timeout`, an actor that has begun and hangs is ended, and may be started again; without, it is waited for."""
+    killed: list[int] = []
+    hosts = fake_hosts(killed, limit=7.0)
+    hosts.ready = {0, 1}
+    assert hosts.send(b"", {0: b"", 1: b""}) == {0: b"0", 1: Lost("it did not answer within 7 seconds")}
+    assert (killed, hosts.ready) == ([1], {0})
+    patient = fake_hosts(killed)
+    patient.ready = {0, 1}
+    assert patient.send(b"", {0: b"", 1: b""}) == {0: b"0", 1: b"1"}
     assert killed == [1]
 
 

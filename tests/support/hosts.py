@@ -43,7 +43,7 @@ class DirectHosts:
         """Each host's answer, unless it is lost before or after it has acted."""
         replies: dict[int, bytes | Lost] = {}
         for site, data in own.items():
-            request = wire.decode(shared)
+            request = wire.decode(shared) | (wire.decode(data) if data else {})
             self.asked.append((site, request["kind"]))
             when = self.lose(site, request) if site in self.hosts else "before"
             if when == "after":

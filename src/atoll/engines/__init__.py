@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from atoll import device as devices
+from atoll.errors import AtollError
 from atoll.registry import Registry
 
 ENGINES: Registry[Any] = Registry(
@@ -36,6 +37,12 @@ def close(engine: Any) -> None:
 def server_device(engine: str, device: str) -> torch.device:
     """Where the process of the server computes; it may do without the device of parties that live in other processes."""
     return (devices.find_or_cpu if is_hosted(engine) else devices.find)(device)
+
+
+def check_address(engine: str, address: str) -> None:
+    """Refuse the address of a cluster for an engine that would not go there."""
+    if address and not is_hosted(engine):
+        raise AtollError(f"address={address} is a cluster's, but the engine is {engine}; add --engine ray, or leave address out.")
 
 
 def is_hosted(name: str) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 
 from atoll import allocator, wire
 from atoll.engines.host import CRASHED, REFUSED, Bytes, Open, as_tensor
@@ -103,17 +104,28 @@ class HostedEngine:
         hosts: The processes.
         settings: Those of the run.
         threads: Threads of torch in each process.
+        spare: Threads of torch in this process until it ends the others, where these leave it fewer than it has; 0 where they do
+            not. Threads that wait for each other take the cores from the sites.
     """
 
     def __init__(
-        self, make: PortableMaker, sites: Sequence[Sequence[int]], hosts: Hosts, settings: PlacementSettings, *, threads: int = 1
+        self,
+        make: PortableMaker,
+        sites: Sequence[Sequence[int]],
+        hosts: Hosts,
+        settings: PlacementSettings,
+        *,
+        threads: int = 1,
+        spare: int = 0,
     ) -> None:
-        self.make, self.hosts, self.settings, self.threads = make, hosts, settings, threads
+        self.make, self.hosts, self.settings, self.threads, self.spare = make, hosts, settings, threads, spare
+        self.threads_before = torch.get_num_threads()
         allocator.keep_freed_blocks()
         self.held = [HostedSite(Parties(site)) for site in sites]
         self.began = False
         self.round = self.requests = 0
         self.next_save = 0.0
+        self.common = b""  # what all sites were sent of the last message
         self.axes: dict[str, str] = {}  # of the parties' memory
         self.rows: list[dict[str, int]] = [{} for _ in sites]  # how many each site has along them
         self.predicting = True  # whether any of it makes predictions
@@ -134,12 +146,21 @@ class HostedEngine:
         addressed[message.parties.numbers] = True
         local = {index: site.parties.numbers[addressed[site.parties.numbers]] for index, site in enumerate(self.held)}
         asked = {index: message.select(Parties(numbers)) for index, numbers in local.items() if len(numbers)}
-        own = {index: encoded({"parties": as_tensor(part.parties), "each": part.each}) for index, part in asked.items()}
-        replies = self._exchange(encoded(_common(message)), own, log=True)
+        call = {"kind": "ask", **{name: getattr(message, name) for name in ("verb", "round", "call", "training")}}
+        own = {index: encoded({**call, "parties": as_tensor(part.parties), "each": part.each}) for index, part in asked.items()}
+        replies = self._exchange(self._common(message), own, log=True)
         results: list[Answer | Failure] = []
         for index, part in asked.items():
             results += self._results(part, replies[index])
         return results
+
+    def _common(self, message: Message) -> bytes:
+        """What all sites are sent of a message; the same object where it is what they were sent last, which is kept once."""
+        secure = {} if message.secure is None else {"secure": message.secure}
+        common = encoded({"common": message.common, **secure})
+        if common != self.common:
+            self.common = common
+        return self.common
 
     def _results(self, message: Message, reply: Reply | Lost) -> list[Answer | Failure]:
         if isinstance(reply, Lost):
@@ -183,12 +204,16 @@ class HostedEngine:
     def close(self) -> None:
         """End all processes."""
         self.hosts.close()
+        if self.began and self.spare:
+            torch.set_num_threads(self.threads_before)
 
     def _begin(self) -> None:
         """Start all sites, if they are not: not before there is something to do, so that bad settings are refused first."""
         if self.began:
             return
         self.began = True
+        if self.spare:
+            torch.set_num_threads(min(self.spare, self.threads_before))
         for index in range(len(self.held)):
             self.hosts.start(index, self.make.open)
         for index, reply in self._exchange(BEGIN, {index: self._document(index) for index in range(len(self.held))}).items():
@@ -276,7 +301,7 @@ class HostedEngine:
 
     def _save_if_due(self) -> None:
         """Between rounds: save the parties' memory now and then, so that little has to be repeated where a site is lost."""
-        common = {number: len(shared) for site in self.held for number, shared, _ in site.log}
+        common = {id(shared): len(shared) for site in self.held for _, shared, _ in site.log}
         size = sum(common.values()) + sum(len(data) for site in self.held for _, _, data in site.log)
         if size > MAX_LOG_BYTES or (size and time.perf_counter() > self.next_save):
             self._save()
@@ -298,13 +323,6 @@ class HostedEngine:
 def encoded(payload: Fields) -> bytes:
     """Fields as bytes; rows that share memory are written once."""
     return wire.encode(payload, compact=True)
-
-
-def _common(message: Message) -> Fields:
-    """What all sites are sent of a message."""
-    call = {name: getattr(message, name) for name in ("verb", "round", "call", "training")}
-    secure = {} if message.secure is None else {"secure": message.secure}
-    return {"kind": "ask", **call, "common": message.common, **secure}
 
 
 BEGIN, STATE, TRAINED, RESTORE = (encoded({"kind": kind}) for kind in ("begin", "state", "trained", "restore"))

@@ -7,7 +7,7 @@ message. The rest is in `engines.hosted` and `engines.host`.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +20,7 @@ from atoll.errors import AtollError
 from atoll.parties import divide_evenly
 
 HOSTED = True
+MIN_STORED_BYTES = 100_000  # shorter answers travel with their call; Ray stores longer ones, and then copies all but arrays
 
 
 class RaySettings(inprocess.PlacementSettings, Protocol):
@@ -30,6 +31,7 @@ class RaySettings(inprocess.PlacementSettings, Protocol):
     cpus_per_site: float
     gpus_per_site: float
     timeout: float
+    answer_timeout: float
 
 
 def connect(make: PortableMaker, parties: int, settings: RaySettings) -> HostedEngine:
@@ -51,8 +53,9 @@ def connect(make: PortableMaker, parties: int, settings: RaySettings) -> HostedE
                 f"The Ray cluster has {cluster.described()}, room for {room} of the {sites} sites with {each}; "
                 "lower sites or what each reserves, or add nodes."
             )
-        hosts = RayHosts(cluster, {"num_cpus": cpus, "num_gpus": gpus}, settings.timeout)
-        return HostedEngine(make, divide_evenly(parties, sites), hosts, settings, threads=max(1, int(cpus)))
+        hosts = RayHosts(cluster, {"num_cpus": cpus, "num_gpus": gpus}, settings.timeout, settings.answer_timeout)
+        spare = max(1, int(cluster.cpus - sites * cpus)) if cluster.here_alone else 0
+        return HostedEngine(make, divide_evenly(parties, sites), hosts, settings, threads=max(1, int(cpus)), spare=spare)
     except BaseException:
         cluster.close()
         raise
@@ -65,14 +68,16 @@ class RayHosts:
         cluster: Where they live.
         resources: What each reserves: `num_cpus` and `num_gpus`.
         patience: Seconds that an actor may take to find room and begin.
+        limit: Seconds that it may take to answer after that; 0: any.
     """
 
-    def __init__(self, cluster: RayCluster, resources: Mapping[str, float], patience: float) -> None:
-        self.cluster, self.ray, self.patience = cluster, cluster.ray, patience
+    def __init__(self, cluster: RayCluster, resources: Mapping[str, float], patience: float, limit: float = 0.0) -> None:
+        self.cluster, self.ray, self.patience, self.limit = cluster, cluster.ray, patience, limit
         # an actor that dies is not started again by Ray, which knows nothing of its memory
         self.options: dict[str, Any] = {**resources, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
         self.kind = self.ray.remote(SiteActor)
         self.actors: dict[int, Any] = {}
+        self.shared, self.stored = b"", self.ray.put(b"")  # what all sites were sent last: often they are sent it again
         self.ready: set[int] = set()  # sites that have answered since they were started
         self.end = weakref.finalize(self, cluster.close)  # also where nobody calls `close`
 
@@ -83,24 +88,32 @@ class RayHosts:
 
     def send(self, shared: bytes, own: Mapping[int, bytes]) -> dict[int, Bytes | Lost]:
         """One call of each actor, all at the same time."""
-        stored = self.ray.put(_array(shared))
-        calls = {site: self.actors[site].handle.remote(stored, _array(data)) for site, data in own.items()}
-        fresh = [call for site, call in calls.items() if site not in self.ready]
-        late = set(self.ray.wait(fresh, num_returns=len(fresh), timeout=self.patience)[1]) if fresh else set()
-        replies: dict[int, Bytes | Lost] = {}
+        if shared is not self.shared:
+            self.shared, self.stored = shared, self.ray.put(_array(shared))
+        calls = {site: self.actors[site].handle.remote(self.stored, data) for site, data in own.items()}
+        fresh = calls.keys() - self.ready
+        where = f"it did not find room in the cluster and begin within {self.patience:g} seconds"
+        replies: dict[int, Bytes | Lost] = dict.fromkeys(self._late(calls, fresh, self.patience), Lost(where, final=True))
+        slow = Lost(f"it did not answer within {self.limit:g} seconds")
+        replies |= dict.fromkeys(self._late(calls, calls.keys() - fresh, self.limit), slow)
         for site, call in calls.items():
-            if call in late:
-                replies[site] = Lost(
-                    f"it did not find room in the cluster and begin within {self.patience:g} seconds", final=True
-                )
+            if site in replies:
                 self._kill(site)
                 continue
             try:
-                replies[site] = self.ray.get(call).data
+                answer = self.ray.get(call)
+                replies[site] = answer if isinstance(answer, bytes) else answer.data
                 self.ready.add(site)
             except self.ray.exceptions.RayError as error:
                 replies[site] = Lost(_reason(error))
         return replies
+
+    def _late(self, calls: Mapping[int, Any], sites: Collection[int], seconds: float) -> list[int]:
+        """Those of some sites that have not answered after so many seconds; with 0, whenever that is, none."""
+        asked = {calls[site]: site for site in sites}
+        if not asked or not seconds:
+            return []
+        return [asked[call] for call in self.ray.wait(list(asked), num_returns=len(asked), timeout=seconds)[1]]
 
     def close(self) -> None:
         """End all actors, and leave the cluster."""
@@ -121,9 +134,10 @@ class SiteActor:
     def __init__(self, open: Open) -> None:
         self.host = Host(open)
 
-    def handle(self, shared: Any, own: Any) -> Any:
-        """What the host answers, as an array of bytes."""
-        return _array(self.host.handle(shared.data, own.data))
+    def handle(self, shared: Any, own: bytes) -> Any:
+        """What the host answers: bytes or, where it is long, an array of bytes."""
+        answer = self.host.handle(shared.data, own)
+        return answer if len(answer) < MIN_STORED_BYTES else _array(answer)
 
 
 def _array(data: bytes) -> Any:

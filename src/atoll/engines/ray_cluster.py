@@ -72,11 +72,21 @@ class RayCluster:
         """How many sites that need these CPUs and GPUs each fit on the nodes."""
         return sum(_fitting(node, cpus, gpus) for node in self._nodes())
 
+    @property
+    def here_alone(self) -> bool:
+        """Whether the sites can only be on this machine."""
+        return len(self._nodes()) == 1
+
+    @property
+    def cpus(self) -> float:
+        """All CPUs of the nodes."""
+        return sum(node.get("CPU", 0.0) for node in self._nodes())
+
     def described(self) -> str:
         """The nodes and what they have, in words."""
         nodes = self._nodes()
-        total = {name: sum(node.get(name, 0.0) for node in nodes) for name in ("CPU", "GPU")}
-        return f"{_count(len(nodes), 'node')} with {_count(total['CPU'], 'CPU')} and {_count(total['GPU'], 'GPU')}"
+        gpus = sum(node.get("GPU", 0.0) for node in nodes)
+        return f"{_count(len(nodes), 'node')} with {_count(self.cpus, 'CPU')} and {_count(gpus, 'GPU')}"
 
     def _nodes(self) -> list[dict[str, float]]:
         return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]

@@ -15,7 +15,7 @@ from atoll.settings import renamed
 HARMLESS = frozenset(  # these change no numbers; the data and the model to begin with have digests
     {"dataset", "device", "start_from"}
     | {f"run.{name}" for name in ("checkpoint_every", "timeout", "sites", "placement", "amnesia")}
-    | {f"run.{name}" for name in ("address", "cpus_per_site", "gpus_per_site")}
+    | {f"run.{name}" for name in ("address", "answer_timeout", "cpus_per_site", "gpus_per_site")}
 )
 ENDINGS = frozenset(("run.rounds", "run.patience", "run.target_accuracy"))  # when a run ends, not what its rounds compute
 

@@ -168,6 +168,13 @@ class RunSettings:
     gpus_per_site: float = setting(
         0.0, "Engine ray: GPUs that each site reserves; its parties compute on the run's device.", low=0, high=10**3, since="0.2"
     )
+    answer_timeout: float = setting(
+        0.0,
+        "Engine ray: seconds that a site may take to answer a message; one that takes longer is lost and started again. 0: any.",
+        low=0,
+        high=10**6,
+        since="0.2",
+    )
 
 
 def evaluated_share(text: str) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 from atoll import device as devices
 from atoll.data.script_data import ScriptData
-from atoll.engines import ENGINES, is_hosted
+from atoll.engines import ENGINES, check_address, is_hosted
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.runs import checkpoint, extension, warm_start
@@ -59,7 +59,9 @@ def resume(
     config = placed(config if device is None else replace(config, device=devices.check(device)))
     extending = any(value is not None for value in (ending or {}).values())
     config = extension.with_ending(config, ending or {})
-    config = config if address is None else replace(config, run=replace(config.run, address=address))
+    if address is not None:
+        check_address(config.engine, address)
+        config = replace(config, run=replace(config.run, address=address))
     if config.dataset == GIVEN and config.engine == "nvflare":
         raise AtollError(f"{path} is the run of a federation; start `atoll serve` again with the same --config and --out.")
     if config.dataset == GIVEN and given is None:
