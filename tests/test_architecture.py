@@ -104,3 +104,38 @@ def test_class_names_are_unique() -> None:
             if isinstance(node, ast.ClassDef):
                 where.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
     assert {name: paths for name, paths in where.items() if len(paths) > 1 and name not in ("Cohort", "Settings")} == {}
+
+
+WHOLE = {  # tests of more than one module, and what of
+    "algorithms/test_on_graphs.py": "all methods on small graphs",
+    "cli/test_shown.py": "other people's text in terminal, pages, tables and logs",
+    "deploy/test_hostile_peer.py": "a whole deployment, attacked",
+    "deploy/test_names.py": "the parties' names, from kits to reports",
+    "privacy/test_leaks.py": "what the threat model says can be read",
+    "runs/test_earlier_versions.py": "folders of earlier versions",
+    "runs/test_injected_noise.py": "training on damaged graphs, for every algorithm",
+    "runs/test_user_models.py": "runs with a user's own modules",
+    "test_architecture.py": "the source tree",
+    "test_batched_promises.py": "the promises with mini-batches",
+    "test_docs.py": "README and docs",
+    "test_extending.py": "docs/extending.md",
+    "test_facade.py": "atoll itself",
+    "test_peers.py": "benchmarks/peers.py",
+    "test_promises.py": "docs/promises.md",
+    "test_threat_model.py": "docs/threat-model.md",
+    "test_tutorial.py": "docs/tutorial.md",
+}
+
+
+def test_tests_mirror_the_source() -> None:
+    """`tests/ROOM/test_MODULE.py` or `test_MODULE_ASPECT.py` is about a module of that room, `test_ROOM.py` about all of it."""
+    tests, strays = HOME / "tests", []
+    for path in sorted(tests.rglob("test_*.py")):
+        folder = path.relative_to(tests).parent
+        words = path.stem.removeprefix("test_").split("_")
+        names = ["_".join(words[:count]) for count in range(1, len(words) + 1)]
+        room = SOURCE / folder
+        modules = {room.name, *(each.stem for each in room.iterdir() if each.is_dir() or each.suffix == ".py")}
+        if not modules.intersection(names):
+            strays.append(path.relative_to(tests).as_posix())
+    assert strays == sorted(WHOLE)

@@ -143,7 +143,7 @@ def test_known_nodes_as_new_ones_are_predicted_as_in_training(algorithm: str) ->
     trained = model.outputs().logits
     for party, graph, rows in sources(model.training_data):
         if algorithm in JOINING:
-            assert torch.isfinite(model.outputs(graph).logits).all()  # strangers; `test_joining` has more
+            assert torch.isfinite(model.outputs(graph).logits).all()  # strangers; `test_nfedgnn_joining` has more
             continue
         if algorithm in OF_ITS_OWN:
             with pytest.raises(

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_gfl_appnp import FEATURES, HIDDEN, dense_propagation, prepared
 from torch import Tensor
 
 import atoll
+from algorithms.test_gfl_appnp import FEATURES, HIDDEN, dense_propagation, prepared
 from atoll.algorithms import gfl_appnp
 from atoll.algorithms.gfl_appnp import convergence
 from atoll.cli import main

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_gfl_appnp import Naive, first_model, flat, prepared, run
 from torch import Tensor
 
+from algorithms.test_gfl_appnp import Naive, first_model, flat, prepared, run
 from atoll.algorithms.gfl_appnp.learned_propagation import Learned
 from atoll.algorithms.gfl_appnp.propagation import Propagation, coefficients
 from atoll.errors import AtollError

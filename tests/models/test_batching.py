@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from test_backbones import CASES, CLASSES, FEATURES, HIDDEN, Reference, make_graph, make_model, with_weights
+from test_backbone import CASES, CLASSES, FEATURES, HIDDEN, Reference, make_graph, make_model, with_weights
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 

@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from lying import Talk, World, value
+from test_secure import BASE, EXTRA, PARTIES, assert_sum, federation, total
+from test_secure_faults import LIAR, OTHERS, tampered
+from test_secure_sites import Crashing, config_of, crashed, over
 
 from atoll import wire
 from atoll.deploy.site import TOTALS_FILE
@@ -19,10 +23,6 @@ from atoll.federation.federation import Answer, Failure
 from atoll.privacy.masking import Call, threshold
 from atoll.privacy.opened_totals import OpenedTotals
 from atoll.runs import runner
-from privacy.lying import Talk, World, value
-from privacy.test_secure import BASE, EXTRA, PARTIES, assert_sum, federation, total
-from privacy.test_secure_faults import LIAR, OTHERS, tampered
-from privacy.test_secure_sites import Crashing, config_of, crashed, over
 from small import Wrapper, small
 
 APART = [[party] for party in range(PARTIES)]
