@@ -1,4 +1,4 @@
-"""What might bring rounds nearer to the limit, measured alone: half-precision tables, Â·X made once, unused columns, dropout.
+"""What might bring rounds nearer to the limit, measured alone: half precision, Â·X made once, unused columns, dropout, pages.
 
 One thread, seconds of the processor, the fastest of some turns. `python -m benchmarks candidates`; docs/benchmarks.md draws the
 conclusions.
@@ -10,7 +10,10 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import ctypes
 import warnings
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,7 @@ from benchmarks.roofline import begun, fastest
 
 warnings.filterwarnings("ignore")
 
+HUGE_PAGE = 2 << 20
 GRAPHS = {"pubmed": "fedspray_pubmed", "physics": "fedspray_physics"}
 DENSE = {"nodes": 34_000, "degree": 14.1, "features": 128, "classes": 40, "train": 0.54, "val": 0.18, "test": 0.28}
 NETWORK = {"model": "gcn", "hidden": 256, "layers": 2, "epochs": 1, "patience": 0, "split": "random"}
@@ -107,9 +111,28 @@ def cut_out(count: int = 777_000) -> list[dict[str, object]]:
     return [{"cut out of": count, **{f"{name}, ms": 1e3 * fastest(way) for name, way in ways.items()}}]
 
 
+def pages(reads: int = 10_000_000, sizes: Sequence[int] = (1_000_000, 4_000_000, 10_000_000)) -> list[dict[str, object]]:
+    """Rows of 16 numbers gathered from tables of several sizes, on pages of 4 kB and, where the system has them, of 2 MB."""
+    indptr, weights = torch.arange(0, reads + 1, 10, dtype=torch.int32), torch.rand(reads)
+    rows: list[dict[str, object]] = []
+    for size in sizes:
+        columns = torch.randint(0, size, (reads,), dtype=torch.int32)
+        row: dict[str, object] = {"rows of 64 bytes": size}
+        shape = (len(indptr) - 1, size)
+        matrix = torch.sparse_csr_tensor(indptr, columns, weights, size=shape, check_invariants=False)
+        for name, advice in (("4 kB pages, GB/s", 15), ("2 MB pages, GB/s", 14)):  # MADV_NOHUGEPAGE, MADV_HUGEPAGE
+            table = torch.empty(size, 16)
+            start, end = -(-table.data_ptr() // HUGE_PAGE) * HUGE_PAGE, (table.data_ptr() + table.nbytes) // HUGE_PAGE * HUGE_PAGE
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
+            table.fill_(1)
+            row[name] = 64e-9 * reads / fastest(partial(multiply, matrix, table))
+        rows.append(row)
+    return rows
+
+
 def main() -> None:
     """Prints its tables."""
-    for rows in (halves(), propagated(), used(), cut_out()):
+    for rows in (halves(), propagated(), used(), cut_out(), pages()):
         for row in rows:
             print(*(f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}" for name, value in row.items()))
 
