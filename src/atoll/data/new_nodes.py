@@ -50,6 +50,7 @@ class InputForm:
     normalize: bool = False  # each row divided by its sum
     edge_weights: bool = False  # whether edges had weights in training
     target: str = CLASS  # what of the new nodes may be known: their class, labels or values
+    links: bool = False  # whether items are pairs: labels are not read, a split of the edges is
     at_sites: bool = False  # whether only the sites know the columns and their encoding
 
 
@@ -153,6 +154,8 @@ def _with_columns(graph: Graph, columns: tuple[str, ...]) -> Graph:
 
 def _with_model_classes(graph: Graph, form: InputForm, where: str) -> Graph:
     """The graph with the model's classes; those that its data names are matched by name."""
+    if form.links:
+        return replace(graph, y=torch.full_like(graph.ids, -1), num_classes=form.num_classes, class_names=form.class_names)
     if form.target != CLASS:
         return with_model_targets(graph, form.class_names, form.num_classes, where)
     if graph.class_names is not None and form.class_names is not None:
@@ -209,6 +212,7 @@ def _tables_of(data: Any, kind: str, form: InputForm) -> NewTables:
 def _read_tables(tables: NewTables, form: InputForm, context: Context | None) -> NewNodes:
     """The new nodes of tables, and their context."""
     from atoll.data.columns import typed_table
+    from atoll.data.table_edge_splits import edge_roles
     from atoll.data.table_files import RESERVED, TableFile
     from atoll.data.table_weights import weight_column, weights_of
     from atoll.data.tables import features_of, index_of, is_plain, node_ids, splits_of
@@ -217,7 +221,9 @@ def _read_tables(tables: NewTables, form: InputForm, context: Context | None) ->
     if len(nodes.frame) == 0:
         raise AtollError(f"{nodes.path} has no nodes; give at least one row.")
     ids = node_ids(nodes)
-    if form.target == CLASS:
+    if form.links:
+        y, targets = np.full(len(ids), -1, np.int64), None
+    elif form.target == CLASS:
         y, targets = _labels(nodes, form), None
     else:
         y, targets = known_targets(nodes, form.target, form.class_names, form.num_classes)
@@ -251,7 +257,7 @@ def _read_tables(tables: NewTables, form: InputForm, context: Context | None) ->
         x.astype(np.float32),
         ends[:, inner],
         y,
-        splits_of(nodes, y, form.target),
+        None if form.links else splits_of(nodes, y, form.target),
         where=str(where),
         directed=form.directed,
         num_classes=form.num_classes,
@@ -261,6 +267,8 @@ def _read_tables(tables: NewTables, form: InputForm, context: Context | None) ->
         edge_weight=None if weights is None else weights[inner],
     )
     graph = replace(graph, node_names=np.asarray(ids, dtype=object), y_columns=targets)
+    if form.links and edges is not None:
+        graph = replace(graph, edge_split=edge_roles(edges, ends, graph))
     if table is not None:
         graph = replace(graph, x=torch.empty(len(y), 0), table=table)
     graph = fitted(graph, form, str(nodes.path))

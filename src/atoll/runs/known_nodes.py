@@ -76,6 +76,19 @@ def _repeated(names: NDArray[np.str_]) -> str:
     return str(different[counts > 1][0]) if (counts > 1).any() else ""
 
 
+def own_party(model: TrainedModel, party: str | int | None) -> int:
+    """The number of the one party that a site's model is of, which `party` may name."""
+    numbers = list(model.own_numbers or ())
+    if len(numbers) != 1:
+        raise AtollError(
+            f"This is the model of a simulated site with {len(numbers)} parties; predict with the folder of the run."
+        )
+    (number,) = numbers
+    if party is not None and model.party_number(party) != number:
+        raise AtollError(f"This is the model of the party {party_name(model, number)}, not of {party}; predict at its own site.")
+    return number
+
+
 def party_name(model: TrainedModel, number: int) -> str:
     """What a party is called: its name, or its number as text."""
     return model.names[number] if number < len(model.names) else str(number)

@@ -23,7 +23,7 @@ from atoll.runs.data_task import level_of
 from atoll.runs.experiment import extent_of, schema_of
 from atoll.runs.given_pairs import read_pairs, with_given_pairs
 from atoll.runs.inference import Nodes, infer, require_shared_model
-from atoll.runs.known_nodes import party_name, site_context, training_context
+from atoll.runs.known_nodes import own_party, party_name, site_context, training_context
 from atoll.runs.outputs import Outputs, joined
 from atoll.runs.predicted_graphs import of_new_graphs
 from atoll.tasks import LINK_TASK
@@ -139,15 +139,7 @@ def _new_rows(outputs: Outputs, count: int) -> Outputs:
 
 def _at_site(model: TrainedModel, source: Any, party: str | int | None, known: Any) -> Outputs:
     """At a site: its own party's model; the training data is recognized and has its split."""
-    about = model.description
-    numbers = list(model.own_numbers or ())
-    if len(numbers) != 1:
-        raise AtollError(
-            f"This is the model of a simulated site with {len(numbers)} parties; predict with the folder of the run."
-        )
-    (number,) = numbers
-    if party is not None and model.party_number(party) != number:
-        raise AtollError(f"This is the model of the party {party_name(model, number)}, not of {party}; predict at its own site.")
+    about, number = model.description, own_party(model, party)
     vertical = about["scenario"] == "vertical"
     if vertical and model.files.arguments:
         raise AtollError(

@@ -19,7 +19,7 @@ from atoll.data.script_data import ScriptData
 from atoll.errors import AtollError, AtollWarning, suggest
 from atoll.federation.messages import Schema
 from atoll.graphs.graph import Graph
-from atoll.runs import inference, outputs, predicted_nodes, target_outputs
+from atoll.runs import inference, outputs, predicted_nodes, site_links, target_outputs
 from atoll.runs.config import GIVEN, Config
 from atoll.runs.described_config import described
 from atoll.runs.evaluation import Evaluation, judge
@@ -120,6 +120,8 @@ class TrainedModel:
         pairs: Any = None,
     ) -> outputs.Outputs:
         """The same as `predict`, before it becomes a table: the nodes as a graph, logits, parties."""
+        if self.own_numbers is not None and self.task.name == LINK_TASK and data is not None:
+            return site_links.at_site(self, data, party, known, pairs)
         if pairs is not None:
             if data is not None or known is not None or join is not None:
                 raise AtollError("--pairs names nodes of the training data; leave --data, --known and --join out.")
@@ -220,6 +222,7 @@ class TrainedModel:
             "normalize": bool(getattr(data, "normalize_features", False)),
             "edge_weights": bool(about.get("edge_weights", False)),
             "target": getattr(data, "target", "class"),
+            "links": self.task.name == LINK_TASK,
             "at_sites": self._across_sites and about.get("columns") is None,
         }
         return InputForm(**(expected | changes))
