@@ -48,7 +48,7 @@ class Evaluation:
         >>> import atoll
         >>> result = atoll.run("fedavg", dataset="csbm", parties=2, rounds=3, nodes=200)
         >>> sorted(result.detail)[:4]
-        ['by_class', 'calibration', 'classes', 'confusion']
+        ['averaged', 'by_class', 'calibration', 'classes']
     """
 
     classes: tuple[str, ...]
