@@ -114,6 +114,7 @@ WHOLE = {  # tests of more than one module, and what of
     "privacy/test_leaks.py": "what the threat model says can be read",
     "runs/test_earlier_versions.py": "folders of earlier versions",
     "runs/test_injected_noise.py": "training on damaged graphs, for every algorithm",
+    "runs/test_item_exports.py": "exports of models of graphs and links, in all formats",
     "runs/test_user_models.py": "runs with a user's own modules",
     "test_architecture.py": "the source tree",
     "test_batched_promises.py": "the promises with mini-batches",
