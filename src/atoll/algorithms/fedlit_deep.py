@@ -13,6 +13,7 @@ it cannot align sums, which is why its verbs cannot be asked under secure aggreg
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -26,20 +27,24 @@ from atoll.federation.declarations import COUNTS, WEIGHT, Case, real, whole
 from atoll.federation.federation import Federation
 from atoll.federation.first_model import embedding_width
 from atoll.federation.local_training import LocalTraining
+from atoll.graphs import minibatch
 from atoll.graphs.graph import Graph
 from atoll.graphs.links import best_matching
+from atoll.graphs.minibatch import MiniBatch
+from atoll.graphs.neighbors import Ints
 from atoll.models import optim
+from atoll.models.batching import fan_outs
 from atoll.models.parameters import Parameters, get_parameters
 from atoll.models.relational import RelationalModel
 from atoll.random import SERVER, Draws
-from atoll.settings import Training, setting
+from atoll.settings import BatchedTraining, setting
 
 SCENARIOS = ("horizontal", "overlapping")
 
 
 @dataclass(frozen=True)
-class Settings(Training):
-    """The shared training settings and the link types."""
+class Settings(BatchedTraining):
+    """The shared training settings, mini-batches and the link types."""
 
     link_types: int = setting(
         2, "Number of latent link types, each with its own channel (K); 1 is FedAvg.", low=1, high=1000, was="types"
@@ -65,7 +70,6 @@ class Cohort(LocalTraining):
     """Parties that cluster their links and train one channel per type."""
 
     one_graph = "its types of links are those of one graph"
-    whole_graph = "types are found among all links of a party"
     no_backbone = "its network has one channel per type of links, and the types are clusters that it finds in each graph"
     settings: Settings
 
@@ -105,8 +109,27 @@ class Cohort(LocalTraining):
         counts = self.links.count(types, s.link_types)
         return {"model": self.channels.parameters(), "centres": centers, "links": counts, "nodes": self.weights}
 
+    @property
+    def hops(self) -> int | None:
+        """Those of a channel."""
+        return self.channels.backbone.hops
+
+    def epoch(self, draws: Draws) -> Iterator[Graph]:
+        """The whole graph, or mini-batches, whose neighbors each channel samples among the links of its type."""
+        s = self.settings
+        if not self.batched:
+            return super().epoch(draws)
+        self.sampling, self.fan_outs = draws.repeated(s.link_types), fan_outs(s, self.hops)
+        return minibatch.epoch(self.graph, s.batch_size, [], s.sampler, draws)
+
+    def sample(self, copies: Graph, rows: Ints) -> MiniBatch:
+        """Some of the nodes, once for every channel, with links of its type."""
+        return minibatch.batch_of(copies, rows, self.fan_outs, self.settings.sampler, self.sampling)
+
     def objective(self, batch: Graph, draws: Draws, types: Tensor) -> Tensor:
         """The loss of all channels together."""
+        if isinstance(batch, MiniBatch):
+            return self.task.loss(self.channels.of_batch(batch, types, self.sample, draws), batch)
         return self.task.loss(self.channels(types, draws), batch)
 
     @verb(takes={"model": CHANNELS, "centres": CENTERS}, gives=COUNTS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,14 @@ from torch.func import functional_call
 from atoll.errors import AtollError
 from atoll.graphs.graph import Graph
 from atoll.graphs.links import TypedCopies, touched
+from atoll.graphs.minibatch import MiniBatch
+from atoll.graphs.neighbors import Ints
 from atoll.models.backbone import Backbone
 from atoll.models.layers import Dense, SAGELayer
 from atoll.models.parameters import Parameters, set_parameters
 from atoll.random import Draws
+
+Sample = Callable[[Graph, Ints], MiniBatch]  # a graph and rows of it → the batch of these rows
 
 
 class RelationalModel:
@@ -31,6 +35,14 @@ class RelationalModel:
         repeated = None if draws is None else draws.repeated(self.types)
         stacked: Tensor = functional_call(self.backbone, self._stacked(), (self.nodes.linked(types), repeated))  # (N·K, C)
         return self.nodes.total @ stacked
+
+    def of_batch(self, batch: MiniBatch, types: Tensor, sample: Sample, draws: Draws) -> Tensor:
+        """(n, C): the same for the nodes of a mini-batch; `sample` takes a batch of its copies from their graph."""
+        copies = self.nodes.copy_of[:, batch.index]  # (K, n)
+        rows, place = copies.flatten().unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        sampled = sample(self.nodes.linked(types), rows.cpu().numpy())
+        stacked: Tensor = functional_call(self.backbone, self._stacked(), (sampled, draws.repeated(self.types)))  # (n·K, C)
+        return stacked[place.view_as(copies)].sum(0)
 
     @torch.no_grad()
     def embed_alone(self) -> Tensor:
