@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import plain
+from atoll import wire
 from atoll.algorithms import fedlit
 from atoll.errors import AtollError
 from atoll.graphs.links import LinkEnds, greedy_matching
@@ -177,3 +178,13 @@ def test_bytes() -> None:
     assert result.bytes["by_verb"]["cluster"]["up"] == 3 * (4 * 3 * 128 + 8 * 3)
     assert result.bytes["by_verb"]["fit"]["down"] == 2 * 3 * (4 * shared + 4 * 3 * (one + 128))
     assert result.bytes["by_verb"]["fit"]["up"] == 2 * 3 * (4 * shared + 4 * 3 * (one + 128) + 16 * 3 + 8)
+
+
+@pytest.mark.parametrize("model", ["gcn", "sgc", "sage"])
+def test_one_batch_with_all_neighbors_is_the_whole_graph(model: str) -> None:
+    """Also with a network that reads over more links than it has layers."""
+    values: dict[str, Any] = {"model": model, "dropout": 0.0, "epochs": 3, "rounds": 2, "optimizer": "sgd", "lr": 0.2}
+    whole = runner.run(small("fedlit", **values))
+    batched = runner.run(small("fedlit", batch_size=1000, fan_out="0", **values))
+    for (name, value), (_, other) in zip(wire.leaves(whole.state), wire.leaves(batched.state), strict=True):
+        torch.testing.assert_close(other, value, atol=1e-5, rtol=1e-5, msg=name)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import plain
+from atoll import wire
 from atoll.algorithms import fedlit_deep
 from atoll.errors import AtollError
 from atoll.runs import runner
@@ -173,3 +174,13 @@ def test_bytes(model: str, width: int) -> None:
     assert result.bytes["by_verb"]["cluster"]["up"] == 3 * (4 * 3 * width + 8 * 3)
     assert result.bytes["by_verb"]["fit"]["down"] == 2 * 3 * 4 * 3 * (channel + width)
     assert result.bytes["by_verb"]["fit"]["up"] == 2 * 3 * (4 * 3 * (channel + width) + 8 * 3 + 8)
+
+
+@pytest.mark.parametrize("model", ["gcn", "gat", "appnp"])
+def test_one_batch_with_all_neighbors_is_the_whole_graph(model: str) -> None:
+    """Also with a network that reads over more links than it has layers."""
+    values: dict[str, Any] = {"model": model, "dropout": 0.0, "epochs": 3, "rounds": 2, "optimizer": "sgd", "lr": 0.2}
+    whole = runner.run(small("fedlit_deep", **values))
+    batched = runner.run(small("fedlit_deep", batch_size=1000, fan_out="0", **values))
+    for (name, value), (_, other) in zip(wire.leaves(whole.state), wire.leaves(batched.state), strict=True):
+        torch.testing.assert_close(other, value, atol=1e-5, rtol=1e-5, msg=name)

@@ -113,7 +113,7 @@ def test_a_batch_reaches_sampled_neighbors_only(graph: Graph, sampler: str) -> N
             assert own.count(1) <= 3 * own.count(0), party
 
 
-@pytest.mark.parametrize("kind", ["normalized_adjacency", "mean_adjacency", "summed_adjacency", "given"])
+@pytest.mark.parametrize("kind", ["normalized_adjacency", "mean_adjacency", "summed_adjacency", "unlooped_adjacency", "given"])
 def test_weights_are_those_of_the_whole_graph_times_what_a_neighbor_stands_for(graph: Graph, kind: str) -> None:
     """M_ij·d_i / s_i for a sampled neighbor, M_ii for the node itself, by a loop; and M itself with all neighbors."""
     if kind == "given":  # another matrix over the same edges, which is no function of degrees

@@ -13,6 +13,7 @@ aggregation.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -26,20 +27,24 @@ from atoll.federation.declarations import COUNTS, WEIGHT, real, whole
 from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.federation import Federation
 from atoll.federation.local_training import LocalTraining
+from atoll.graphs import minibatch
 from atoll.graphs.graph import Graph
 from atoll.graphs.links import LinkEnds, greedy_matching
+from atoll.graphs.minibatch import MiniBatch
+from atoll.graphs.neighbors import Ints
 from atoll.models import optim
+from atoll.models.batching import fan_outs
 from atoll.models.parameters import Parameters, get_parameters, scale, weighted
 from atoll.models.relational import Branch, BranchedModel, SharedLayers
 from atoll.random import SERVER, Draws
-from atoll.settings import Training, setting
+from atoll.settings import BatchedTraining, setting
 
 SCENARIOS = ("horizontal", "overlapping")
 
 
 @dataclass(frozen=True)
-class Settings(Training):
-    """The shared training settings and the link types; `model` names the convolutions of the branches."""
+class Settings(BatchedTraining):
+    """The shared training settings, mini-batches and the link types; `model` names the convolutions of the branches."""
 
     link_types: int = setting(2, "Number of latent link types, each with its own branch (K).", low=1, high=1000)
     em_steps: int = setting(1, "E and M steps on the link types per epoch.", low=1, high=10**5)
@@ -69,7 +74,6 @@ class Cohort(LocalTraining):
     """Parties that cluster their links and train a branch per type between layers that all types share."""
 
     one_graph = "its types of links are those of one graph"
-    whole_graph = "types are found among all links of a party"
     no_backbone = "its network has one branch per type of links, and the types are clusters that it finds in each graph"
     settings: Settings
 
@@ -119,12 +123,39 @@ class Cohort(LocalTraining):
             "nodes": self.weights,
         }
 
+    @property
+    def hops(self) -> int | None:
+        """Those of a branch."""
+        return self.network.hops
+
+    def epoch(self, draws: Draws) -> Iterator[Graph]:
+        """The whole graph; or types for all links, then mini-batches, whose neighbors each branch samples among its links."""
+        s = self.settings
+        if not self.batched:
+            yield from super().epoch(draws)
+            return
+        self.sampling, self.fan_outs = draws.repeated(s.link_types), fan_outs(s, self.hops)
+        with torch.no_grad():
+            self.find_types(self.network.embed(self.graph))
+        yield from minibatch.epoch(self.graph, s.batch_size, [], s.sampler, draws)
+
+    def sample(self, copies: Graph, rows: Ints) -> MiniBatch:
+        """Some of the nodes, once for every branch, with links of its type."""
+        return minibatch.batch_of(copies, rows, self.fan_outs, self.settings.sampler, self.sampling)
+
+    def find_types(self, embedded: Tensor) -> None:
+        """E and M steps over all links."""
+        for _ in range(self.settings.em_steps):
+            self.types = self.links.nearest(embedded, self.centers)
+            self.centers = self.links.means(embedded, self.types, self.centers)
+
     def objective(self, batch: Graph, draws: Draws) -> Tensor:
         """E step: every link to its nearest center; M step: centers to their links' mean; then the loss with these types."""
-        embedded = self.network.embed(batch, draws, self.settings.input_dropout)
-        for _ in range(self.settings.em_steps):
-            self.types = self.links.nearest(embedded.detach(), self.centers)
-            self.centers = self.links.means(embedded.detach(), self.types, self.centers)
+        dropout = self.settings.input_dropout
+        if isinstance(batch, MiniBatch):
+            return self.task.loss(self.network.of_batch(batch, self.types, self.sample, draws, dropout), batch)
+        embedded = self.network.embed(batch, draws, dropout)
+        self.find_types(embedded.detach())
         summed = self.network.sum_branches(embedded, self.types, draws)
         return self.task.loss(self.network.classify(summed, batch), batch)
 

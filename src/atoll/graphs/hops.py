@@ -62,6 +62,11 @@ class Hop(Protocol):
         ...
 
     @property
+    def unlooped_adjacency(self) -> SparseMatrix:
+        """D_in^(-1/2)·A·D_out^(-1/2)."""
+        ...
+
+    @property
     def summed_adjacency(self) -> SparseMatrix:
         """A + I."""
         ...
@@ -191,6 +196,13 @@ class SampledHop:
         """D⁻¹·A."""
         total = self.lists.in_weight[self.rows[self.out]]
         return self._matrix(self.weights / np.repeat(np.where(total > 0, total, 1), self.counts), self.columns, self.counts)
+
+    @cached_property
+    def unlooped_adjacency(self) -> SparseMatrix:
+        """D_in^(-1/2)·A·D_out^(-1/2)."""
+        into, out_of = (np.where(total > 0, total, np.inf) ** -0.5 for total in (self.lists.in_weight, self.lists.out_weight))
+        scale = np.repeat(into[self.rows[self.out]], self.counts) * out_of[self.rows][self.columns]
+        return self._matrix(self.weights * scale, self.columns, self.counts)
 
     def attention(self, heads: int) -> Attention:
         """A square pattern over the rows that are read: those that are not computed attend to themselves only."""

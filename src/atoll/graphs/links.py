@@ -126,6 +126,8 @@ class TypedCopies:
         types_, nodes = torch.arange(types, device=graph.device), torch.arange(graph.num_nodes, device=graph.device)
         offsets = types_[:, None] * size + nodes - start
         self.copy_of = types * start + offsets  # (K, N): the row of each node's copy for each type
+        self.node_of = torch.empty(types * graph.num_nodes, dtype=torch.int64, device=graph.device)  # the inverse
+        self.node_of[self.copy_of] = nodes
         summing = _summing(self.copy_of)
         self.total = SparseMatrix(summing, device=graph.device)  # (N, N·K): adds up a node's copies
         self.each = SparseMatrix(sp.csr_array(summing.T), device=graph.device)  # (N·K, N): gives every copy what the node has

@@ -78,6 +78,11 @@ class NeighborLists:
         total = np.concatenate([[0.0], self.weight.cumsum(dtype=np.float64)])
         return np.diff(total[self.indptr])
 
+    @cached_property
+    def out_weight(self) -> Floats:
+        """(N,) the sum of the weights of the edges out of each node."""
+        return np.bincount(self.indices, self.weight, minlength=len(self.indptr) - 1).astype(np.float64)
+
     def all_of(self, rows: Ints) -> tuple[Ints, Ints]:
         """Where all neighbors of some nodes stand in `indices`, one node after the other, and how many each has."""
         counts = self.degree[rows]

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from atoll.errors import AtollError
+from atoll.graphs.blocks import Blocks
+from atoll.graphs.features import Features
 from atoll.graphs.graph import Graph
 from atoll.graphs.links import TypedCopies, touched
 from atoll.graphs.minibatch import MiniBatch
@@ -104,14 +106,17 @@ class Branch(nn.Module):
 
     def forward(self, x: Tensor, graph: Graph, draws: Draws | None, dropout: float) -> Tensor:
         """(N·K, h) → (N·K, h); zero for a node that no link of the type touches."""
-        x = self.projection(x, graph.blocks)
-        for layer in self.layers:
+        x = self.projection(x, graph.hop(0).blocks)
+        for index, layer in enumerate(self.layers):
+            hop, hops = graph.hop(index), 2 if self.linear else 1
+            if self.linear and graph.hop(1) is not hop:  # sampled
+                x, hop, hops = hop.unlooped_adjacency @ x, graph.hop(1), 1
             if isinstance(layer, SAGELayer):
-                x = layer(x, graph).relu()
+                x = layer(x, hop).relu()
             else:
-                x = layer(x, graph.blocks, graph.unlooped_adjacency, hops=2 if self.linear else 1, relu=not self.linear)
+                x = layer(x, hop.blocks, hop.unlooped_adjacency, hops=hops, relu=not self.linear)
             if draws is not None and dropout:
-                x = x * draws.keep(1 - dropout, graph.sizes, x.shape[1])
+                x = x * draws.keep(1 - dropout, hop.out_blocks.sizes, x.shape[1])
         return x * touched(graph)[:, None]
 
 
@@ -146,6 +151,29 @@ class BranchedModel:
         arguments = (self.nodes.each @ embedded, self.nodes.linked(types), repeated, self.dropout)
         out: Tensor = functional_call(self.branch, stacked, arguments)  # (N·K, h)
         return self.nodes.total @ out
+
+    @property
+    def hops(self) -> int:
+        """Over how many links a branch reads."""
+        return 2 if self.branch.linear else len(self.branch.layers)
+
+    def of_batch(self, batch: MiniBatch, types: Tensor, sample: Sample, draws: Draws, input_dropout: float = 0.0) -> Tensor:
+        """(n, C): the output for the nodes of a mini-batch; `sample` takes a batch of its copies from their graph."""
+        copies, linked, graph = self.nodes.copy_of[:, batch.index], self.nodes.linked(types), self.nodes.graph  # (K, n)
+        rows, place = copies.flatten().unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        sampled = sample(linked, rows.cpu().numpy())
+        read = sampled.index
+        if sampled.sampled is not None:
+            sampled.derived["touched"] = touched(linked)[rows]
+            read = torch.from_numpy(sampled.sampled.hop(0).rows).to(rows.device)
+        nodes, local = self.nodes.node_of[read].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        blocks = Blocks(torch.bincount(graph.party[nodes], minlength=graph.parties).tolist(), graph.device)
+        features = Features.of(graph.x[nodes] if isinstance(graph.x, Tensor) else graph.x[nodes.cpu().numpy()], blocks)
+        embedded = self.shared.input(features.dropped(input_dropout, draws) if input_dropout else features, blocks)
+        stacked = {name: value.flatten(0, 1) for name, value in self.branches.items()}
+        arguments = (embedded[local], sampled, draws.repeated(self.types), self.dropout)
+        out: Tensor = functional_call(self.branch, stacked, arguments)  # (n·K, h)
+        return self.classify(out[place.view_as(copies)].sum(0), batch)
 
     def classify(self, summed: Tensor, graph: Graph) -> Tensor:
         """(N, h) → (N, C)."""
