@@ -17,7 +17,7 @@ from atoll.engines.host import CRASHED, OK, Host
 from atoll.engines.hosted import HostedEngine, Lost, PortableMaker
 from atoll.errors import AtollError, AtollWarning
 from atoll.runs import runner
-from atoll.runs.config import Config, resolve
+from atoll.runs.config import Config
 from atoll.runs.result import Result
 from hosts import ROUNDS_AT_ONE_SITE, DirectHosts, Divided, LosesSome, hosted, never, registered
 from small import ALGORITHMS, PARTITIONS, Recorded, on_shards, small
@@ -380,6 +380,12 @@ def test_a_run_begins_with_a_trained_model(tmp_path: Path) -> None:
     assert there.start == here.start
 
 
+def test_a_site_knows_nothing_of_the_address() -> None:
+    """It makes its parties as in one process, wherever the cluster is."""
+    with hosted():
+        assert_bits(runner.run(over(small("fedavg", address="auto"), 2)), runner.run(over(small("fedavg"), 2)))
+
+
 def test_the_model_is_there_to_be_used(tmp_path: Path) -> None:
     """What the sites have trained, memory included, predicts what was reported."""
     with hosted():
@@ -451,7 +457,8 @@ def test_the_server_leaves_the_cores_to_the_sites(spare: int, meanwhile: int) ->
 def test_an_address_needs_a_cluster(tmp_path: Path) -> None:
     """An engine that would not go there refuses it, at the beginning and on resuming."""
     with pytest.raises(AtollError, match=r"address=auto is a cluster's, but the engine is inprocess; add --engine ray, or leave"):
-        resolve("fedavg", values={"address": "auto"})
+        runner.run(small("fedavg", rounds=1, address="auto"), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
     runner.run(small("fedavg", rounds=1), out=tmp_path / "run")
     with pytest.raises(AtollError, match="address=auto is a cluster's, but the engine is inprocess"):
         runner.resume(tmp_path / "run", address="auto")

@@ -20,7 +20,7 @@ from atoll.data.partition_settings import PartitionSettings
 from atoll.data.presets import PRESETS
 from atoll.data.registry import lookup
 from atoll.data.splits import SplitSettings
-from atoll.engines import ENGINES, check_address
+from atoll.engines import ENGINES
 from atoll.errors import AtollError, suggest
 from atoll.models import user
 from atoll.models.registry import find_model
@@ -158,7 +158,6 @@ def resolve(
     check_together(algorithm, built)
     require_target(built["run"], built["data"], noised=built["dp"].active)
     check_fixed(stored, built)
-    check_address(engine, built["run"].address)
     training_checks.check(algorithm, built["settings"])
     check_noise(built["dp"], grouped["dp"])
     architecture = built.pop("model", None)

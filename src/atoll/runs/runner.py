@@ -28,6 +28,7 @@ def run(
 ) -> Result:
     """Run a configuration from its first round to its last; `given` is what a script gave as an object instead of a name."""
     config = warm_start.with_digest(placed(config))
+    check_address(config.engine, config.run.address)
     if launch := getattr(ENGINES.find(config.engine), "launch", None):
         result: Result = launch(config, given, out=out, watch=watch)
         return result
