@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from atoll.algorithms.gfl_appnp.compensation import coupling, to_means, to_rows
+from atoll.algorithms.gfl_appnp.deep_explicit import DeepExplicit
 from atoll.algorithms.gfl_appnp.first_weights import FirstWeights
 from atoll.algorithms.gfl_appnp.local_steps import Trained
 from atoll.algorithms.gfl_appnp.propagation import Toward
-from atoll.algorithms.gfl_appnp.written import WrittenModels
 from atoll.deferred import Deferred
 from atoll.graphs.blocks import spans
 from atoll.graphs.features import Features
@@ -254,10 +254,8 @@ def represent(
     return reply
 
 
-def local_models(
-    trained: Trained, weights: Sequence[Tensor], gradient: Tensor | DeepMixture | None
-) -> DeepModels | WrittenModels:
+def local_models(trained: Trained, weights: Sequence[Tensor], gradient: Tensor | DeepMixture | None) -> DeepModels | DeepExplicit:
     """W_k ← W̄; written out where ∇C_k is."""
     if isinstance(gradient, Tensor):
-        return WrittenModels(trained, weights, gradient)
+        return DeepExplicit(trained, weights, gradient)
     return DeepModels(trained, weights, gradient)

@@ -1,4 +1,4 @@
-"""GFL-APPNP's local steps for an MLP of any depth whose ∇C_k was sent as numbers: the twin of what `deep` never writes out."""
+"""GFL-APPNP's local steps for an MLP of any depth with ∇C_k as it was sent, beside `deep`, which never writes it out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from atoll.algorithms.gfl_appnp.local_steps import Trained
 
 
-class WrittenModels:
+class DeepExplicit:
     """The parties' own models for ∇C_k as it was sent."""
 
     def __init__(self, trained: Trained, weights: Sequence[Tensor], gradient: Tensor) -> None:
