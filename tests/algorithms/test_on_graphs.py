@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import atoll
 import plain
 from atoll.algorithms.gcfl.clusters import min_cut, time_warping
 from atoll.federation.fields import concatenate
@@ -372,3 +373,13 @@ def test_centralized_has_all_graphs() -> None:
     experiment = runner.prepare(small_graphs("centralized", "nci1"))
     assert experiment.party_data.parts.parties == 1
     assert len(experiment.party_data.parts.y) == 60
+
+
+def test_a_comparison_shows_the_maximum_over_test_accuracies_beside() -> None:
+    """What GCFL's authors report is a sentence below the table, of the last round; no other method has one."""
+    comparison = atoll.compare("fedavg,gcfl", dataset="chem", seeds=1, rounds=1, hidden=8)
+    *_, before, said = str(comparison).splitlines()
+    assert before.startswith("gcfl ")
+    highest = comparison.results["gcfl"][0].last["max_cached_accuracy"]
+    assert said.startswith(f"gcfl: {100 * highest:.2f} is the mean of each party's highest test accuracy")
+    assert said.endswith("nothing is selected by it.")

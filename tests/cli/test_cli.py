@@ -135,6 +135,8 @@ def test_lists_and_help(call) -> None:
     assert all(f"\n  {name} " in shown for name in algorithms.names())
     few = call("algorithms", "--scenario", "overlapping", "--task", "link-prediction")[1]
     assert ("\n  moon " in few, "\n  fedgta " in few, "\n  glasu " in few) == (True, False, False)
+    few = call("algorithms", "--task", "graph-regression")[1]  # only what a run would take
+    assert ("\n  gcfl " in few, "\n  fedproto " in few, "\n  fedlit " in few, "\n  fedbn " in few) == (True, False, False, False)
     shown = call("algorithms", "fedavg")[1]
     assert "keep_optimizer" in shown
     assert "Learning rate." in shown

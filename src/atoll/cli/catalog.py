@@ -36,6 +36,7 @@ def _listed(scenario: str | None, task: str | None) -> dict[tuple[tuple[str, ...
     """The algorithms by the scenarios and the tasks that they are for; with a scenario or a task, only those for it."""
     from atoll import algorithms
     from atoll.errors import AtollError, suggest
+    from atoll.runs.data_task import tasks_of
     from atoll.tasks import TASKS
 
     if scenario is not None and scenario not in algorithms.SCENARIOS:
@@ -46,7 +47,7 @@ def _listed(scenario: str | None, task: str | None) -> dict[tuple[tuple[str, ...
     for name in algorithms.names():
         module = algorithms.find(name)
         scenarios = tuple(each for each in algorithms.SCENARIOS if each in module.SCENARIOS)
-        tasks = tuple(getattr(module, "TASKS", TASKS.names()))
+        tasks = tasks_of(name)
         if scenario in (None, *scenarios) and task in (None, *tasks):
             groups.setdefault((scenarios, tasks), []).append(name)
     order = {each: place for place, each in enumerate(algorithms.SCENARIOS)}

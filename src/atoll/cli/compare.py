@@ -183,11 +183,13 @@ def _run(
 def _show(comparison: Comparison) -> None:
     from atoll.cli.console import comparison_table, difference_table, show, tuned_table
     from atoll.cli.console import out as console
-    from atoll.runs.comparison_text import comparison_title
+    from atoll.runs.comparison_text import beside, comparison_title
 
     for note in comparison.notes:
         console.print(note)
     show(comparison_table(comparison.summary(), comparison_title(comparison)))
+    for sentence in beside(comparison):
+        console.print(sentence, soft_wrap=True)
     if comparison.tuned:
         show(tuned_table(comparison.tuned))
     differences = comparison.differences()

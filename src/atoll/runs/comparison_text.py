@@ -13,6 +13,8 @@ from atoll.runs.protocol import described_rows
 from atoll.runs.result import Result
 from atoll.runs.scores import score_of, selected_metric
 
+MAXIMUM = "max_cached_accuracy"  # GCFL's of graphs: chosen by test accuracy
+
 if TYPE_CHECKING:
     from atoll.runs.comparison import Comparison
 
@@ -90,4 +92,19 @@ def comparison_text(comparison: Comparison) -> str:
         ).rstrip()
         for row in cells
     ]
-    return "\n".join([comparison_title(comparison), "", *lines])
+    return "\n".join([comparison_title(comparison), "", *lines, *beside(comparison)])
+
+
+def beside(comparison: Comparison) -> list[str]:
+    """What authors report and nothing is selected by, in one sentence for each row that has it."""
+    said = []
+    for row, results in comparison.results.items():
+        pair = mean_std([result.last[MAXIMUM] for result in results if isinstance(result.last.get(MAXIMUM), float)])
+        if pair is not None:
+            mean_of, std = pair
+            text = mean_text(100 * mean_of, 100 * (math.nan if std is None else std), 2)
+            said.append(
+                f"{shown(row)}: {text} is the mean of each party's highest test accuracy ({MAXIMUM}), which its authors report; "
+                "nothing is selected by it."
+            )
+    return said

@@ -57,6 +57,14 @@ def require_whole_graphs(algorithm: str, task: str, settings: Any) -> None:
         raise AtollError(f"{algorithm} cannot train in mini-batches: {why}; leave batch_size out.")
 
 
+def tasks_of(algorithm: str) -> tuple[str, ...]:
+    """The tasks that an algorithm is for: among those it names, if any, those of its items and targets."""
+    module = algorithms.find(algorithm)
+    levels, targets = getattr(module, "LEVELS", LEVELS), getattr(module, "TARGETS", TARGETS)
+    named = getattr(module, "TASKS", TASKS.names())
+    return tuple(task for task in named if level_of(task) in levels and target_of(task) in targets)
+
+
 def require_items(dataset: str, task: str, algorithm: str) -> None:
     """Refuse a task whose items the data does not have, or that the algorithm (`LEVELS`, `TARGETS`) is not made for."""
     level, target = level_of(task), target_of(task)
