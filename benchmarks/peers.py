@@ -4,7 +4,8 @@ The work: Cora, 10 Louvain parties, a GCN of two layers with 64 hidden units, 5 
 on the processor. atoll and plain PyG take turns on the same parties. Another program runs in its own process, with the Python
 that has it, and cuts Cora by its own rule; what else it does otherwise is said in its line. Setting up is not counted.
 
-The scripts that time the others were written from their documentation and tested with a stand-in, not with the programs.
+The scripts that time the others were written from their documentation and tested with a stand-in; FedGraph's has also been
+started with FedGraph 0.2.5 (docs/benchmarks.md says how far it came).
 
 A program that is not installed here is named in a TOML file, ATOLL_PEERS=peers.toml:
 
@@ -64,10 +65,15 @@ print("{REPORT}", (time.perf_counter() - began) / rounds * 1e3)
 """
 
 FEDGRAPH = f"""
-import sys, time
-import attridict
+import os, shutil, sys, time
+import attridict, ray
 from fedgraph.federated_methods import run_fedgraph
 rounds, root = int(sys.argv[1]), sys.argv[2]
+begin = ray.init
+ray.init = lambda *args, **options: begin(address="local")  # it would join any cluster that runs on this machine
+given = os.path.join(os.environ.get("ATOLL_DATA", ""), "Cora", "raw")
+if os.path.isdir(given):  # where it would put what it downloads
+    shutil.copytree(given, os.path.join("data", "cora", "raw"))
 common = dict(dataset="cora", fedgraph_task="NC", method="FedAvg", local_step={EPOCHS}, learning_rate={LR}, n_trainer={PARTIES},
               num_layers=2, num_hops=0, gpu=False, iid_beta=10000, logdir=root, use_encryption=False, use_huggingface=False,
               saveto_huggingface=False, use_cluster=False, batch_size=-1, distribution_type="average",
