@@ -149,6 +149,10 @@ def test_the_task_is_that_of_the_cut(tmp_path: Path) -> None:
     stored = configuration.resolve("fedavg", dataset=str(tmp_path / "shards"), values={"rounds": 1})
     assert stored.run.task == "link-prediction"
     assert rows(run(stored))
+    parts = federated(stored).parts  # what `atoll partition` shows of them
+    shown = partition_statistics(parts, federated(stored).source)
+    assert [one.train for one in shown.parties] == parts.num_train.tolist()
+    assert [one.majority_homophily for one in shown.parties] == [None] * 3
     with pytest.raises(AtollError, match=r"but .* holds shards for link-prediction; leave it out"):
         configuration.resolve("fedavg", dataset=str(tmp_path / "shards"), values={"task": "node-classification"})
 

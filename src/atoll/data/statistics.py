@@ -139,8 +139,8 @@ def degree_shares(graph: Graph) -> list[dict[str, float]]:
 
 
 def node_homophily(graph: Graph) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Each node's share of labeled neighbors with its own class, and where it is defined: nowhere if the items are graphs."""
-    if graph.graph_ptr is not None:
+    """Each node's share of labeled neighbors with its own class, and where it is defined: nowhere if nodes are not the items."""
+    if not graph.of_nodes:
         return np.zeros(len(graph.y)), np.zeros(len(graph.y), bool)
     y, edges = graph.y.numpy(), graph.edge_index.numpy()
     degree, same = np.zeros(graph.num_nodes, np.int64), np.zeros(graph.num_nodes)
