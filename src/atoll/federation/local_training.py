@@ -37,11 +37,12 @@ EVALUATION_DROPOUT = "Apply dropout in evaluation, too, as FedTAD's released cod
 class LocalTraining(Cohort):
     """Parties that train the server's model on their own graphs: w_k ← w, E epochs down the objective, n_k·w_k back.
 
-    Override `objective` to train on something other than the task's loss; `load`, `output`, `hidden` and `party_models` where
-    there is more than one model; `fit` and `evaluate` where something else arrives or goes back. Settings that are read where
-    an algorithm has them: `local_steps` (instead of `epochs`), `batch_size`, `keep_optimizer`, `weighting`,
-    `evaluation_dropout`, `decay_layers`. With settings that extend `BatchedTraining` and a `batch_size`, parties train in
-    mini-batches, and evaluate in blocks of rows: `stages` is then what `output` and `hidden` are in blocks.
+    Override `objective` to train on something other than the task's loss, `pulls` to add quadratic penalties to its gradient;
+    `load`, `output`, `hidden` and `party_models` where there is more than one model; `fit` and `evaluate` where something else
+    arrives or goes back. Settings that are read where an algorithm has them: `local_steps` (instead of `epochs`), `batch_size`,
+    `keep_optimizer`, `weighting`, `evaluation_dropout`, `decay_layers`. With settings that extend `BatchedTraining` and a
+    `batch_size`, parties train in mini-batches, and evaluate in blocks of rows: `stages` is then what `output` and `hidden`
+    are in blocks.
 
     Attributes:
         model: the parties' models, (P, …); each party's own where `memory` names it.
