@@ -73,7 +73,9 @@ def cora() -> list[dict[str, Any]]:
         nonlocal plain_state
         federation.begin(number)
         latent = torch.stack([user.embed() for user in users])
-        plain_state, gradient = nfedgnn.descend(federation, plain_state | {"latent": latent}, settings, settings.regularization)
+        plain_state, gradient = nfedgnn.descend(
+            federation, plain_state | {"latent": latent}, settings, nfedgnn.laplacian(settings)
+        )
         for user, own in zip(users, gradient, strict=True):
             user.update(own)
 
