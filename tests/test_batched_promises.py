@@ -33,8 +33,9 @@ pytestmark = pytest.mark.parametrize("algorithm", BATCHED)
 
 
 def values_of(algorithm: str) -> dict[str, Any]:
-    """The settings of the runs here."""
-    return USUAL | OWN.get(algorithm, {})
+    """The settings of the runs here: of random parties one has twice as many nodes as the next, and so more batches."""
+    uneven = {"size_exponent": 1.0} if MODULES[algorithm].SCENARIOS[0] == "horizontal" else {}
+    return USUAL | uneven | OWN.get(algorithm, {})
 
 
 def batched(algorithm: str, sampler: str = "neighbors", **values: Any) -> Config:

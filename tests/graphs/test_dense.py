@@ -47,11 +47,26 @@ def test_pieces_and_the_rest_cover_all_rows(monkeypatch):
         torch.testing.assert_close(out, rows @ weight + bias, rtol=1e-5, atol=1e-4)
 
 
+def test_sums_that_underflow_have_the_sign_of_torchs():
+    """Zeros that are left of products too small for float32: equal bit for bit means their sign, too."""
+    rows, weight, _ = made(4096, 33, 64)
+    rows, weight = rows * 1e-25, weight * 1e-25
+    out = torch.empty(4096, 64)
+    dense.product_into(out, rows, weight)
+    assert (rows @ weight == 0).all()
+    assert torch.equal(out.view(torch.int32), torch.mm(rows, weight).view(torch.int32))
+
+
 def test_other_numbers_are_not_used(monkeypatch):
     """Where the trial gives other bits than torch, torch computes everything."""
     real = dense._by_onednn
+
+    def rounded(out, *arguments):
+        real(out, *arguments)
+        out.mul_(1 + 2**-20)
+
     monkeypatch.setattr(dense, "_is_faster", lambda: True)
-    monkeypatch.setattr(dense, "_by_onednn", lambda *arguments: real(*arguments) * (1 + 2**-20))
+    monkeypatch.setattr(dense, "_by_onednn", rounded)
     rows, weight, _ = made(1024, 64, 64)
     out = torch.empty(1024, 64)
     dense.product_into(out, rows, weight)

@@ -32,10 +32,18 @@ def test_sums_by_party(graph: Graph) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_batch_is_drawn_by_each_party(graph: Graph, size: int) -> None:
     """`size` training nodes of each party, all of a party that has no more; the same whether parties are alone or together."""
-    batch = masks.random_batch(graph, size, Draws(0, [0, 1, 2], "batch"))
+    draws = Draws(0, [0, 1, 2], "batch")
+    batch = masks.random_batch(graph, size, draws)
     if size == int(graph.num_train.max()):
         assert isinstance(batch, str)
         return
     assert isinstance(batch, torch.Tensor)
     assert not bool((batch & ~graph.train).any())
     assert masks.party_sums(batch.long(), graph).tolist() == graph.num_train.clamp(max=size).tolist()
+    batches = [batch, masks.random_batch(graph, size, draws)]  # the second with what the first left of the draws
+    for party in range(3):
+        alone, own = graph.select([party]), Draws(0, [party], "batch")
+        for batch in batches:
+            drawn = masks.random_batch(alone, size, own)
+            expected = alone.train if isinstance(drawn, str) else drawn
+            assert torch.equal(blocks(batch)[party], expected)

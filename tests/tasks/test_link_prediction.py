@@ -144,7 +144,7 @@ def test_a_batch_is_the_training_edges_and_as_many_other_pairs() -> None:
 
 
 def test_mini_batches_take_each_training_edge_once() -> None:
-    """Parties with fewer edges are done before the others, and take no step then."""
+    """Parties with fewer edges are done before the others, and take no step then; each draws what it draws alone."""
     parts = split_links(stack([graph_of(9, random_edges(9, count, count)) for count in (4, 20)]), SHARES, 5)
     batches = list(TASK.batches(parts, 3, Draws(1, range(2), "fit")))
     assert len(batches) == -(-int(parts.num_train[1]) // 3)
@@ -153,6 +153,11 @@ def test_mini_batches_take_each_training_edge_once() -> None:
     assert edge_set(seen) == edge_set(parts.pairs[:, parts.train])
     assert batches[-1].active is not None
     assert batches[-1].active.tolist() == [False, True]
+    assert int(parts.num_train[0]) <= 3
+    for party in range(2):
+        for one, batch in zip(TASK.batches(parts.select([party]), 3, Draws(1, [party], "fit")), batches, strict=False):
+            assert batch.pairs is not None
+            assert torch.equal(one.pairs + parts.ptr[party], batch.pairs[:, batch.owner == party])
 
 
 # metrics

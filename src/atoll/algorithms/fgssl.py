@@ -121,14 +121,14 @@ class Cohort(fedavg.Cohort):
     def compared(self, batch: Graph, draws: Draws) -> tuple[Graph, Graph, Graph, Tensor | None]:
         """The weak and the strong view; the nodes that both are of, with edges, and which of these count (None for all)."""
         s = self.settings
-        if not isinstance(batch, MiniBatch) or batch.sampled is None:
+        if not isinstance(batch, MiniBatch):
             weak, strong = (view(batch, *shares, draws) for shares in self.shares)
             return weak, strong, batch, None
-        if not self.views:
+        if not self.views:  # in an epoch's first step, which all parties take, whoever else has more batches
             self.views = [view(self.graph, *shares, draws) for shares in self.shares]
         graph: Graph = batch
         rows, counted = batch.index.cpu().numpy(), None
-        if self.distills:
+        if self.distills and batch.sampled is not None:  # clusters have edges of their own
             around = minibatch.Sampled(self.graph, rows, s.fan_out[:1], s.sampler, self.sampling)
             (graph, inside), rows = around.union, around.rows
             counted = torch.zeros_like(graph.train)

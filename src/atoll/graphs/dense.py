@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -27,10 +26,11 @@ def product_into(out: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None 
     if count >= PIECES[-1] and rows.is_cpu and rows.dtype == torch.float32 and _is_same(fan_in, fan_out):
         for size in PIECES:
             while count - start >= size:
-                out[start : start + size] = _by_onednn(rows[start : start + size], weight, bias)
+                _by_onednn(out[start : start + size], rows[start : start + size], weight, bias)
                 start += size
         if 0 < count - start < MIN_REST:
-            out[-PIECES[-1] :], start = _by_onednn(rows[-PIECES[-1] :], weight, bias), count
+            _by_onednn(out[-PIECES[-1] :], rows[-PIECES[-1] :], weight, bias)
+            start = count
     if start == count:
         return
     if start:
@@ -41,8 +41,12 @@ def product_into(out: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None 
         torch.addmm(bias, rows, weight, out=out)
 
 
-def _by_onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return cast(Tensor, torch.ops.mkldnn._linear_pointwise(rows, weight.t(), bias, "none", [], ""))
+def _by_onednn(out: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    made = torch.ops.mkldnn._linear_pointwise(rows, weight.t(), bias, "none", [], "")
+    if bias is None:
+        torch.add(made, 0.0, out=out)  # a sum that underflows from below is −0 here, 0 in MKL
+    else:
+        out.copy_(made)
 
 
 @cache
@@ -52,9 +56,11 @@ def _is_same(fan_in: int, fan_out: int) -> bool:
         return False
     draws = torch.Generator().manual_seed(0)
     rows, weight, bias = (torch.randn(*shape, generator=draws) for shape in ((PIECES[-1], fan_in), (fan_in, fan_out), (fan_out,)))
+    plain, biased = (rows.new_empty(PIECES[-1], fan_out) for _ in range(2))
     with torch.no_grad():
-        plain = torch.equal(_by_onednn(rows, weight, None), torch.mm(rows, weight))
-        return plain and torch.equal(_by_onednn(rows, weight, bias), torch.addmm(bias, rows, weight))
+        _by_onednn(plain, rows, weight, None)
+        _by_onednn(biased, rows, weight, bias)
+        return torch.equal(plain, torch.mm(rows, weight)) and torch.equal(biased, torch.addmm(bias, rows, weight))
 
 
 @cache

@@ -60,8 +60,7 @@ class LinkPrediction(NodeClassification):
         positives = party_pairs(graph)
         longest = max((pairs.shape[1] for pairs in positives), default=0)
         if 0 < size < longest:
-            orders = draws.orders([pairs.shape[1] for pairs in positives])
-            positives = [pairs[:, order.cpu()] for pairs, order in zip(positives, orders, strict=True)]
+            positives = [shuffled(pairs, size, own) for pairs, own in zip(positives, draws.generators, strict=True)]
         step = size if 0 < size < longest else longest
         for first in range(0, longest, max(step, 1)):
             yield drawn_batch(graph, [pairs[:, first : first + step] for pairs in positives], draws)
@@ -79,6 +78,12 @@ class LinkPrediction(NodeClassification):
         """AUC and average precision of each party, and its accuracy."""
         usual = {name: values for name, values in super().by_party(counts).items() if "minority" not in name}
         return link_ranking.by_party(counts) | usual
+
+
+def shuffled(pairs: Tensor, size: int, own: torch.Generator) -> Tensor:
+    """A party's pairs in random order; with no more than `size` as they are, as of a party alone: then nothing is drawn."""
+    count = pairs.shape[1]
+    return pairs[:, torch.randperm(count, generator=own)] if count > size else pairs
 
 
 def party_pairs(graph: Graph) -> list[Tensor]:

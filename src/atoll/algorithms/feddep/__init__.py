@@ -42,6 +42,7 @@ from atoll.federation.declarations import COUNTS, ROUNDING, WEIGHT, Case, Forms,
 from atoll.federation.declarations import Model as ModelForm
 from atoll.federation.federation import Federation
 from atoll.graphs.graph import Graph
+from atoll.graphs.minibatch import MiniBatch
 from atoll.models import optim
 from atoll.models.user import short_name
 from atoll.random import SERVER, Draws
@@ -181,15 +182,19 @@ class Cohort(Averaged):
     def objective(self, batch: Graph, draws: Draws, model: Fields) -> Tensor:
         """The task's loss, with some of the generated neighbors of each node."""
         if self.settings.generated_neighbors:
-            self.model.given = self.drawn(draws)
+            self.model.given = self.drawn(draws, batch.active if isinstance(batch, MiniBatch) else None)
         return super().objective(batch, draws, model)
 
-    def drawn(self, draws: Draws) -> Tensor:
-        """(N, z) the mean of some of each node's generated neighbors, each party drawing its own."""
+    def drawn(self, draws: Draws, active: Tensor | None = None) -> Tensor:
+        """(N, z) the mean of some of each node's generated neighbors, each party that takes the step drawing its own."""
         rows, share, kept = torch.cat(self.made), self.settings.generated_share, None
         if share < 1:
-            masks, _ = draws.kept_values(share, [len(part) for part in self.made])
-            kept = torch.cat([torch.from_numpy(mask) for mask in masks]).to(self.device)
+            sizes = torch.tensor([len(part) for part in self.made])
+            own = torch.ones(len(sizes), dtype=torch.bool) if active is None else active.cpu()
+            masks, _ = draws.kept_values(share, (sizes * own).tolist())
+            kept = torch.repeat_interleave(own, sizes)
+            kept[kept.clone()] = torch.cat([torch.from_numpy(mask) for mask in masks])
+            kept = kept.to(self.device)
         return mean_embeddings(self.counts, rows, kept)
 
     def trained(self) -> Fields:
