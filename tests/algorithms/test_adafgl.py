@@ -52,6 +52,13 @@ def test_the_personal_stage_begins_from_the_best_shared_model() -> None:
         assert torch.equal(value, ada.state["best"][name].expand_as(value))
 
 
+def test_without_validation_nodes_it_begins_from_the_last_shared_model() -> None:
+    """There is nothing to choose by: not from the first one, which nobody has trained."""
+    split: dict[str, Any] = {"train": 0.5, "val": 0.0, "test": 0.5, "select_by": "last"}
+    best = runner.run(small("adafgl", rounds=4, shared_rounds=3, **split)).state["best"]
+    plain.close(best, runner.run(small("fedavg", rounds=3, **split)).state["model"])
+
+
 def dense_propagation(rows: Tensor, related: Tensor, slope: Tensor, share: float, negative: str) -> Tensor:
     """The formula as it is written, with all pairs at once."""
     unit = F.normalize(torch.softmax(rows, 1), dim=1)

@@ -140,6 +140,8 @@ def test_shards_of_small_graphs(dataset: str, algorithm: str, graph_data: Path, 
     alone = federate(stored, None, SCENARIOS, held=[1]).parts
     assert same_graph(alone, data.parts.select([1]))
     assert alone.classes == data.parts.select([1]).classes
+    with pytest.raises(AtollError, match="party-1 is a shard of small graphs, which is not read alone"):
+        atoll.load(str(tmp_path / "shards" / "party-1"))
 
 
 def test_the_task_is_that_of_the_cut(tmp_path: Path) -> None:
@@ -155,6 +157,8 @@ def test_the_task_is_that_of_the_cut(tmp_path: Path) -> None:
     assert [one.majority_homophily for one in shown.parties] == [None] * 3
     with pytest.raises(AtollError, match=r"but .* holds shards for link-prediction; leave it out"):
         configuration.resolve("fedavg", dataset=str(tmp_path / "shards"), values={"task": "node-classification"})
+    with pytest.raises(AtollError, match="party-1 is a shard of pairs of nodes, which is not read alone"):
+        atoll.load(str(tmp_path / "shards" / "party-1"))
 
 
 def test_pairs_of_nodes_that_are_not_there_are_refused(tmp_path: Path) -> None:

@@ -26,6 +26,9 @@ def read_archive(
 ) -> Graph:
     """The whole graph of an `.npz`; unless `labeled`, it may have no `y`, and nothing is said about labels and features."""
     archive = open_archive(path)
+    for key, items in (("graph_ptr", "small graphs"), ("pairs", "pairs of nodes")):
+        if key in archive and "ptr" in archive:
+            raise AtollError(f"{path} is a shard of {items}, which is not read alone; give the folder of all shards, or tables.")
     targets = None if not labeled and "targets" not in archive else _targets(archive, path, target)
     if not labeled and "y" not in archive:
         archive["y"] = np.full(len(archive["x"]) if "x" in archive else len(archive.get("x_indptr", [0])) - 1, -1)

@@ -219,9 +219,10 @@ def step(federation: Federation, state: State, settings: Settings) -> State:
 
 
 def better(state: State, total: Fields) -> State:
-    """The state with the model that was just scored as the best one, if it is."""
+    """The state with the model that was just scored as the best one, if it is; without validation nodes it is the last one."""
     score = (total["score"] / total["size"].clamp(min=1)).double()
-    return state | {"best": state["model"], "score": score} if bool(score > state["score"]) else state
+    best = bool(score > state["score"]) or not bool(total["size"])
+    return state | {"best": state["model"], "score": score} if best else state
 
 
 def personal_step(federation: Federation, state: State, settings: Settings) -> State:

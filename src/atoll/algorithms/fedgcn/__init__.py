@@ -10,7 +10,8 @@ features, R nodes at borders of which a party needs the rows of M: up 4·M for t
 4·(d + 1)·M.
 Deviation: the paper's sparse sums are 4·d·M up; here every party sends R rows, zeros where it has no share: these can be masked.
 The server sees the numbers of the nodes that each party needs (their owner has edges to other parties), the sums of the rows, of
-their degrees and of how many parties fed each; then the sum of the parties' models, and of the weights.
+their degrees and of how many parties fed each; then the sum of the parties' models, and of the weights. Every party sees the
+numbers of all these nodes, not whose they are.
 Deviation: a party can subtract its own share from a row; a row that only one other party fed is left out (`min_contributors`),
 or sent with noise, as what remains is that party's, perhaps of a single node. The paper sends all rows.
 """
