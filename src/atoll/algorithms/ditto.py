@@ -98,12 +98,13 @@ class Cohort(LocalTraining):
         """The steps of both; with `choose_proximal` those of v_k each with the λ that serves the party best."""
         if not self.settings.choose_proximal:
             return super().descend(optimizers, draws, *args, **arguments)
-        model, same_draws, steps = arguments["model"], arguments["same_draws"], 0
+        model, same_draws = arguments["model"], arguments["same_draws"]
+        steps = torch.zeros(self.graph.parties, dtype=torch.int64)
         for batch in self.batches(draws):
             self.descend_chosen(batch, draws, model)
-            optim.descend(self.optimizer, self.task.loss(self.model(batch, same_draws), batch))
-            steps += 1
-        return torch.full((self.graph.parties,), steps)
+            optim.descend(self.optimizer, self.task.loss(self.model(batch, same_draws), batch), batch.active)
+            steps += 1 if batch.active is None else batch.active.long()
+        return steps
 
     def descend_chosen(self, batch: Graph, draws: Draws, model: Fields) -> None:
         """One step of v_k by each λ from the same gradient; each party keeps the one with the lowest validation loss."""
@@ -122,6 +123,8 @@ class Cohort(LocalTraining):
             losses.append(validation[:, column] / validation[:, 0].clamp(min=1))
             trials.append(trial)
         best = torch.stack(losses).argmin(0)
+        if batch.active is not None:
+            best = best.masked_fill(~batch.active, -1)  # no step
         for number, trial in enumerate(trials):
             rows = (best == number).nonzero()[:, 0]
             if len(rows):

@@ -130,7 +130,10 @@ def add_norms(layers: Iterable[nn.Module], shape: ModelShape) -> None:
 def normalized(layer: nn.Module, out: Tensor, graph: Hop, draws: Draws | None) -> Tensor:
     """What a layer gives, after its batch norm, if it has one."""
     norm = getattr(layer, "norm", None)
-    return out if norm is None else norm(out, graph.out_blocks, training=draws is not None)
+    if norm is None:
+        return out
+    normed: Tensor = norm(out, graph.out_blocks, training=draws is not None, active=getattr(graph, "active", None))
+    return normed
 
 
 class Chain(Backbone):

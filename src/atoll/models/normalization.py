@@ -26,15 +26,16 @@ class BatchNorm(nn.Module):
         self.mean = nn.Parameter(torch.zeros(parties, width), requires_grad=False)  # μ, running
         self.variance = nn.Parameter(torch.ones(parties, width), requires_grad=False)  # σ², running
 
-    def forward(self, rows: Tensor, blocks: Blocks, *, training: bool) -> Tensor:
-        """(N, h) → (N, h)."""
+    def forward(self, rows: Tensor, blocks: Blocks, *, training: bool, active: Tensor | None = None) -> Tensor:
+        """(N, h) → (N, h). `active`: (P,) which parties take the step that this is for; None for all."""
         if not training:
             scale, shift = self.folded()
             return rows * broadcast_to_rows(scale, blocks) + broadcast_to_rows(shift, blocks)
         out, mean, variance = standardize(rows, self.scale, self.shift, blocks)
         with torch.no_grad():
             counts = row_counts(blocks, rows)
-            share = MOMENTUM * (counts > 0)  # a party without rows keeps its statistics
+            counted = counts > 0 if active is None else (counts > 0) & active[:, None]
+            share = MOMENTUM * counted  # a party without rows, or that takes no step, keeps its statistics
             self.mean.lerp_(mean, share)
             self.variance.lerp_(variance * counts / (counts - 1).clamp(min=1), share)
         return out
