@@ -407,6 +407,14 @@ def test_one_batch_with_all_neighbors_is_the_whole_graph(values: dict[str, Any])
         torch.testing.assert_close(batched.state["model"][name], value, atol=1e-5, rtol=1e-5)
 
 
+def test_with_fewer_batches_outputs_before_the_last_step_are_the_partys_own() -> None:
+    """Of its own last step, not of that of a party with more batches: alone or together, it reports the same."""
+    values = {"outputs": "before", "batch_size": 4, "fan_out": "0", "pseudo_label_weight": 0.2}
+    together, apart = run(**PLAIN, **values), run(**PLAIN, **values, placement="apart")
+    for name in ("predictions", "embeddings"):
+        torch.testing.assert_close(together.state[name], apart.state[name], atol=1e-6, rtol=1e-6)
+
+
 def test_attention_over_a_pseudo_graph_is_in_clusters_or_whole() -> None:
     """Its weights cannot be sampled; clusters are trained on with their own part of the pseudo graph."""
     with pytest.raises(AtollError, match="attends over a pseudo graph, which cannot be sampled; set sampler=clusters"):

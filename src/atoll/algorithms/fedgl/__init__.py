@@ -35,7 +35,7 @@ from atoll.graphs.inference import in_blocks
 from atoll.graphs.minibatch import MiniBatch
 from atoll.models.backbone import Backbone
 from atoll.models.batching import fan_outs
-from atoll.models.parameters import get_parameters, scale, weighted
+from atoll.models.parameters import choose, get_parameters, scale, weighted
 from atoll.models.registry import find_model
 from atoll.random import Draws
 from atoll.tasks.node_classification import TASK, NodeClassification
@@ -141,7 +141,8 @@ class Cohort(LocalTraining):
             local = batch if batch.sampled or added is None else complement(batch, added, self.settings)
             pseudo = pseudo and replace(batch, y=pseudo.y[batch.index], train=pseudo.train[batch.index])
         if self.settings.outputs == "before":
-            self.previous = get_parameters(self.model, copy=True)
+            before, active = get_parameters(self.model, copy=True), batch.active if isinstance(batch, MiniBatch) else None
+            self.previous = before if active is None else choose(active, before, self.previous)  # of those who take the step
         logits = self.model(local, draws)
         loss = self.term(logits, batch)  # Eq. 4
         if pseudo is None:
