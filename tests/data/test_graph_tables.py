@@ -252,6 +252,58 @@ def test_a_list_of_pygs_graphs(target: str) -> None:
         )
 
 
+ODD = {  # what is odd about graph 5 of a list → its field, and words of the sentence; None: it is taken
+    "y is text": ({"y": "yes"}, "`y` of graph 5 is a str that is not numbers"),
+    "y is a Python number": ({"y": 1}, None),
+    "y has more entries": ({"y": torch.tensor([[1, 0]])}, "`y` has 1 entries at graph 0 and others elsewhere"),
+    "a class below -1": ({"y": torch.tensor([-2])}, "`y` holds numbers that are not classes"),
+    "edges between rows": ({"edge_index": torch.tensor([[0.5], [1.0]])}, "graph 5 has an edge_index that is not two rows"),
+    "an edge to no node": ({"edge_index": torch.tensor([[0], [2]])}, "graph 5 has an edge_index that is not two rows"),
+    "an edge per row": ({"edge_index": torch.tensor([[0, 1], [1, 0], [0, 0]])}, "graph 5 has an edge_index that is not two"),
+    "no edges": ({"edge_index": torch.empty(2, 0, dtype=torch.long)}, None),
+    "loops and repeats": ({"edge_index": torch.tensor([[0, 0, 0], [0, 1, 1]])}, None),
+    "one node": ({"x": torch.ones(1, 3), "edge_index": torch.empty(2, 0, dtype=torch.long)}, None),
+    "no node": ({"x": torch.ones(0, 3), "edge_index": torch.empty(2, 0, dtype=torch.long)}, "graph 5 has no nodes"),
+    "features in one row": ({"x": torch.ones(2)}, "graph 5: the features have shape"),
+    "a feature is NaN": ({"x": torch.full((2, 3), math.nan)}, "graph 5: feature 0 of node 0 is NaN"),
+    "whole features": ({"x": torch.ones(2, 3, dtype=torch.long)}, None),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_list_with_an_odd_graph_is_taken_or_refused_with_its_number(name: str) -> None:
+    """In one sentence."""
+    pyg = pytest.importorskip("torch_geometric.data")
+    usual = {"x": torch.ones(2, 3), "edge_index": torch.tensor([[0], [1]])}
+    several = [
+        pyg.Data(**{**usual, "y": torch.tensor([number % 2]), **(ODD[name][0] if number == 5 else {})}) for number in range(12)
+    ]
+    words = ODD[name][1]
+    if words is None:
+        assert atoll.run("fedavg", dataset=several, parties=2, rounds=1, hidden=4, layers=1).rounds == 1
+    else:
+        with pytest.raises(AtollError, match=words):
+            atoll.run("fedavg", dataset=several, parties=2, rounds=1, hidden=4, layers=1)
+
+
+def test_graphs_that_nobody_has_labeled_are_refused_by_that(tmp_path: Path) -> None:
+    """Fewer parties would not help; and who brings a folder is told to label some there."""
+    pyg = pytest.importorskip("torch_geometric.data")
+    for unknown in (torch.tensor([-1]), torch.tensor([math.nan])):
+        several = [pyg.Data(x=torch.ones(2, 3), edge_index=torch.tensor([[0], [1]]), y=unknown) for _ in range(12)]
+        with pytest.raises(AtollError, match=r"None of the 12 graphs has a known label or value; give some of them one\."):
+            atoll.run("fedavg", dataset=several, parties=2, rounds=1)
+    labeled = "id,label\n" + "".join(f"g{number},{'ab'[number % 2]}\n" for number in range(6))
+    for name, graphs in (("north", labeled), ("south", labeled.replace(",a", ",").replace(",b", ","))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "graphs.csv").write_text(graphs)
+        (tmp_path / name / "classes.txt").write_text("a\nb\n")
+        (tmp_path / name / "nodes.csv").write_text("id,graph,x\n" + "".join(f"n{k},g{k},1\n" for k in range(6)))
+        (tmp_path / name / "edges.csv").write_text("source,target\n")
+    with pytest.raises(AtollError, match=r"Party south has 6 graphs but no known label or value of one; label some there or"):
+        atoll.run("fedavg", dataset=str(tmp_path), partition="files", rounds=1)
+
+
 @pytest.mark.parametrize("target", KINDS)
 def test_sites_with_graphs_of_their_own(target: str, tmp_path: Path) -> None:
     """The numbers of the simulation, and afterwards predictions of graphs at each site with its own layers."""

@@ -192,10 +192,13 @@ def _second(index: Ints, labels: Ints, share: float, seed: int) -> Ints:
 
 
 def _require_training(parts: Graph, names: Sequence[str]) -> None:
+    if not bool((parts.y >= 0).any()):
+        raise AtollError(f"None of the {len(parts.y)} graphs has a known label or value; give some of them one.")
     if int(parts.num_train.min()) == 0:
         party = int(parts.num_train.argmin())
         known = "training graphs" if bool((parts.y[parts.owner == party] >= 0).any()) else "known label or value of one"
+        advice = "label some there" if names else "use fewer parties, another partition"
         raise AtollError(
-            f"Party {names[party] if names else party} has {parts.items.sizes[party]} graphs but no {known}; use fewer "
-            "parties, another partition or another split."
+            f"Party {names[party] if names else party} has {parts.items.sizes[party]} graphs but no {known}; {advice} "
+            "or another split."
         )

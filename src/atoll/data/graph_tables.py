@@ -139,8 +139,10 @@ def graphs_of_pyg(
         check_features(x, x.shape[0], here)
         if x.shape[1] != (width := xs[0].shape[1] if xs else x.shape[1]):
             raise AtollError(f"{here} has {x.shape[1]} features and graph 0 has {width}; give all graphs the same.")
-        ends = torch.as_tensor(data.edge_index).cpu().numpy().astype(np.int64)
-        if ends.ndim != 2 or len(ends) != 2 or (ends.size and not 0 <= ends.min() <= ends.max() < x.shape[0]):
+        given = torch.as_tensor(data.edge_index).cpu().numpy()
+        ends = given.astype(np.int64)
+        whole = ends.ndim == 2 and len(ends) == 2 and bool((ends == given).all())
+        if not whole or (ends.size and not 0 <= ends.min() <= ends.max() < x.shape[0]):
             raise AtollError(f"{here} has an edge_index that is not two rows of its {x.shape[0]} nodes; correct it.")
         xs.append(np.asarray(x.toarray() if hasattr(x, "toarray") else x, np.float32))
         edges.append(ends + sum(sizes))
@@ -181,7 +183,19 @@ def are_graphs(dataset: Any) -> bool:
     if not several or not all(hasattr(each, "edge_index") and hasattr(each, "num_nodes") for each in several):
         return False
     told = [each for each in several if getattr(each, "y", None) is not None]  # one without is refused where it is read
+    for number, each in enumerate(several):
+        _require_numbers(getattr(each, "y", None), number)
     return all(_of_one_graph(each) for each in told) and any(each.num_nodes > 1 for each in told)
+
+
+def _require_numbers(y: Any, number: int) -> None:
+    """Refuse a `y` that no tensor can hold."""
+    try:
+        torch.as_tensor(0 if y is None else y)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise AtollError(
+            f"The dataset: `y` of graph {number} is a {type(y).__name__} that is not numbers; give a tensor."
+        ) from error
 
 
 def _of_one_graph(data: Any) -> bool:
