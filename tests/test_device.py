@@ -8,7 +8,7 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -19,11 +19,12 @@ from atoll import algorithms, wire
 from atoll import device as devices
 from atoll.algorithms import fedprox
 from atoll.cli import main
+from atoll.deferred import Deferred
 from atoll.deploy import launch
 from atoll.engines.host import Host
 from atoll.errors import AtollError
-from atoll.federation.cohort import Schema
-from atoll.federation.federation import Answer
+from atoll.federation.cohort import Message, Schema
+from atoll.federation.federation import Answer, Failure
 from atoll.graphs import compressed
 from atoll.models import party_tensors
 from atoll.runs import runner
@@ -33,13 +34,15 @@ from atoll.settings import known
 from hosts import hosted
 from pretend import FUSED, NAME, Accelerator, Traffic
 from sites import DirectCarrier, remote_engine, sites_with_data
-from small import ALGORITHMS, Recorded, small
+from small import ALGORITHMS, Recorded, Wrapper, small
 from small_graphs import small_graphs, write
 from small_links import small_links
 from small_targets import small_targets
+from test_batched_promises import BATCHED, SAMPLERS, batched
 from test_promises import Broken
 
 TOLERANCE = 1e-4
+FOR_TARGETS = [name for name in ALGORITHMS if "labels" in getattr(algorithms.find(name), "TARGETS", ())]
 
 
 @pytest.fixture(autouse=True)
@@ -120,10 +123,22 @@ def test_every_method_for_links_gives_the_numbers_of_the_cpu(algorithm: str) -> 
 
 
 @pytest.mark.parametrize("target", ["labels", "values"])
-@pytest.mark.parametrize("algorithm", ["fedavg", "apfl"])
+@pytest.mark.parametrize(
+    "algorithm", [name if name in ("fedavg", "apfl") else pytest.param(name, marks=pytest.mark.full) for name in FOR_TARGETS]
+)
 def test_labels_and_values_give_the_numbers_of_the_cpu(algorithm: str, target: str) -> None:
     """Their sums and the scale of values included, also without double precision."""
     config = small_targets(algorithm, target, rounds=1)
+    assert_agree(runner.rounds(runner.prepare(config)), on_device(config)[0])
+
+
+@pytest.mark.parametrize(
+    "algorithm", [pytest.param(name, marks=pytest.mark.full) if name in ("feddep", "fedsage") else name for name in BATCHED]
+)
+def test_mini_batches_give_the_numbers_of_the_cpu(algorithm: str) -> None:
+    """Batches drawn and cut out on the CPU, by every method that has them, with a sampler of their own each."""
+    sampler = list(SAMPLERS)[BATCHED.index(algorithm) % len(SAMPLERS)]
+    config = batched(algorithm, sampler, rounds=1, epochs=1, batch_size=10)
     assert_agree(runner.rounds(runner.prepare(config)), on_device(config)[0])
 
 
@@ -215,29 +230,67 @@ WAITS = {
     "simulated": SPLIT,
     "standalone": SPLIT,
 }  # fedala's adaptations end by their losses
+AT_THE_SERVER = ("cnfgnn", "gfl_appnp")  # whose server computes on the device, too
 MAX_WAITS = 10  # of any other method: what evaluation and a party's bookkeeping need
+
+
+class Copies(NamedTuple):
+    """What crossed in a round."""
+
+    waits: dict[str, int]  # where the CPU waited for the device, apart from the door, and how often
+    back: int  # copies through the door: replies and memory
+    there: int  # copies through the door: arguments
+    replies: int  # tensors of the parties' replies
+    arguments: int  # tensors of the messages
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_steps_do_not_wait_for_the_device(algorithm: str) -> None:
-    """A second round with four epochs waits as often as one with two, and seldom: no hidden `.item()` in a step."""
+    """A second round with four epochs waits as often as one with two, and seldom: no hidden `.item()` in a step. Each tensor of a
+    message is copied to the device once, and each one of a reply back."""
     steps = next((name for name in ("epochs", "local_steps") if name in known(type(small(algorithm).settings))), None)
-    few, many = (waits(small(algorithm, rounds=2, **({steps: count} if steps else {}))) for count in (2, 4))
-    assert algorithm in GROWING or sum(few.values()) == sum(many.values()), f"{algorithm} waits in its steps: {many}, not {few}"
-    assert sum(few.values()) <= WAITS.get(algorithm, MAX_WAITS), f"{algorithm} waits here: {few}"
+    few, many = (copies(small(algorithm, rounds=2, **({steps: count} if steps else {}))) for count in (2, 4))
+    waited = sum(few.waits.values())
+    assert algorithm in GROWING or waited == sum(many.waits.values()), f"{algorithm} waits in its steps: {many}, not {few}"
+    assert waited <= WAITS.get(algorithm, MAX_WAITS), f"{algorithm} waits here: {few.waits}"
+    if algorithm not in AT_THE_SERVER:
+        for one in (few, many):
+            assert one.back >= one.replies  # the rest is what parties remember, in a round that is the best so far, too
+            assert one.there == one.arguments, f"{algorithm} copies {one.there} tensors to the device, of {one.arguments}"
 
 
-def waits(config: Config) -> dict[str, int]:
-    """Where the second round waits for the device, apart from messages and memory, and how often."""
+def copies(config: Config) -> Copies:
+    """What crosses in the second round."""
+    sent: list[Any] = []
+    replies: list[Any] = []
+
+    class Kept(Wrapper):
+        """Keeps what passes, as it is."""
+
+        def deliver(self, message: Message) -> list[Answer | Failure]:
+            """Forward."""
+            results = self.engine.deliver(message)
+            sent.extend((message.common, message.each))
+            replies.extend(result.fields for result in results if isinstance(result, Answer))
+            return results
+
     with Accelerator() as traffic:
-        seen: list[dict[str, int]] = []
+        seen: list[Copies] = []
 
         def watch(row: dict[str, Any], rounds: int) -> None:
-            seen.append(traffic.waited_outside(DOOR))
+            there = sum(count for line, count in traffic.up.items() if DOOR in line)
+            seen.append(Copies(traffic.waited_outside(DOOR), traffic.waited_in(DOOR), there, tensors(replies), tensors(sent)))
             traffic.clear()
+            sent.clear()
+            replies.clear()
 
-        runner.rounds(runner.prepare(replace(config, device=NAME)), None, watch)
+        runner.rounds(runner.prepare(replace(config, device=NAME), engine=Kept), None, watch)
     return seen[1]
+
+
+def tensors(parts: list[Any]) -> int:
+    """How many tensors there are."""
+    return sum(isinstance(value, torch.Tensor | Deferred) for part in parts for _, value in wire.leaves(part))
 
 
 def test_a_site_computes_where_it_wants(tmp_path: Path) -> None:
