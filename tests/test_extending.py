@@ -23,7 +23,10 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for block in blocks(PAGE):
         if block.title:
             (folder / block.title).write_text(block.text)
-    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    described = tomllib.loads((folder / "pyproject.toml").read_text())
+    project = described["project"]
+    modules = {path.stem for path in folder.glob("*.py")}
+    assert set(described["tool"]["setuptools"]["py-modules"]) == modules, "setuptools guesses only where there is one"
     metadata = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")

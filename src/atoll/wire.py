@@ -25,6 +25,7 @@ from atoll.deferred import Deferred
 from atoll.errors import AtollError, short
 
 Payload = Mapping[str, Any]
+Place = Callable[[str, torch.dtype, list[int]], Tensor | None]  # (name, type, shape) → where a tensor is to be read to
 
 # Limits of a message; atoll's own files have none.
 MAX_HEADER_BYTES = 1 << 25
@@ -120,19 +121,24 @@ def decode(data: bytes) -> dict[str, Any]:
         ) from error
 
 
-def unpack(data: bytes | memoryview) -> dict[str, Any]:
+def unpack(data: bytes | memoryview, place: Place | None = None) -> dict[str, Any]:
     """As `decode`, of bytes that a process of the same run has written: each tensor is copied once, into memory of its own.
 
-    It lies where torch itself would put it, since kernels round differently at other addresses.
+    It lies where torch itself would put it, since kernels round differently at other addresses. `place` may have another tensor
+    for it, contiguous and of that type and shape; it is not asked for rows that are one row, repeated.
     """
     (length,) = struct.unpack("<Q", data[:8])
     header, start = json.loads(bytes(data[8 : 8 + length])), 8 + length
+    repeated = json.loads(header["__metadata__"].get("repeated", "{}"))
 
     def tensor_of(name: str) -> Tensor:
+        dtype, shape = _OF_NAMES[header[name]["dtype"]], header[name]["shape"]
         first, last = header[name]["data_offsets"]
-        tensor = torch.empty(last - first, dtype=torch.uint8)
-        tensor.numpy()[:] = np.frombuffer(data, np.uint8, last - first, start + first)
-        return tensor.view(_OF_NAMES[header[name]["dtype"]]).view(header[name]["shape"])
+        tensor = None if place is None or name in repeated else place(name, dtype, shape)
+        if tensor is None:
+            tensor = torch.empty(shape, dtype=dtype)
+        tensor.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(data, np.uint8, last - first, start + first)
+        return tensor
 
     return _payload(dict(header), tensor_of)
 

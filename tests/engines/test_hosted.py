@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -288,16 +288,16 @@ class Full(DirectHosts):
 
     full = True
 
-    def send(self, shared: bytes, own: Mapping[int, bytes]) -> dict[int, bytes | Lost]:
+    def send(self, shared: bytes, own: Mapping[int, bytes]) -> Iterator[tuple[int, bytes | Lost]]:
         """Site 1 waits for room until the engine's patience ends."""
         if self.full and 1 in own:
             self.starts.append(-1)  # the wait
-            return super().send(shared, {site: data for site, data in own.items() if site != 1}) | {
-                1: Lost("no room", final=True)
-            }
-        replies = super().send(shared, own)
-        self.full = isinstance(replies.get(1), Lost)
-        return replies
+            yield from super().send(shared, {site: data for site, data in own.items() if site != 1})
+            yield 1, Lost("no room", final=True)
+            return
+        for site, reply in super().send(shared, own):
+            self.full = self.full or (site == 1 and isinstance(reply, Lost))
+            yield site, reply
 
 
 @pytest.mark.parametrize("begins", [False, True])
@@ -403,7 +403,7 @@ def test_a_model_that_is_sent_again_is_stored_once() -> None:
     class Seen(DirectHosts):
         """Hosts that note what all of them are sent."""
 
-        def send(self, shared: bytes, own: Mapping[int, bytes]) -> dict[int, bytes | Lost]:
+        def send(self, shared: bytes, own: Mapping[int, bytes]) -> Iterator[tuple[int, bytes | Lost]]:
             """As always."""
             sent.append(shared)
             return super().send(shared, own)
@@ -436,12 +436,12 @@ def test_the_server_leaves_the_cores_to_the_sites(spare: int, meanwhile: int) ->
     class Answering(DirectHosts):
         """A host in this process."""
 
-        def send(self, shared: bytes, own: Mapping[int, bytes]) -> dict[int, bytes | Lost]:
+        def send(self, shared: bytes, own: Mapping[int, bytes]) -> Iterator[tuple[int, bytes | Lost]]:
             """The threads of the server, which are those of the host here."""
             seen.append(torch.get_num_threads())
-            replies = super().send(shared, own)
+            replies = list(super().send(shared, own))
             torch.set_num_threads(seen[-1])
-            return replies
+            return iter(replies)
 
     before = torch.get_num_threads()
     torch.set_num_threads(3)

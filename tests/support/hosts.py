@@ -39,9 +39,8 @@ class DirectHosts:
         self.starts.append(site)
         self.hosts[site] = Host(open)
 
-    def send(self, shared: bytes, own: Mapping[int, bytes]) -> dict[int, bytes | Lost]:
+    def send(self, shared: bytes, own: Mapping[int, bytes]) -> Iterator[tuple[int, bytes | Lost]]:
         """Each host's answer, unless it is lost before or after it has acted."""
-        replies: dict[int, bytes | Lost] = {}
         for site, data in own.items():
             request = wire.decode(shared) | (wire.decode(data) if data else {})
             self.asked.append((site, request["kind"]))
@@ -50,10 +49,9 @@ class DirectHosts:
                 self.hosts[site].handle(shared, data)
             if when:
                 self.hosts.pop(site, None)
-                replies[site] = Lost("its process ended")
+                yield site, Lost("its process ended")
             else:
-                replies[site] = self.hosts[site].handle(shared, data)
-        return replies
+                yield site, self.hosts[site].handle(shared, data)
 
     def close(self) -> None:
         """Forget all hosts."""

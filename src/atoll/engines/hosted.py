@@ -12,77 +12,31 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from atoll import allocator, wire
-from atoll.engines.host import CRASHED, REFUSED, Bytes, Open, as_tensor
+from atoll.engines.host import CRASHED, REFUSED, as_tensor
 from atoll.engines.inprocess import PlacementSettings
+from atoll.engines.joint import Joint, Reply
+from atoll.engines.processes import Hosts, Lost, PortableMaker
 from atoll.errors import AtollError, AtollWarning, short
-from atoll.federation.cohort import Cohort, Fields, Message
+from atoll.federation.cohort import Fields, Message
 from atoll.federation.federation import Answer, Failure
 from atoll.federation.fields import concatenate
 from atoll.federation.memory import divided
 from atoll.parties import Parties
 from atoll.version import __version__
 
+__all__ = ["HostedEngine", "Hosts", "Lost", "PortableMaker"]
 MAX_STARTS = 3  # of a site in a row that ends before it has answered
 MAX_LOG_BYTES = 1 << 28  # of messages since the last save
 MIN_SECONDS_BETWEEN_SAVES = 5.0
 MIN_GAP_IN_SAVES = 20.0  # minimum gap between saves, in multiples of the last one's duration
 MAX_REASON_CHARS = 200
 SITES = "sites"  # in a checkpoint: how many there were
-
-
-class Lost(NamedTuple):
-    """A site's process ended before it answered, or could not be started."""
-
-    reason: str
-    final: bool = False  # starting it again would not help
-
-
-class Reply(NamedTuple):
-    """What a host answered."""
-
-    fields: Fields
-    raw: Bytes
-
-
-class Hosts(Protocol):
-    """The processes of a run's sites, each with a `Host`: what an engine provides."""
-
-    def start(self, site: int, open: Open) -> None:
-        """Start the process of a site with `Host(open)`; one that is there already is ended. It need not be ready yet."""
-        ...
-
-    def send(self, shared: bytes, own: Mapping[int, bytes]) -> dict[int, Bytes | Lost]:
-        """Have each site's host handle what all are sent and its own part, at the same time; the answers of all of them."""
-        ...
-
-    def close(self) -> None:
-        """End all processes."""
-        ...
-
-
-class PortableMaker(Protocol):
-    """What makes the cohorts of a run, here or in another process."""
-
-    open: Open  # makes them there, from the document
-    device: str  # where the parties compute: a device of the process that they are in
-
-    def __call__(self, parties: Sequence[int], blank: bool, /) -> Cohort:
-        """The cohort of some parties, in this process."""
-        ...
-
-    def document(self, parties: Sequence[int]) -> Fields:
-        """What `open` needs to make these parties: the configuration and their data, or where it is."""
-        ...
-
-    def spend(self, parties: Parties, rho: float | None, verb: str, round: int) -> None:
-        """Count what these parties released; `rho` is None where it is not bounded."""
-        ...
 
 
 @dataclass
@@ -148,7 +102,10 @@ class HostedEngine:
         asked = {index: message.select(Parties(numbers)) for index, numbers in local.items() if len(numbers)}
         call = {"kind": "ask", **{name: getattr(message, name) for name in ("verb", "round", "call", "training")}}
         own = {index: encoded({**call, "parties": as_tensor(part.parties), "each": part.each}) for index, part in asked.items()}
-        replies = self._exchange(self._common(message), own, log=True)
+        joint = Joint({index: len(part.parties) for index, part in asked.items()})
+        replies = self._exchange(self._common(message), own, log=True, joint=joint)
+        if not joint.complete:
+            replies = {index: reply.apart() if isinstance(reply, Reply) else reply for index, reply in replies.items()}
         results: list[Answer | Failure] = []
         for index, part in asked.items():
             results += self._results(part, replies[index])
@@ -229,13 +186,15 @@ class HostedEngine:
         how = {"placement": settings.placement, "amnesia": settings.amnesia, "threads": self.threads, "blank": bool(site.saved)}
         return encoded({"atoll": __version__, **how, "parties": as_tensor(site.parties), "run": self.make.document(site.parties)})
 
-    def _exchange(self, shared: bytes, own: Mapping[int, bytes], *, log: bool = False) -> dict[int, Reply | Lost]:
+    def _exchange(
+        self, shared: bytes, own: Mapping[int, bytes], *, log: bool = False, joint: Joint | None = None
+    ) -> dict[int, Reply | Lost]:
         """The sites' answers to a request; one that is lost before it answers is started again, and asked again."""
         replies: dict[int, Reply | Lost] = {}
         starts = dict.fromkeys(own, 0)
         waiting = dict(own)
         while waiting := {index: data for index, data in waiting.items() if not self.held[index].given_up}:
-            now = self._send(shared, waiting)
+            now = self._send(shared, waiting, joint)
             lost = {index: reply for index, reply in now.items() if isinstance(reply, Lost)}
             replies |= now
             self._revive(lost, starts)
@@ -249,19 +208,24 @@ class HostedEngine:
                 site.log.append((self.requests, shared, data))
         return {index: replies[index] for index in own}
 
-    def _send(self, shared: bytes, own: Mapping[int, bytes]) -> dict[int, Reply | Lost]:
-        """One request to each of these sites, and what they answer; a refusal or a mistake ends the run."""
-        replies: dict[int, Reply | Lost] = {}
-        for index, raw in sorted(self.hosts.send(shared, own).items()):
+    def _send(self, shared: bytes, own: Mapping[int, bytes], joint: Joint | None = None) -> dict[int, Reply | Lost]:
+        """One request to each of these sites, and what they answer, which is read while the others are still busy; a refusal or a
+        mistake ends the run."""
+        arrived: dict[int, Reply | Lost] = {}
+        for index, raw in self.hosts.send(shared, own):
             if isinstance(raw, Lost):
-                replies[index] = raw
+                arrived[index] = raw
+            else:
+                arrived[index] = Reply(wire.unpack(raw) if joint is None else joint.read(index, raw), raw)
+        replies = dict(sorted(arrived.items()))
+        for index, reply in replies.items():
+            if isinstance(reply, Lost):
                 continue
-            fields = wire.unpack(raw)
-            if fields["status"] == REFUSED:
-                raise AtollError(fields["reason"])
-            if fields["status"] == CRASHED:
-                raise RuntimeError(f"site {index} (party {self.held[index].parties[0]} and on) failed:\n{fields['reason']}")
-            replies[index] = Reply(fields, raw)
+            if reply.fields["status"] == REFUSED:
+                raise AtollError(reply.fields["reason"])
+            if reply.fields["status"] == CRASHED:
+                first = self.held[index].parties[0]
+                raise RuntimeError(f"site {index} (party {first} and on) failed:\n{reply.fields['reason']}")
         return replies
 
     def _revive(self, lost: Mapping[int, Lost], starts: dict[int, int]) -> None:

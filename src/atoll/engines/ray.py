@@ -6,15 +6,18 @@ message. The rest is in `engines.hosted` and `engines.host`.
 
 from __future__ import annotations
 
+import math
+import time
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from atoll.engines import inprocess
 from atoll.engines.host import Bytes, Host, Open
-from atoll.engines.hosted import HostedEngine, Lost, PortableMaker
+from atoll.engines.hosted import HostedEngine
+from atoll.engines.processes import Lost, PortableMaker
 from atoll.engines.ray_cluster import RayCluster
 from atoll.errors import AtollError
 from atoll.parties import divide_evenly
@@ -86,34 +89,39 @@ class RayHosts:
         self._kill(site)
         self.actors[site] = self.kind.options(**self.options).remote(open)
 
-    def send(self, shared: bytes, own: Mapping[int, bytes]) -> dict[int, Bytes | Lost]:
-        """One call of each actor, all at the same time."""
+    def send(self, shared: bytes, own: Mapping[int, bytes]) -> Iterator[tuple[int, Bytes | Lost]]:
+        """One call of each actor, all at the same time; the answers as they arrive."""
         if shared is not self.shared:
             self.shared, self.stored = shared, self.ray.put(_array(shared))
-        calls = {site: self.actors[site].handle.remote(self.stored, data) for site, data in own.items()}
-        fresh = calls.keys() - self.ready
-        where = f"it did not find room in the cluster and begin within {self.patience:g} seconds"
-        replies: dict[int, Bytes | Lost] = dict.fromkeys(self._late(calls, fresh, self.patience), Lost(where, final=True))
-        slow = Lost(f"it did not answer within {self.limit:g} seconds")
-        replies |= dict.fromkeys(self._late(calls, calls.keys() - fresh, self.limit), slow)
-        for site, call in calls.items():
-            if site in replies:
-                self._kill(site)
-                continue
-            try:
-                answer = self.ray.get(call)
-                replies[site] = answer if isinstance(answer, bytes) else answer.data
-                self.ready.add(site)
-            except self.ray.exceptions.RayError as error:
-                replies[site] = Lost(_reason(error))
-        return replies
+        start = time.monotonic()
+        calls = {self.actors[site].handle.remote(self.stored, data): site for site, data in own.items()}
+        seconds = {site: self.limit if site in self.ready else self.patience for site in own}
+        ends = {site: start + limit if limit else math.inf for site, limit in seconds.items()}
+        while calls:
+            end = min(ends[site] for site in calls.values())
+            timeout = max(end - time.monotonic(), 0.0) if end < math.inf else None
+            arrived, _ = self.ray.wait(list(calls), timeout=timeout)
+            for call in arrived:
+                site = calls.pop(call)
+                yield site, self._answer(site, call)
+            for call in [] if arrived else [call for call, site in calls.items() if ends[site] == end]:
+                yield calls[call], self._late(calls.pop(call))
 
-    def _late(self, calls: Mapping[int, Any], sites: Collection[int], seconds: float) -> list[int]:
-        """Those of some sites that have not answered after so many seconds; with 0, whenever that is, none."""
-        asked = {calls[site]: site for site in sites}
-        if not asked or not seconds:
-            return []
-        return [asked[call] for call in self.ray.wait(list(asked), num_returns=len(asked), timeout=seconds)[1]]
+    def _answer(self, site: int, call: Any) -> Bytes | Lost:
+        try:
+            answer = self.ray.get(call)
+        except self.ray.exceptions.RayError as error:
+            return Lost(_reason(error))
+        self.ready.add(site)
+        return answer if isinstance(answer, bytes) else answer.data
+
+    def _late(self, site: int) -> Lost:
+        """End an actor that has not answered in time."""
+        begun = site in self.ready
+        self._kill(site)
+        if begun:
+            return Lost(f"it did not answer within {self.limit:g} seconds")
+        return Lost(f"it did not find room in the cluster and begin within {self.patience:g} seconds", final=True)
 
     def close(self) -> None:
         """End all actors, and leave the cluster."""

@@ -6,6 +6,7 @@ or a dict of such.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -89,7 +90,7 @@ def sum_over_parties(value: Any) -> Any:
 
 
 def concatenate(chunks: Sequence[Fields]) -> Fields:
-    """The fields of several sites one after the other; those of a single site as they are."""
+    """The fields of several sites one after the other; those of a single site, and rows that lie so already, as they are."""
     if len(chunks) <= 1:
         return chunks[0] if chunks else {}
     joined: Fields = {}
@@ -100,8 +101,27 @@ def concatenate(chunks: Sequence[Fields]) -> Fields:
         elif isinstance(first, list):
             joined[name] = [item for value in values for item in value]
         else:
-            joined[name] = torch.cat([value.dense() if isinstance(value, Deferred) else value for value in values])
+            tensors = [value.dense() if isinstance(value, Deferred) else value for value in values]
+            whole = _whole(tensors)
+            joined[name] = torch.cat(tensors) if whole is None else whole
     return joined
+
+
+def _whole(tensors: Sequence[Tensor]) -> Tensor | None:
+    """The tensor whose rows these are, all of them and in order, so that nothing is to be copied; None where there is none."""
+    first, end = tensors[0], 0
+    storage = first.untyped_storage()
+    for tensor in tensors:
+        alike = (tensor.dtype, tensor.shape[1:]) == (first.dtype, first.shape[1:]) and tensor.is_contiguous()
+        if not alike or tensor.requires_grad or tensor.untyped_storage().data_ptr() != storage.data_ptr():
+            return None
+        if tensor.storage_offset() != end:
+            return None
+        end += tensor.numel()
+    if end * first.itemsize != storage.nbytes():
+        return None
+    strides = math.prod(first.shape[1:]), *first.stride()[1:]
+    return torch.as_strided(first, (sum(map(len, tensors)), *first.shape[1:]), strides, 0)
 
 
 def split_rows(value: Any, sizes: Sequence[int]) -> list[Any]:
