@@ -111,6 +111,7 @@ WHOLE = {  # tests of more than one module, and what of
     "cli/test_shown.py": "other people's text in terminal, pages, tables and logs",
     "deploy/test_hostile_peer.py": "a whole deployment, attacked",
     "deploy/test_names.py": "the parties' names, from kits to reports",
+    "deploy/test_tasks_over_nvflare.py": "every task, deployed",
     "privacy/test_leaks.py": "what the threat model says can be read",
     "runs/test_earlier_versions.py": "folders of earlier versions",
     "runs/test_injected_noise.py": "training on damaged graphs, for every algorithm",
