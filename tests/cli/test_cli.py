@@ -271,7 +271,7 @@ GOOD = "id,f1,f2,label\na,1,0,0\nb,0,1,1\nc,1,1,0\nd,0,0,1\ne,1,2,0\nf,2,1,1\n"
         (GOOD.replace("c,1,1,0", "c,1,1,-7"), "source,target\na,b\n", "label"),
         (GOOD, "source,target\na,b\na,zz\n", "zz"),
         (GOOD.replace("c,1,1,0", "a,1,1,0"), "source,target\na,b\n", "already used"),
-        ("id,f1,label\na,1,\nb,2,\nc,3,\n", "source,target\na,b\n", "training nodes"),
+        ("id,f1,label\na,1,\nb,2,\nc,3,\n", "source,target\na,b\n", "No node has a class"),
     ],
 )
 def test_own_graphs_with_a_mistake(call, tmp_path: Path, nodes: str, edges: str, sentence: str) -> None:

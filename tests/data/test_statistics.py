@@ -14,8 +14,10 @@ from rich.console import Console
 
 from atoll.cli.partition import partition_table
 from atoll.data import PartitionSettings, load, partition, partition_statistics, statistics
+from atoll.data.federated import SCENARIOS, federate
 from atoll.data.statistics import DEGREES, degree_shares
 from atoll.graphs.graph import Graph
+from atoll.runs.config import resolve
 from graphs import edge_set, make_graph
 
 
@@ -118,3 +120,20 @@ def test_degree_shares_by_a_loop_over_nodes() -> None:
         expected = [sum(low <= d < high for d in degrees) / len(rows) for low, high in pairwise(bounds)]
         assert list(shares.values()) == pytest.approx(expected)
         assert sum(shares.values()) == pytest.approx(1)
+
+
+def test_pairs_are_of_the_parties_that_were_cut() -> None:
+    """Link prediction: edges that are held out are a party's like the others, and nothing is said about classes."""
+    values = {"nodes": 60, "split": "random"}
+    of = {
+        task: federate(resolve("fedavg", partition="random", parties=2, values={**values, "task": task}), None, SCENARIOS)
+        for task in ("node-classification", "link-prediction")
+    }
+    nodes, pairs = (partition_statistics(data.parts, data.source) for data in of.values())
+    parts = of["link-prediction"].parts
+    assert [one.edges for one in pairs.parties] == [one.edges for one in nodes.parties]
+    assert pairs.edges_kept == nodes.edges_kept
+    assert pairs.edges_lost is None
+    assert [one.train for one in pairs.parties] == parts.num_train.tolist()
+    assert all(one.majority_class is None and one.majority_homophily is None for one in pairs.parties)
+    assert "lost" not in str(partition_table(pairs).caption)

@@ -10,8 +10,10 @@ import pytest
 import atoll
 from atoll import reports
 from atoll.reports import partitions, table, titles
+from atoll.reports.figures.cost import cost
+from atoll.reports.figures.curves import learning
 from atoll.reports.figures.ranks import ranks_of, why_unranked
-from atoll.reports.runs import Row, by_data, gather, grouped
+from atoll.reports.runs import Row, by_data, gather, grouped, items_of_rows
 
 SMALL: dict[str, Any] = {"dataset": "csbm", "partition": "random", "parties": 3, "nodes": 60, "seeds": 2}
 
@@ -129,3 +131,15 @@ def test_unequal_budgets_and_seeds_are_named(worded: Path, tmp_path: Path) -> No
         assert sentence in table.markdown(made)
     (equal,) = table.tables(rows_of(worded, "pooled"), partitions.majority)
     assert "differ" not in equal.caption
+
+
+def test_items_are_called_what_they_are(tmp_path: Path) -> None:
+    """Pairs of nodes are not nodes, and a metric's name keeps its capitals; with rows of both kinds, they are items."""
+    for name, task in (("pairs", "link-prediction"), ("nodes", "node-classification")):
+        atoll.run("fedavg", dataset="csbm", nodes=80, partition="random", parties=2, rounds=2, task=task, out=tmp_path / name)
+    both = rows_of(tmp_path, "pairs", "nodes")
+    drawn = learning(both)
+    assert any(one.title == "Test accuracy by round" and one.caption.startswith("Test items.") for one in drawn)
+    assert "AUC by round" in [one.title for one in learning(both[:1])]
+    assert [items_of_rows(rows) for rows in (both[:1], both[1:], both)] == ["pairs", "nodes", "items"]
+    assert all(one.caption.startswith("Test pairs.") for one in cost(both[:1]) if one.kind == "lines")

@@ -11,6 +11,7 @@ import pytest
 import atoll
 from atoll.runs import runner
 from atoll.runs.comparison import Comparison
+from atoll.tasks import TASKS
 from small import ALGORITHMS, small
 
 TINY: dict[str, Any] = {"dataset": "csbm", "nodes": 80, "partition": "random", "parties": 2, "rounds": 2}
@@ -65,3 +66,26 @@ def test_a_comparison_is_a_table() -> None:
     damaged = atoll.compare("local", **TINY, seeds=1, **{"noise.label_noise": 0.25, "noise.edge_noise": 0.5})
     assert str(damaged).splitlines()[1].endswith("by validation loss; training graphs damaged: edge_noise=0.5, label_noise=0.25")
     assert str(Comparison(["local"])) == repr(Comparison(["local"])) == "Comparison(local; 5 seeds, not run)"
+
+
+def test_labels_of_metrics_are_whole_and_the_selecting_one_is_among_them() -> None:
+    """Of every task: no name is cut, and what selects the best round is shown, by the words of its row."""
+    for task, score, by in (
+        ("node-multilabel", "loss", "loss"),
+        ("link-prediction", "auc", "AUC"),
+        ("node-regression", "r2", "R²"),
+    ):
+        result = atoll.run("fedavg", **TINY | {"rounds": 1}, task=task, select_by=score)
+        lines = str(result).splitlines()
+        assert max(map(len, lines)) <= 80
+        assert any(line.startswith(f"validation {by} ") for line in lines), task
+        assert any(line.endswith(f"by validation {by}") for line in lines), task
+        whole = {form.words for form in TASKS.find(task).headings.values()} | {"AP", "MRR"}
+        shown = [line.split("  ")[0] for line in lines if line.startswith(("test ", "validation "))]
+        assert {name.split(" ", 1)[1] for name in shown} <= whole
+
+
+def test_a_run_without_validation_items_says_so() -> None:
+    """The last round is the best one then, whatever metric would select."""
+    result = atoll.run("fedavg", **TINY, split="random", train=0.6, val=0.0, test=0.4)
+    assert "last: nothing validates" in str(result)

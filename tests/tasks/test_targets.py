@@ -429,7 +429,7 @@ def test_an_evaluation_without_test_items_says_so(tmp_path: Path) -> None:
         runner.run(own(people(tmp_path / name, nodes), "values", split="auto"), out=tmp_path / f"run-{name}")
         judged = atoll.load_model(tmp_path / f"run-{name}").evaluate()
         assert judged.tested == (name == "tested")
-        assert ("no test items" in str(judged)) == (name == "untested")
+        assert ("no test nodes" in str(judged)) == (name == "untested")
 
 
 def test_a_node_without_known_values_does_not_count_in_a_partys_weight() -> None:
@@ -470,10 +470,11 @@ def test_predictions_give_the_reported_metrics(target: str, tmp_path: Path) -> N
     if target == "values":
         error = (tested["value[income]"] - tested["predicted[income]"]).dropna()
         assert math.sqrt((error**2).mean()) == pytest.approx(result.metrics["rmse"], rel=1e-5)
+        assert table[["value[income]"]].to_csv(index=False).splitlines()[1] == "31.5"  # as the user wrote it
     else:
         assert ((tested["p[drives]"] >= 0) & (tested["p[drives]"] <= 1)).all()
         assert table["label[drives]"].isna().tolist() == [False, False, True, *[False] * 5]
-    assert str(judged).startswith(f"{judged.items} items, node-")
+    assert str(judged).startswith(f"{judged.items} nodes, node-")
     new = people(tmp_path / "new")
     again = model.predict(new).set_index("id")
     column = "predicted[income]" if target == "values" else "p[smokes]"

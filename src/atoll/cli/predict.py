@@ -128,7 +128,7 @@ def _print_summary(model: TrainedModel, outputs: Outputs, frame: pd.DataFrame, *
     from rich.table import Table
 
     from atoll.cli.console import out as console
-    from atoll.runs.evaluation_text import decision_text
+    from atoll.runs.evaluation_text import decision_text, together
     from atoll.runs.metrics import in_order, metric_format
     from atoll.tasks.levels import items_of
 
@@ -151,4 +151,8 @@ def _print_summary(model: TrainedModel, outputs: Outputs, frame: pd.DataFrame, *
         form = metric_format(each)
         value = f"{100 * metrics[each]:.2f} %" if form.percent else f"{metrics[each]:.4f}"
         counts.add_row(form.words, value, judged)
-    console.print(counts)
+    if metrics and trained_on:
+        for line in together(items, model.average_words):
+            console.print(line, soft_wrap=True)
+    if counts.row_count:
+        console.print(counts)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from atoll.data.builder import Ints, distinct
 from atoll.graphs.edges import edge_pattern
 from atoll.graphs.graph import Graph
+from atoll.graphs.pairs import EDGE
 from atoll.graphs.selection import EDGES_AT_ONCE, edge_starts
 from atoll.graphs.symmetric_matrices import goes_both_ways, is_sorted
 
@@ -53,7 +54,7 @@ class PartitionStatistics:
     parties: list[PartyStatistics]
     nodes: int  # distinct nodes that some party holds
     edges_kept: int  # distinct undirected edges within some party
-    nodes_lost: int | None  # of the whole graph, where it is known
+    nodes_lost: int | None  # of the whole graph, where it is known and holds all edges
     edges_lost: int | None
 
 
@@ -63,7 +64,8 @@ def partition_statistics(graph: Graph, whole: Graph | None = None) -> PartitionS
     A node's homophily is the share of its neighbors that have its class (FedSpray, Eq. 1) within the party's own graph, as in
     the paper's Table 1; neighbors without a label do not count, nor do nodes without a labeled neighbor.
     """
-    if graph.y_columns is not None:  # labels or values: nothing here is about classes
+    graph = _with_held_out(graph)
+    if graph.y_columns is not None or graph.pairs is not None:  # labels, values or pairs: nothing here is about classes
         graph = replace(graph, y=torch.full_like(graph.y, -1), y_columns=None, class_names=None, num_classes=1)
     parties, classes = graph.parties, max(graph.num_classes, 1)
     party, y = graph.owner.numpy(), graph.y.numpy()
@@ -95,7 +97,7 @@ def partition_statistics(graph: Graph, whole: Graph | None = None) -> PartitionS
     ]
     nodes = len(np.unique(graph.ids.numpy()))
     kept = int(edges.sum()) if nodes == graph.num_nodes else _pairs(graph.edge_index.numpy(), graph.ids.numpy()).shape[1]
-    if whole is None:
+    if whole is None or graph.pairs is not None:  # held-out edges are in no whole graph
         return PartitionStatistics(listed, nodes, kept, None, None)
     every = len(np.unique(whole.ids.numpy()))
     alone = every == whole.num_nodes
@@ -151,6 +153,14 @@ def node_homophily(graph: Graph) -> tuple[NDArray[np.float64], NDArray[np.bool_]
         degree += np.bincount(target, minlength=graph.num_nodes)
         same += np.bincount(target, weights=y[source] == y[target], minlength=graph.num_nodes)
     return same / np.maximum(degree, 1), degree > 0
+
+
+def _with_held_out(graph: Graph) -> Graph:
+    """The graph with the edges that link prediction holds out: they are the party's as much as the others."""
+    if graph.pairs is None:
+        return graph
+    held = graph.pairs[:, graph.y == EDGE]
+    return replace(graph, edge_index=torch.cat([graph.edge_index, held, held.flip(0)], 1), edge_weight=None)
 
 
 def _means(values: NDArray[np.float64], party: Ints, selected: NDArray[np.bool_], parties: int) -> list[float | None]:

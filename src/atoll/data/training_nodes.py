@@ -20,6 +20,11 @@ def check_training(parts: Graph, scenario: str, settings: SplitSettings, names: 
     """
     if not bool(parts.train.any()):
         labeled = int((parts.y >= 0).sum())
+        if not labeled:
+            raise AtollError(
+                "No node has a class to learn (in tables: the column `label`); add some, or name what else there is to learn: "
+                "--set target=labels, --set target=values or --set task=link-prediction."
+            )
         raise AtollError(
             f"The graph has no training nodes: split={settings.split!r} selects none of the parties' {labeled} labeled nodes; "
             "label more nodes, or choose another split, for instance --set split=per_class."

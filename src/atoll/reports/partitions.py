@@ -45,6 +45,7 @@ def partition_of(config: Config) -> Partition | str:
         return "every node is a party of its own"
     parts = ("dataset", "partition", "parties", "seed", "partition_settings", "split", "data")
     document = {name: value for name, value in config.to_dict().items() if name in parts}
+    document["run"] = {"task": config.run.task}
     return _partition(json.dumps(document, default=str))
 
 
@@ -68,7 +69,7 @@ def _partition(document: str) -> Partition | str:
         scenario=data.scenario,
         facts=partition_statistics(graph, data.source),
         homophily=homophily,
-        flows=_flows(graph, data.source) if data.scenario == "horizontal" and graph.graph_ptr is None else None,
+        flows=_flows(graph, data.source) if data.scenario == "horizontal" and graph.of_nodes else None,
         class_names=list(graph.class_names or map(str, range(graph.num_classes))),
         tested=int(tested.sum()),
         minority=int((tested & (graph.y != majority_class(graph))).sum()),

@@ -10,7 +10,7 @@ from atoll.reports.detail import RowDetail
 from atoll.reports.figures.partition import MAX_PARTIES
 from atoll.reports.page_table import PageTable
 from atoll.reports.partitions import Partition, partition_of, party_names
-from atoll.reports.runs import Row, listed
+from atoll.reports.runs import Row, items_of_rows, listed
 from atoll.runs.metrics import in_order, mean_std, mean_text, metric_format
 from atoll.tasks import TASKS
 
@@ -45,7 +45,7 @@ def _table(rows: Sequence[Row], details: Sequence[RowDetail | None], several: bo
     title = "Parties" if len(rows) == 1 else "Parties, and the accuracy (%) of each run there"
     title += f": {listed([row.label for row in rows])}" if several else ""
     captions = ["Sizes are nodes and undirected edges."] if facts else []
-    captions += ["Metrics are those of the party's test nodes at the best round."] if metrics else []
+    captions += [f"Metrics are those of the party's test {items_of_rows(rows)} at the best round."] if metrics else []
     seeds = max(len(row.runs) for row in rows)
     captions += [f"± is the standard deviation over {seeds} seeds."] if seeds > 1 and metrics else []
     columns = facts | metrics

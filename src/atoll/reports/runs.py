@@ -27,6 +27,8 @@ from atoll.runs.result import Result
 from atoll.runs.terms import data_key
 from atoll.runs.tuned import tuned_by
 from atoll.runs.tuned_by import TABLE
+from atoll.tasks import TASKS
+from atoll.tasks.levels import items_of
 
 MAX_NAMES = 4  # of sites in a title
 
@@ -148,6 +150,12 @@ class Row:
     def data_name(self) -> str:
         """The data in a few words."""
         return self.runs[0].data_name
+
+    @property
+    def items(self) -> str:
+        """What is judged, in a word: nodes, graphs or pairs."""
+        task = self.runs[0].config.run.task
+        return items_of(TASKS.find(task)) if task in TASKS else "items"
 
     def party_means(self, name: str) -> list[tuple[float, float | None] | None]:
         """Mean and standard deviation over the seeds of a metric of each party; empty where the seeds list different parties."""
@@ -285,3 +293,9 @@ def flat_settings(run: StoredRun) -> dict[str, Any]:
 def listed(words: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
+def items_of_rows(rows: Sequence[Row]) -> str:
+    """What rows judge, in a word; `items` where they differ."""
+    words = {row.items for row in rows}
+    return words.pop() if len(words) == 1 else "items"

@@ -9,6 +9,7 @@ from atoll import algorithms
 from atoll.errors import AtollError
 from atoll.federation.averages import POOLED
 from atoll.federation.metrics import FINETUNED
+from atoll.runs.metrics import metric_format
 from atoll.runs.run_settings import RunSettings
 from atoll.tasks import LAST, class_weights
 
@@ -30,14 +31,17 @@ def words_of(algorithm: str, scenario: str, run: RunSettings) -> dict[str, str]:
 
 def described(words: Mapping[str, str]) -> str:
     """The words in one line: `evaluation global, average pooled, best round by validation loss`."""
-    chosen = "last round" if words["select"] == LAST else f"best round by validation {words['select']}"
-    return f"evaluation {words['evaluation']}, average {words['average']}, {chosen}"
+    return described_rows({"": words})
 
 
 def described_rows(rows: Mapping[str, Mapping[str, str]]) -> str:
     """The words of several rows in one line; where rows differ in a word, each value is named with its rows."""
-    keys = ("evaluation", "average", "select")
-    return described({key: with_rows({row: words[key] for row, words in rows.items()}) for key in keys})
+    evaluation, average, select = (
+        with_rows({row: words[key] for row, words in rows.items()}) for key in ("evaluation", "average", "select")
+    )
+    by = {row: metric_format(words["select"]).words for row, words in rows.items()}
+    chosen = "last round" if select == LAST else f"best round by validation {with_rows(by)}"
+    return f"evaluation {evaluation}, average {average}, {chosen}"
 
 
 def with_rows(values: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ from atoll.runs import absence
 from atoll.runs.columns import column_of
 from atoll.runs.config import GIVEN
 from atoll.runs.metrics import in_order, metric_format
+from atoll.runs.progress import Selection
 from atoll.runs.scores import score_of, selected_metric
 from atoll.tasks import LAST
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 WIDTH = 80
 MAX_METRICS, MAX_WARNINGS = 9, 2  # lines of each; result.json has all
 HIDDEN = ("local_loss", "local_minority_accuracy", "local_macro_f1", "val_threshold")
-MAX_LABEL = 24
+MAX_LABEL = 25  # as wide as a table of 80 columns allows
 MAX_NAMES = 4  # of sites in a title
 Fact = tuple[str, str, str]  # a label, a value, and a note
 
@@ -53,7 +54,9 @@ def facts(result: Result) -> list[Fact]:
     lines = _selected(result) + [_metric(result, name) for name in _metrics(result)[:MAX_METRICS]] + _decision(result)
     run = result.config.run
     early = "" if result.rounds >= run.rounds else ", stopped early" if result.finished else " so far"
-    by = "the last round" if run.select_by == LAST else f"by validation {run.select_by}"
+    by = "the last round" if run.select_by == LAST else f"by {metric_format(f'val_{run.select_by}').words}"
+    if run.select_by != LAST and not any(name.startswith("val_") for name in result.metrics):
+        by = "last: nothing validates"
     note = by if result.metrics else "no round was evaluated"
     words = result.protocol
     lines.append(("evaluation", f"{words['evaluation']}, {words['average']}", "whose model, how averaged"))
@@ -102,10 +105,11 @@ def text(result: Result) -> str:
 
 
 def _metrics(result: Result) -> list[str]:
-    """The metrics to be shown, test ones first."""
+    """The metrics to be shown: test ones, then validation ones, of these first the one that selects."""
     hidden = (*HIDDEN, "epsilon", *(f"val_{selected_metric(result.config)}" for _ in _selected(result)))
     scalars = [name for name, value in result.metrics.items() if isinstance(value, float) and name not in hidden]
-    return sorted(in_order(scalars), key=lambda name: name.startswith("val_") + 2 * name.startswith("train_"))
+    chosen = f"val_{Selection.of(result.config.run).metric}"
+    return sorted(in_order(scalars), key=lambda name: (name.startswith("val_") + 2 * name.startswith("train_"), name != chosen))
 
 
 def _selected(result: Result) -> list[Fact]:
@@ -147,8 +151,8 @@ def _number(form: Metric, value: float) -> str:
 
 def _metric(result: Result, name: str) -> Fact:
     form, last = metric_format(name), result.last.get(name)
-    words = f"test {form.words}" if column_of(name) != name else form.words
-    words = words if len(words) <= MAX_LABEL else form.heading
+    prefix = "test " if column_of(name) != name else ""
+    words = prefix + (form.words if len(prefix + form.words) <= MAX_LABEL else form.heading)
     without = " (a party missing)" if result.last_partial else ""
     note = f"last round {_number(form, last)}{without}" if last is not None else ""
     return words[:MAX_LABEL], _number(form, result.metrics[name]), note

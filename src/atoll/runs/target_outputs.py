@@ -16,6 +16,8 @@ from atoll.runs.evaluation import MAX_LISTED
 from atoll.runs.evaluation_text import rows_text, together
 from atoll.runs.metrics import in_order, metric_format
 from atoll.runs.outputs import PROBABILITY, Outputs, item_columns
+from atoll.tasks import TASKS
+from atoll.tasks.levels import items_of
 from atoll.tasks.regression import Values
 from atoll.tasks.targets import Targets, targets_of
 
@@ -57,17 +59,21 @@ class TargetEvaluation:
         """Tables that fit a screen."""
         known = {name: value for name, value in self.overall.items() if value is not None}
         width = max((len(metric_format(name).words) for name in known), default=0)
-        lines = [f"{self.items} items, {self.task}" + ("" if self.tested else "; no test items, so all that are known")]
-        lines += together("items", self.averaged)
+        kind = items_of(TASKS.find(self.task)) if self.task in TASKS else "items"
+        items = f"1 {kind.removesuffix('s')}" if self.items == 1 else f"{self.items} {kind}"
+        lines = [f"{items}, {self.task}" + ("" if self.tested else f"; no test {kind}, so all that are known")]
+        lines += together(kind, self.averaged)
+        if "auc" in known and len(self.parties) > 1:
+            lines.append("AUC and average precision are means over the parties, as in the run")
         for name in in_order(known):
             form = metric_format(name)
             value = f"{100 * known[name]:.1f} %" if form.percent else f"{known[name]:.4f}"
             lines.append(f"{form.words:<{width}}  {value:>8}")
         columns = [name for name in next(iter(self.by_target.values()), {}) if name != "items"]
-        parts = ["\n".join(lines), rows_text("target", "items", self.by_target, columns)]
+        parts = ["\n".join(lines), rows_text("target", kind, self.by_target, columns)]
         if len(self.parties) > 1:
             shown = [name for name in in_order(known) if name in known]
-            parts.append(rows_text("party", "items", self.parties, shown))
+            parts.append(rows_text("party", kind, self.parties, shown))
         return "\n\n".join(parts)
 
 
@@ -83,7 +89,7 @@ def table(outputs: Outputs, task: Targets, names: Sequence[str] | None) -> pd.Da
         _require_scale(task)
         predicted = task.predicted(outputs.logits.double())
         for index, name in enumerate(names):
-            columns[VALUE.format(name)] = known[:, index].numpy()
+            columns[VALUE.format(name)] = known[:, index].float().numpy()  # as many digits as the data's numbers have
             columns[PREDICTED.format(name)] = predicted[:, index].numpy()
         return pd.DataFrame(columns)
     shares = outputs.logits.double().sigmoid()

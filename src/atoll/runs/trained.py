@@ -158,12 +158,17 @@ class TrainedModel:
         judged = judge(predicted.graph, predicted.logits, predicted.party_names, self.classes, threshold)
         return replace(judged, averaged=averaged)
 
+    @property
+    def average_words(self) -> str:
+        """How the setting `average` has the run's metrics averaged over the parties; empty where they are pooled."""
+        words = {"mean": "the mean", "nodes": "the mean by items", "worst": "the worst"}
+        return "" if self.description["parties"] == 1 else words.get(self.config.run.average, "")
+
     def _averaged(self) -> str:
         """How the run's metrics are averaged over the parties, in words; empty where they are of all items together."""
-        if self.description["parties"] == 1:
-            return ""
-        ranked = "for AUC, AP, MRR and Hits@K the mean" if self.task.name == LINK_TASK else ""
-        return {"mean": "the mean", "nodes": "the mean by items", "worst": "the worst"}.get(self.config.run.average, ranked)
+        ranked = "for AUC, AP, MRR and Hits@K the mean"
+        several = self.description["parties"] > 1
+        return self.average_words or (ranked if several and self.task.name == LINK_TASK else "")
 
     def export(self, to: str, out: str | Path, party: str | int | None = None) -> list[Path]:
         """Write the model for other programs; see `atoll.export_model`."""

@@ -10,7 +10,7 @@ import numpy as np
 from atoll.reports.detail import RowDetail, mean_of
 from atoll.reports.figures.figure import KINDS, Figure, Heat, Series
 from atoll.reports.page_table import PageTable
-from atoll.reports.runs import Row
+from atoll.reports.runs import Row, items_of_rows
 from atoll.runs.metrics import mean_text
 
 SECTION = "Classes"
@@ -51,7 +51,7 @@ def _bars(known: Known) -> list[Figure]:
         several = max(len(detail.seeds) for _, _, detail in members) > 1
         title = "Precision, recall and F1 by class" if len(members) == 1 else "F1 by class"
         title += f": {members[0][1].label}" if len(groups) > 1 and len(members) == 1 else ""
-        caption = "Test nodes at the best round."
+        caption = f"Test {items_of_rows([row for _, row, _ in members])} at the best round."
         caption += " Whiskers are ± one standard deviation over the seeds." if several else _seed_words(members)
         suffix = f"-{index}" if len(groups) > 1 else ""
         unit = "share" if len(members) == 1 else "F1"
@@ -81,7 +81,7 @@ def _reliability(known: Known) -> list[Figure]:
             continue
         frequent = table[:, 0] >= MIN_NODES
         nodes, correct, confidence = table[frequent if frequent.any() else table[:, 0] > 0].T
-        texts = [f"{int(count):,} nodes" for count in nodes]
+        texts = [f"{int(count):,} {row.items}" for count in nodes]
         size = (nodes / nodes.max()).tolist()
         series.append(
             Series(row.label, (confidence / nodes).tolist(), (correct / nodes).tolist(), number, size=size, texts=texts)
@@ -91,7 +91,7 @@ def _reliability(known: Known) -> list[Figure]:
     if not series:
         return []
     caption = "Share of correct predictions by the probability of the predicted class, in bins; larger dots are more test "
-    caption += f"nodes, and bins with fewer than {MIN_NODES} are left out. Expected calibration error: {', '.join(errors)}."
+    caption += f"items, and bins with fewer than {MIN_NODES} are left out. Expected calibration error: {', '.join(errors)}."
     caption += _seed_words(known)
     title = "Calibration"
     return [Figure("calibration", SECTION, title, "reliability", "confidence", "accuracy", series, None, caption, True)]
@@ -105,14 +105,14 @@ def _confusion(number: int, row: Row, detail: RowDetail, several: bool) -> Figur
     suffix = f"-{number}" if several else ""
     shown = slice(0, MAX_CLASSES)
     heat = Heat(detail.classes[shown], detail.classes[shown], [line[shown] for line in share[shown]], texts[shown])
-    caption = f"Test nodes at {detail.where}. Rows are true classes and add up to 100 %; columns are predicted ones."
+    caption = f"Test {row.items} at {detail.where}. Rows are true classes and add up to 100 %; columns are predicted ones."
     if detail.recomputed:
         caption += " Computed again from the saved model."
     caption += "".join(dict.fromkeys(filter(None, map(_threshold_words, detail.thresholds))))
     if len(detail.classes) > MAX_CLASSES:
         caption += f" The first {MAX_CLASSES} of {len(detail.classes)} classes are drawn."
     title = f"Confusion: {row.label}" if several else "Confusion"
-    table = _table(f"by-class{suffix}", detail)
+    table = _table(f"by-class{suffix}", detail, row.items)
     return Figure(
         f"confusion{suffix}", SECTION, title, "heat", "predicted class", "true class", heat=heat, caption=caption, table=table
     )
@@ -126,12 +126,12 @@ def _threshold_words(threshold: Any) -> str:
     return f" {threshold.get('class')} is predicted from a probability of {threshold['value']:.3g} on ({how})."
 
 
-def _table(name: str, detail: RowDetail) -> PageTable:
+def _table(name: str, detail: RowDetail, items: str) -> PageTable:
     metrics = [metric for metric in HEADINGS if any(values.get(metric) for values in detail.by_class)]
     lines = []
-    for label, items, values in zip(detail.classes, detail.items, detail.by_class, strict=True):
-        lines.append([label, f"{items:,.0f}", *(_percent(mean_of(values, metric)) for metric in metrics)])
-    headings = ["class", "test nodes", *(f"{HEADINGS[metric]} %" for metric in metrics)]
+    for label, count, values in zip(detail.classes, detail.items, detail.by_class, strict=True):
+        lines.append([label, f"{count:,.0f}", *(_percent(mean_of(values, metric)) for metric in metrics)])
+    headings = ["class", f"test {items}", *(f"{HEADINGS[metric]} %" for metric in metrics)]
     caption = f"± is the standard deviation over {len(detail.seeds)} seeds." if len(detail.seeds) > 1 else ""
     return PageTable(name, SECTION, "", headings, lines, caption)
 

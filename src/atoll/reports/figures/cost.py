@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from atoll.reports.figures.curves import band_words, curve, scores
 from atoll.reports.figures.figure import KINDS, Figure, Series
-from atoll.reports.runs import Row
+from atoll.reports.runs import Row, items_of_rows
 from atoll.runs.metrics import metric_format
 
 SECTION = "Cost"
@@ -26,7 +26,7 @@ def cost(rows: Sequence[Row]) -> list[Figure]:
             curves = [one for number, row in enumerate(rows) if (one := curve(row, metric, axis, row.label, number))]
             if not curves:
                 continue
-            caption = f"Test nodes. {band_words(any(row.several for row in rows))}".strip()
+            caption = f"Test {items_of_rows(rows)}. {band_words(any(row.several for row in rows))}".strip()
             if axis == "megabytes":
                 caption += " Payload of training, all parties together."
             name, heading = f"{metric}-{axis}".replace("_", "-"), f"{shown.words} by {words}"

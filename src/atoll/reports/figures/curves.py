@@ -7,7 +7,7 @@ from statistics import median
 
 from atoll.errors import AtollError
 from atoll.reports.figures.figure import KINDS, Figure, Series, thin
-from atoll.reports.runs import Row
+from atoll.reports.runs import Row, items_of_rows
 from atoll.runs.metrics import metric_format
 from atoll.tasks import TASKS
 
@@ -57,20 +57,21 @@ def _of_one_row(row: Row, metric: str) -> Figure | None:
             series.append(one)
     if not any(one.name == "test" for one in series) and metric != "loss":
         return None
-    return _figure(metric, "", series, row.several) if series else None
+    return _figure(metric, "", series, [row]) if series else None
 
 
 def _of_rows(rows: Sequence[Row], metric: str, split: str) -> Figure | None:
     series = [one for number, row in enumerate(rows) if (one := curve(row, metric, "round", row.label, number))]
     plain = metric if split == "test" else metric.partition("_")[2]
-    return _figure(plain, split, series, any(row.several for row in rows)) if series else None
+    return _figure(plain, split, series, rows) if series else None
 
 
-def _figure(metric: str, split: str, series: Sequence[Series], several: bool) -> Figure:
+def _figure(metric: str, split: str, series: Sequence[Series], rows: Sequence[Row]) -> Figure:
     shown = metric_format(metric)
-    title = f"{split} {shown.words}".strip().capitalize() + " by round"
-    of = f"{split.capitalize()} nodes. " if split in ("test", "validation") else ""
-    caption = f"{of}{band_words(several)}"
+    title = f"{split} {shown.words} by round".strip()
+    title = title[0].upper() + title[1:]
+    of = f"{split.capitalize()} {items_of_rows(rows)}. " if split in ("test", "validation") else ""
+    caption = f"{of}{band_words(any(row.several for row in rows))}"
     if any(one.mark for one in series):
         caption += " The dot is the best round, selected on validation."
     name = "-".join(part for part in (split if split != "test" else "", metric, "round") if part).replace("_", "-")

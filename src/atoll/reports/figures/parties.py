@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from atoll.reports.figures.figure import KINDS, Figure, Series
 from atoll.reports.figures.partition import MAX_PARTIES
 from atoll.reports.partitions import partition_of, party_names
-from atoll.reports.runs import Row
+from atoll.reports.runs import Row, items_of_rows
 from atoll.runs.config import Config
 
 SECTION = "Parties"
@@ -25,7 +25,7 @@ def parties(rows: Sequence[Row]) -> list[Figure]:
             bars.append(Series(row.label, _tick_names(row, len(pairs)), means, number, std))
     figures = []
     if bars:
-        caption = "Test nodes of each party."
+        caption = f"Test {items_of_rows(rows)} of each party."
         caption += " Whiskers are ± one standard deviation over the seeds." if any(row.several for row in rows) else ""
         title = "Accuracy of each party"
         figures.append(Figure("party-accuracy", SECTION, title, "bars", "party", "accuracy", bars, None, caption, True))
