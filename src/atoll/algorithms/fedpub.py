@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from atoll.algorithms import State
-from atoll.algorithms.fedavg import SCENARIOS
+from atoll.algorithms.fedavg import SCENARIOS, TARGETS
 from atoll.device import CPU
 from atoll.federation import metrics
 from atoll.federation.cohort import MODEL, PARTY, Fields, Schema, backbone, first_model, verb
@@ -41,7 +41,7 @@ from atoll.models.pull import Pull
 from atoll.random import SERVER, Draws, generator
 from atoll.settings import BatchedTraining, setting
 
-__all__ = ["EVALUATIONS", "SCENARIOS", "Cohort", "Settings", "evaluate", "start", "step"]
+__all__ = ["EVALUATIONS", "SCENARIOS", "TARGETS", "Cohort", "Settings", "evaluate", "start", "step"]
 
 EVALUATIONS = ("personal", "trained")
 STATE_AXES = {"model": PARTY, "masks": PARTY, "answered": PARTY}

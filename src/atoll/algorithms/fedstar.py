@@ -43,6 +43,7 @@ from atoll.settings import BatchedTraining, setting
 
 SCENARIOS = ("horizontal", "overlapping")
 LEVELS = ("node", "graph")
+TARGETS = ("class", "labels", "values")
 EVALUATIONS = ("personal",)
 
 
