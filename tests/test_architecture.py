@@ -117,6 +117,7 @@ WHOLE = {  # tests of more than one module, and what of
     "runs/test_injected_noise.py": "training on damaged graphs, for every algorithm",
     "runs/test_item_exports.py": "exports of models of graphs and links, in all formats",
     "runs/test_user_models.py": "runs with a user's own modules",
+    "tasks/test_traps.py": "the traps of all tasks, over all algorithms",
     "test_architecture.py": "the source tree",
     "test_batched_promises.py": "the promises with mini-batches",
     "test_docs.py": "README and docs",
