@@ -98,12 +98,13 @@ def test_a_mistake_is_one_sentence_that_says_where(mistake: str, said: str) -> N
 
 
 def test_good_arrays_become_a_whole_graph() -> None:
-    """P = 1, classes counted from the labels, ids from 0."""
-    graph = build_graph(**arrays())  # type: ignore[arg-type]
+    """P = 1, classes counted from the labels, ids from 0; a node without a label has no role."""
+    graph = build_graph(**arrays() | {"y": np.array([0, 1, 0])})  # type: ignore[arg-type]
     assert (graph.parties, graph.num_nodes, graph.num_classes, graph.num_features) == (1, 3, 2, 3)
     assert graph.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
     assert graph.ids.tolist() == [0, 1, 2]
     assert graph.test.tolist() == [False, False, True]
+    assert not build_graph(**arrays()).test.any()  # type: ignore[arg-type]
 
 
 def test_row_normalize_sparse_and_dense() -> None:

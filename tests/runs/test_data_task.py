@@ -13,6 +13,7 @@ from atoll.tasks import DEFAULT_TASK, GRAPH_TASK, LINK_TASK
 GRAPHS = {"apfl", "centralized", "ditto", "fedala", "fedavg", "feddc", "feddyn", "fedopt", "fedper", "fedprox", "fedproto"}
 GRAPHS |= {"fedrep", "fedstar", "gcfl", "local", "moon", "scaffold"}
 LINKS = GRAPHS - {"fedstar"} | {"fedbn"}  # tests/tasks/test_link_prediction.py
+LINKS |= {"centralized_vertical", "glasu", "simulated", "standalone"}  # tests/algorithms/test_glasu_links.py
 
 
 @pytest.mark.parametrize("algorithm", algorithms.names())
