@@ -28,7 +28,8 @@ def test_an_exports_readme_is_escaped() -> None:
     """Columns, classes and parties, wherever they are named."""
     bad = "x\x1b[2J`\n| <b>"
     about = {
-        "model": "gcn", "party": bad, "columns": [bad], "classes": [bad, "b"], "inputs": {"x": [None, 1]}, "outputs": {"logits": ["nodes", 2]},
+        "model": "gcn", "party": bad, "columns": [bad], "classes": [bad, "b"], "inputs": {"x": [None, 1]},
+        "outputs": {"logits": ["nodes", 2]},
         "versions": {"torch": "2"}, "threshold": {"class": bad, "value": 0.5},
     }  # fmt: skip
     text = readme("pyg", ["model.py"], about)
