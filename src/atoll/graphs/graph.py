@@ -29,7 +29,7 @@ from atoll.graphs.sparse import SparseMatrix
 from atoll.graphs.table import Table
 
 TRAIN_DEPENDENT = (  # what `Graph.fitting` must not share
-    *("derived", "num_train", "most_train", "train_rows", "merged", "judged", "trained"),
+    *("derived", "num_train", "train_counts", "train_rows", "merged", "judged", "trained"),
     *("_fitted", "_host"),
 )
 

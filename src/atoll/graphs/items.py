@@ -71,9 +71,9 @@ class Items:
         return torch.zeros(parties, dtype=torch.int64, device=self.ptr.device).index_add_(0, self.owner, self.train.long())
 
     @cached_property
-    def most_train(self) -> int:
-        """Training items of the party that has most."""
-        return int(self.num_train.max())
+    def train_counts(self) -> tuple[int, ...]:
+        """`num_train` as numbers of the host, which a step can read without waiting for the device."""
+        return tuple(self.num_train.tolist())
 
     @cached_property
     def train_rows(self) -> Tensor:

@@ -71,13 +71,13 @@ def party_sums(values: Tensor, graph: Graph, mask: Mask | None = None) -> Tensor
 
 def random_batch(graph: Graph, size: int, draws: Draws) -> Mask:
     """`size` training nodes per party, each party drawing its own; all of a party that has no more, and everybody's for 0."""
-    if size <= 0 or size >= (most := graph.most_train):
+    if size <= 0 or size >= (most := max(graph.train_counts)):
         return "train"
     rows = graph.train_rows
     starts = graph.num_train.cumsum(0) - graph.num_train
     keys = torch.full((graph.parties, most), 2.0, device=graph.device)
     cells = graph.owner[rows], torch.arange(len(rows), device=graph.device) - starts[graph.owner[rows]]
-    counts = zip(graph.num_train.tolist(), draws.generators, strict=True)  # with no more than `size`, there is nothing to draw
+    counts = zip(graph.train_counts, draws.generators, strict=True)  # with no more than `size`, there is nothing to draw
     drawn = [torch.rand(count, generator=one) if count > size else torch.zeros(count) for count, one in counts]
     keys[cells] = torch.cat(drawn).to(graph.device)
     selected = torch.zeros_like(graph.train)
